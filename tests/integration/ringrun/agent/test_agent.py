@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import array
-import fcntl
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
-import termios
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
@@ -19,7 +16,7 @@ import pytest
 
 from ringcomm.clock import Deadline
 from ringrun.agent import framing
-from ringrun.agent.framing import CODE, EVENT, FILE, JSON, NUMBERS, RECORD, RESULT, STDERR, STDOUT, TO_AGENT
+from ringrun.agent.framing import CODE, EVENT, FILE, JSON, RESULT, STDERR, STDOUT, TO_AGENT
 from ringrun.diagnosis.failure_report import host_problem
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
@@ -144,7 +141,7 @@ def test_output_and_ends_of_ranks_are_reported(start: Callable[..., Agent]) -> N
 
 
 def test_bytes_for_the_ranks_and_their_results(start: Callable[..., Agent]) -> None:
-    program = 'cat <&$1 >&$2; wc -c </proc/self/fd/$RINGCOMM_KEY_FD'
+    program = "cat <&$1 >&$2; wc -c </proc/self/fd/$RINGCOMM_KEY_FD"
     argv = ["bash", "-c", program, "rank"]
     agent = start(*argv, np=2, payload=b"call" * 50_000)
     agent.event("ready")
@@ -199,32 +196,6 @@ def test_more_variables_than_the_system_allows(start: Callable[..., Agent], argv
     agent.dismiss()
 
 
-def test_what_a_host_lacks_ends_the_job_there(start: Callable[..., Agent], tmp_path: Path) -> None:
-    agent = start("sh", "-c", "true", cwd=str(tmp_path / "gone"))
-    problem = agent.event("problem")
-    assert (problem["problem"], problem["path"]) == ("cwd", str(tmp_path / "gone"))
-    agent.send(TERM_IS_ENOUGH)
-    agent.dismiss()
-    assert [item["event"] for item in agent.events] == ["problem", "done"]
-
-
-def test_the_ranks_interpreter_tries_the_imports(start: Callable[..., Agent]) -> None:
-    agent = start(sys.executable, "-c", "print('hi')")
-    found = agent.event("ready")["found"]
-    assert found["python"] == sys.executable and "ringcomm" in found
-    agent.send(GO)
-    agent.dismiss()
-    assert agent.data(STDOUT) == b"hi\n"
-
-
-def test_an_interpreter_with_another_version_of_ringcomm(start: Callable[..., Agent]) -> None:
-    agent = start(sys.executable, "-c", "print('hi')", version="0.0.7")
-    assert agent.event("problem")["wanted"] == "0.0.7"
-    agent.send(GO)
-    agent.dismiss()
-    assert agent.data(STDOUT) == b""
-
-
 def test_a_job_that_ends_during_the_trial_import(start: Callable[..., Agent]) -> None:
     agent = start(sys.executable, "-c", "print('hi')")
     agent.send({"do": "stop", "steps": [[9, 0.0]]}, GO)
@@ -272,48 +243,6 @@ def test_files_are_sent_there_and_back(
         sizes[facts["path"]] = facts["offset"] + len(piece)
     assert sizes == {"out/large": 2_000_000, "out/small": 2}
     assert agent.events[-1]["event"] == "done"
-
-
-def test_a_launcher_that_reads_slowly_gets_everything(start: Callable[..., Agent]) -> None:
-    agent = start("sh", "-c", "yes 0123456789 | head -c 5000000")
-    agent.event("ready")
-    agent.send(GO)
-    agent.event("started", 0)
-    agent.link.write()
-    assert eventually(lambda: has_unread(agent), LIMIT_S)
-    agent.dismiss()
-    assert len(agent.data(STDOUT)) == 5_000_000
-
-
-def has_unread(agent: Agent) -> bool:
-    """Return whether there is anything in the agent's stdout that was not read."""
-    held = array.array("i", [0])
-    fcntl.ioctl(agent.link.descriptor("stdout"), termios.FIONREAD, held)
-    return held[0] > 0
-
-
-def test_commands_may_come_in_pieces(start: Callable[..., Agent]) -> None:
-    agent = start("sh", "-c", "echo here")
-    agent.event("ready")
-    data = json.dumps(GO).encode()
-    for byte in TO_AGENT.pack(JSON, len(data)) + data:
-        os.write(agent.link.descriptor("stdin"), bytes([byte]))
-    agent.dismiss()
-    assert agent.data(STDOUT) == b"here\n"
-
-
-@pytest.mark.full
-def test_ranks_are_asked_for_records_and_numbers(start: Callable[..., Agent]) -> None:
-    agent = start("sh", "-c", "echo here; exec sleep 1000")
-    agent.event("ready")
-    agent.send(GO)
-    agent.until(lambda: agent.data(STDOUT))
-    agent.send({"do": "numbers"}, {"do": "type", "text": "no terminal"}, {"do": "diagnose"})
-    agent.until(lambda: agent.data(RECORD))
-    assert json.loads(agent.data(RECORD).decode())["reason"] == "silent"
-    assert agent.data(NUMBERS) == b"", "the program does not use ringcomm"
-    agent.send(TERM_IS_ENOUGH)
-    agent.dismiss()
 
 
 # ---- ends ---------------------------------------------------------------------------------------------
@@ -366,13 +295,6 @@ def test_an_agent_that_is_signalled_with_its_launcher_reports_all(start: Callabl
     agent.send(TERM_IS_ENOUGH)
     agent.dismiss()
     assert agent.data(STDOUT) == b"up\nsaved\n" and agent.event("exit", 0)["code"] == 5
-
-
-def test_a_launcher_that_ends_before_the_ranks_are_started(start: Callable[..., Agent]) -> None:
-    agent = start("sh", "-c", "true")
-    agent.event("ready")
-    agent.link.close_stdin()
-    assert agent.wait_for_end() == 0
 
 
 def test_a_launcher_that_no_longer_reads_ends_the_ranks(start: Callable[..., Agent], tmp_path: Path) -> None:

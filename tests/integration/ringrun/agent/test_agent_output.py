@@ -11,7 +11,7 @@ import pytest
 
 from ringrun.agent import output as module
 from ringrun.agent.framing import EVENT, FRAME_END, MARKER, STDERR, STDOUT
-from ringrun.agent.output import CHECK, PAUSE_BYTES, RESUME_BYTES, Output
+from ringrun.agent.output import PAUSE_BYTES, RESUME_BYTES, Output
 from ringrun.reach.protocol import Frame, FrameReader
 
 
@@ -90,14 +90,6 @@ def test_output_comes_in_frames_until_its_end(agent: Agent) -> None:
     assert reader not in agent.selector.get_map(), "another pipe may have its number soon"
     with pytest.raises(OSError):
         os.fstat(reader)
-
-
-def test_what_the_trial_import_writes_is_kept(agent: Agent) -> None:
-    _, writer = pipe_of(agent, STDERR, CHECK)
-    os.write(writer, b"{}")
-    agent.turn()
-    os.close(writer)
-    assert agent.output.check_output == b"{}" and not agent.output.unsent
 
 
 def test_a_launcher_that_reads_slowly_is_not_flooded(agent: Agent) -> None:

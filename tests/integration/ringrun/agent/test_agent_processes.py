@@ -70,13 +70,6 @@ def test_all_descendants_are_found_whatever_their_environment(
     assert processes.strays("none", 0, process.pid) == []
 
 
-def test_a_process_group_that_is_gone(started: List[subprocess.Popen[bytes]]) -> None:
-    process = ready(start(started))
-    assert processes.kill_group(process.pid, signal.SIGKILL)
-    process.wait(60)
-    assert not processes.kill_group(process.pid, signal.SIGKILL)
-
-
 IN_A_PROCESS = """
 import os, sys
 from types import SimpleNamespace
@@ -114,14 +107,6 @@ print("more")
 """
     done = run(program, b"12345678")
     assert (done.returncode, done.stdout) == (0, b"5\n")
-
-
-def test_bytes_that_came_before_the_program_are_read_first() -> None:
-    program = """
-processes.EARLY += b"abc"
-print(processes.read_exactly(2) + processes.read_exactly(3))
-"""
-    assert run(program, b"de").stdout == b"b'abcde'\n"
 
 
 @pytest.mark.parametrize(("end", "code"), [("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", 128 + 9)])
@@ -163,13 +148,3 @@ processes.run_guard(child, "none", 0)
     guard = ready(start(started, IN_A_PROCESS + program))
     guard.send_signal(signal.SIGTERM)
     assert guard.wait(60) == 5
-
-
-def test_without_the_c_library_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    processes.prctl(None, processes.PR_SET_PDEATHSIG, 9)
-
-    def missing(*_: object, **__: object) -> None:
-        raise OSError("no libc")
-
-    monkeypatch.setattr("ctypes.CDLL", missing)
-    assert processes.load_libc() is None

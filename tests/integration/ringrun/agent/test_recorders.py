@@ -19,10 +19,7 @@ from ringrun.agent import recorders as module
 from ringrun.agent.recorders import (
     RECORD_LIMIT_BYTES,
     Recorders,
-    catches_signal,
-    process_facts,
     queued_s,
-    status_of,
 )
 
 COMM = Path("/proc/self/comm")
@@ -188,17 +185,6 @@ def test_what_a_rank_has_sent_before_its_end_is_read(host: Host) -> None:
     host.recorders.ask_numbers()
 
 
-def test_a_rank_that_is_gone_is_asked_in_vain(host: Host) -> None:
-    process = host.start(0, "answers")
-    process.kill()
-    process.wait()
-    host.recorders.ask_numbers()
-    host.recorders.ask()
-    host.be_late(0)
-    host.until(lambda: bool(host.records))
-    assert host.records[0][1]["reason"] == "silent" and host.numbers == []
-
-
 def test_a_line_without_an_end_is_not_kept(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RECORD_LIMIT_BYTES", 1 << 16)
     assert RECORD_LIMIT_BYTES > 1 << 16
@@ -228,9 +214,3 @@ def test_a_process_whose_name_is_cut_within_a_character() -> None:
         assert isinstance(flight_recorder._is_free(signal.SIGUSR2), bool)
     finally:
         COMM.write_bytes(before)
-
-
-def test_what_the_system_reports() -> None:
-    assert process_facts(os.getpid())["state"] in ("R", "S")
-    assert process_facts(1 << 30) == {"state": ""} and status_of(1 << 30) == {}
-    assert not catches_signal(1 << 30)
