@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import select
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Callable, Iterator
 
 import pytest
 
-from ringrun.agent.framing import PACKAGE, TO_AGENT
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
 from ringrun.reach.agent_process import STDERR_LIMIT_BYTES, AgentLink
@@ -51,13 +49,6 @@ def test_all_that_is_queued_arrives(started: Callable[..., AgentLink]) -> None:
     assert queued > 3_000_000
 
 
-def test_what_is_sent_after_the_end_is_dropped(started: Callable[..., AgentLink]) -> None:
-    link = started(READS_ALL)
-    link.close_stdin()
-    link.send({"do": "stop"})
-    assert not link.has_outgoing and link.descriptor("stdin") == -1
-
-
 def test_a_process_that_does_not_read_is_killed_with_its_group(started: Callable[..., AgentLink]) -> None:
     link = started(READS_NOTHING, b"x" * 3_000_000)
     assert link.process is not None
@@ -68,22 +59,6 @@ def test_a_process_that_does_not_read_is_killed_with_its_group(started: Callable
     link.kill()  # again, which has no effect
     link.close()
     assert link.at_end and [link.descriptor(name) for name in ("stdin", "stdout", "stderr")] == [-1] * 3
-
-
-def test_a_link_that_was_never_started_can_be_closed() -> None:
-    link = AgentLink(["true"])
-    link.kill()
-    link.close()
-    assert link.at_end
-
-
-def test_an_archive_is_sent_with_its_kind_and_length(started: Callable[..., AgentLink]) -> None:
-    link = started(READS_ALL)
-    link.send_frame(PACKAGE, b"x" * 10)
-    assert b"".join(bytes(view) for view in link._outgoing).endswith(TO_AGENT.pack(PACKAGE, 10) + b"x" * 10)
-    link.close_stdin()
-    link.send_frame(PACKAGE, b"x" * 10)
-    assert not link.has_outgoing
 
 
 def test_a_process_that_has_ended_takes_nothing(started: Callable[..., AgentLink]) -> None:
@@ -118,13 +93,6 @@ def test_of_what_is_written_to_stderr_the_last_part_is_kept(started: Callable[..
     link.drain_stderr()  # it is closed
 
 
-@pytest.mark.full
-def test_a_process_that_does_not_end_by_itself_is_killed(started: Callable[..., AgentLink]) -> None:
-    link = started(READS_NOTHING)
-    link.close()
-    assert link.poll() == -signal.SIGKILL
-
-
 def test_a_link_that_was_never_started_has_no_descriptors() -> None:
     link = AgentLink(["true"])
     assert link.poll() is None and link.descriptor("stdout") == -1
@@ -132,19 +100,6 @@ def test_a_link_that_was_never_started_has_no_descriptors() -> None:
     link.write()
     link.send({"do": "stop"})
     assert not link.has_outgoing and link.stderr_text == "" == link.noise
-
-
-def test_what_is_written_to_the_console_is_complete_at_its_end() -> None:
-    program = (
-        "from ringrun.show.console import DescriptorConsole\n"
-        "console = DescriptorConsole()\n"
-        "for number in range(200): console.write(1 + number % 2, b'%d\\n' % number)\n"
-        "console.close()\n"
-    )
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == [str(number) for number in range(0, 200, 2)]
-    assert done.stderr.split() == [str(number) for number in range(1, 200, 2)]
 
 
 def start_agent() -> int:
@@ -180,34 +135,3 @@ def test_the_second_start_of_an_agent_sends_less_than_ten_kilobytes(
     program.write_bytes(bytes([*kept, last ^ 1]))
     assert start_agent() == first  # a changed program is not run, but sent again
     assert start_agent() == second
-
-
-def test_a_host_without_a_place_for_the_program_gets_it_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
-    assert start_agent() == start_agent() > 15_000
-
-
-def test_old_programs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (tmp_path / "ringcomm-agent").mkdir()
-    for number in range(9):
-        (tmp_path / "ringcomm-agent" / f"{number:064x}").touch()
-    start_agent()
-    assert len(list((tmp_path / "ringcomm-agent").iterdir())) == 3
-    assert start_agent() < 10_000
-
-
-def test_nothing_is_removed_or_written_through_a_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a cache that other users may write, another user has put it there."""
-    cache, documents = tmp_path / "cache", tmp_path / "documents"
-    cache.mkdir()
-    cache.chmod(0o777)
-    documents.mkdir()
-    for number in range(6):
-        (documents / f"{number}.txt").write_text("keep")
-    (cache / "ringcomm-agent").symlink_to(documents)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    start_agent()
-    assert sorted(path.name for path in documents.iterdir()) == [f"{number}.txt" for number in range(6)]
