@@ -120,25 +120,6 @@ def test_a_slow_reader_is_waited_for(streams: Streams) -> None:
     assert not console.full and not console.broken
 
 
-def test_a_pipe_that_is_not_blocking_loses_nothing(streams: Streams) -> None:
-    streams.pipe(1)
-    os.set_blocking(1, False)
-    console = streams.console()
-    for _ in range(4):
-        console.write(1, bytes(65536))
-    assert streams.read(1, 4 * 65536) == bytes(4 * 65536)
-    console.close()
-    assert not console.broken
-
-
-def test_at_the_end_the_wait_for_a_reader_may_be_limited(streams: Streams) -> None:
-    streams.pipe(1)
-    console = streams.console()
-    console.write(1, bytes(1 << 20))
-    console.close(0.01)
-    assert console._thread.is_alive()
-
-
 def test_a_reader_that_has_ended_ends_both_streams(streams: Streams) -> None:
     streams.pipe(1)
     streams.pipe(2)
@@ -172,18 +153,6 @@ def test_a_full_disk_ends_one_stream(streams: Streams, stream: int, name: str) -
     assert console.problem == f"The output cannot be written to {name}: No space left on device."
 
 
-def test_what_is_queued_for_the_other_stream_is_still_written(streams: Streams) -> None:
-    """The queue has output of both when writing to one of them fails."""
-    streams.file(1, "/dev/full")
-    streams.pipe(2)
-    console = streams.console()
-    with console._changed:  # so that the thread finds all of it
-        for number in range(4):
-            console.write(1 + number % 2, b"%d\n" % number)
-    console.close()
-    assert streams.read(2, 4) == b"1\n3\n" and console.broken
-
-
 def test_the_state_at_the_bottom_of_a_terminal_is_written_over(streams: Streams) -> None:
     streams.pipe(1)
     streams.terminal(2)
@@ -202,18 +171,6 @@ def test_the_state_at_the_bottom_of_a_terminal_is_written_over(streams: Streams)
     console.show_state(2, [b"60%"])
     console.close()
     assert streams.read(2, 3 + 4) == b"60%\r\x1b[K"
-
-
-def test_a_stream_without_a_size_is_eighty_columns_wide(streams: Streams) -> None:
-    streams.pipe(1)
-    streams.terminal(2, rows=0, columns=0)  # as a new pseudo-terminal is
-    console = streams.console()
-    assert console.rows == 24
-    for stream in (1, 2):
-        console.show_state(stream, [b"x" * 100])
-    console.close()
-    for stream in (1, 2):
-        assert streams.read(stream, 79 + 4) == b"x" * 79 + b"\r\x1b[K"
 
 
 def test_a_terminal_that_cannot_move_its_cursor_is_like_a_pipe(
@@ -252,18 +209,6 @@ def test_bytes_are_written_below_the_text_objects(monkeypatch: pytest.MonkeyPatc
     assert not console.broken
 
 
-def test_a_console_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    console = Console()
-    assert console.coloured({"TERM": "xterm"}) == {1: False, 2: False}
-    assert list(console.terminals) == [] and console.rows == 24 and not console.full
-    monkeypatch.setattr(sys, "stdout", None)  # as under pythonw
-    console.on_change(lambda: None)
-    console.show_state(1, [b"50%"])
-    console.write(1, b"a line\n")
-    console.close()
-    assert not console.broken
-
-
 @pytest.mark.parametrize("problem", [OSError(errno.EPIPE, "Broken pipe"), ValueError("closed file")])
 def test_a_stream_that_is_closed(problem: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     class Closed(io.StringIO):
@@ -290,18 +235,3 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path, spoil: Callable[[Path],
     with pytest.raises(ConfigError, match=f"--output-dir {tmp_path}/out: .*Name a directory"):
         OutputFiles(tmp_path / "out", 2)
     assert not remains(before), "the files of rank 0 are closed"
-
-
-def test_a_file_that_cannot_be_written_is_closed(tmp_path: Path) -> None:
-    files = OutputFiles(tmp_path, 1)
-    full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, files._files[0, 2][1])
-    os.close(full)
-    files.write(0, 2, b"lost\n")
-    path = tmp_path / "rank.0" / "stderr"
-    assert files.problem == f"{path}: No space left on device; further output is not written to it."
-    files.write(0, 2, b"left out\n")
-    files.write(0, 1, b"kept\n")
-    files.close()
-    files.write(0, 1, b"late\n")
-    assert (tmp_path / "rank.0" / "stdout").read_bytes() == b"kept\n" and path.read_bytes() == b""
