@@ -24,9 +24,7 @@ Launch = Callable[[str, Sequence[str], Dict[str, str]], "subprocess.Popen[str]"]
 
 def launch_here(host: str, arguments: Sequence[str], env: Dict[str, str]) -> subprocess.Popen[str]:
     """Start a process of this machine."""
-    return subprocess.Popen(
-        arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 class Worker:

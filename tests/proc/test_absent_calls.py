@@ -32,8 +32,10 @@ def job(absent: str, *arguments: str) -> None:
     assert {line.split("] ")[-1] for line in done.out.splitlines()} >= {"done 0", "done 1"}, done.out
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
-@pytest.mark.parametrize("absent", [ABSENT, REFUSED, DARWIN], ids=["absent", "refused", "darwin"])
+@pytest.mark.parametrize(
+    ("absent", "transport"), [(ABSENT, "auto"), (REFUSED, "tcp"), (DARWIN, "auto")],
+    ids=["absent", "refused", "darwin"],
+)  # fmt: skip
 def test_a_job_without_any_of_them(absent: str, transport: str) -> None:
     job(absent, "--transport", transport)
 
@@ -44,7 +46,7 @@ def test_a_job_without_one_of_them(call: str) -> None:
     job(call, *(["--transport", "tcp"] if call.startswith("TCP_") else []))
 
 
-@pytest.mark.full
+@pytest.mark.release
 @pytest.mark.parametrize("absent", [ABSENT, REFUSED, DARWIN], ids=["absent", "refused", "darwin"])
 def test_the_loss_of_a_rank_is_reported_without_them(absent: str) -> None:
     done = run(absent, "-np", "2", str(FOLDER / "job.py"), "die")
@@ -67,6 +69,7 @@ def test_an_encrypted_job_without_them(absent: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("absent", [ABSENT, REFUSED, DARWIN], ids=["absent", "refused", "darwin"])
 def test_an_elastic_job_goes_on_after_a_loss_without_them(absent: str) -> None:
     options = ("-np", "3", "--min-np", "2", "--max-np", "3")
@@ -76,6 +79,7 @@ def test_an_elastic_job_goes_on_after_a_loss_without_them(absent: str) -> None:
     assert done.out.count("ends with 20.0 after 20 steps") >= 2, done.out
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("absent", "why"),
     [

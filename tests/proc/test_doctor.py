@@ -43,7 +43,9 @@ def test_everything_as_data() -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["-H", "a,,b"], "one comma too many"), (["-H", "a", "--via", "docker"], "{host}"), (["x"], "Usage"),
+        (["-H", "a,,b"], "one comma too many"),
+        (["-H", "a", "--via", "docker"], "{host}"),
+        (["x"], "Usage"),
         (["-H", "a", "--iface", "b=eth0"], "'b' is not among the hosts"),
         (["-H", "a", "--iface", "1/x"], "1/x"),
     ],  # fmt: skip

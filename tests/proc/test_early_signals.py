@@ -47,13 +47,11 @@ def test_ctrl_c_at_any_moment_of_the_start_leaves_no_traceback(count: int) -> No
         assert not any("Traceback" in line or "Error" in line for line in own), about
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(6, marks=pytest.mark.release)])
-@pytest.mark.timeout(600)
-def test_sigusr1_before_there_is_a_job_does_not_end_it(count: int) -> None:
-    chance = random.Random(count)
-    for number in range(count):
-        launched = started("-np", "2", sys.executable, "-c", PROGRAM, "1")
-        time.sleep(chance.random() * 0.3 * number)
+@pytest.mark.full
+def test_sigusr1_before_there_is_a_job_does_not_end_it() -> None:
+    for delay_s in (0.0, 0.2):
+        launched = started("-np", "2", sys.executable, "-c", PROGRAM, "0.5")
+        time.sleep(delay_s)
         launched.process.send_signal(signal.SIGUSR1)
         assert launched.finish(LIMIT_S) == 0, launched.err
 

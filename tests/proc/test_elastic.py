@@ -73,7 +73,7 @@ def test_a_new_process_joins_without_delay_by_its_imports(tmp_path: Path) -> Non
         assert job.rendezvous.wait(10) == 0
 
 
-@pytest.mark.full
+@pytest.mark.release
 def test_a_stopped_process_is_left_behind_and_refused_when_it_runs_again() -> None:
     with ElasticJob(
         "--min-np", "2", "--np", "3", program=PROGRAM, STEPS="300", COUNT="1000", RINGCOMM_DEAD_AFTER="2"
@@ -92,6 +92,7 @@ def test_a_stopped_process_is_left_behind_and_refused_when_it_runs_again() -> No
         assert [worker.end() for worker in workers if worker is not victim] == [0, 0], job.output()
 
 
+@pytest.mark.release
 def test_below_the_least_size_the_job_waits_for_a_new_process() -> None:
     with ElasticJob("--min-np", "2", program=PROGRAM, STEPS=STEPS, COUNT="1000") as job:
         first, second = job.start(2)
@@ -105,18 +106,7 @@ def test_below_the_least_size_the_job_waits_for_a_new_process() -> None:
         assert first.said("done") == job.workers[2].said("done"), job.output()
 
 
-@pytest.mark.full
-def test_one_process_can_go_on_alone() -> None:
-    with ElasticJob("--min-np", "1", "--np", "2", program=PROGRAM, STEPS=STEPS, COUNT="10") as job:
-        first, second = job.start(2)
-        job.wait_for(lambda _, line: line.startswith("step"), 2)
-        first.kill()
-        assert second.end() == 0, job.output()
-        assert "size=1" in second.said("epoch")[-1], job.output()
-        assert job.rendezvous.wait(10) == 0
-
-
-@pytest.mark.full
+@pytest.mark.release
 def test_too_few_processes_for_too_long_end_the_job() -> None:
     options = "--min-np", "2", "--elastic-timeout", "1"
     with ElasticJob(*options, program=PROGRAM, STEPS=STEPS, COUNT="10") as job:
@@ -148,6 +138,7 @@ def test_a_defect_of_the_program_ends_the_job() -> None:
         assert job.rendezvous.wait(10) == 1
 
 
+@pytest.mark.release
 def test_views_are_limited() -> None:
     with ElasticJob(
         "--min-np", "1", "--np", "2", "--reset-limit", "0", program=PROGRAM, STEPS=STEPS, COUNT="10"

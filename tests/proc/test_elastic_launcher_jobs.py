@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Dict, List
@@ -13,7 +10,7 @@ from typing import Dict, List
 import pytest
 
 from tests.proc.test_elastic_launcher import command, environment, script
-from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched, ringrun
+from tests.proc.test_ringrun_support import ROOT, Launched, ringrun
 
 PROGRAM = str(ROOT / "tests" / "proc" / "programs" / "elastic_steps.py")
 LIMIT_S = 60.0
@@ -78,16 +75,12 @@ def test_a_killed_rank_is_replaced_and_the_others_go_on_in_their_processes() -> 
     assert endings(done.out) == 3
 
 
-@pytest.mark.parametrize(
-    ("how", "cause"),
-    [("exit", "exit code 3"), ("error", "uncaught ValueError: member 0 has a bug at step 5")],
-)
-@pytest.mark.full
-def test_rank_0_that_fails_is_replaced_like_any_other(how: str, cause: str) -> None:
-    done = ringrun("-np", "2", "--min-np", "1", PROGRAM, env={"DIE": f"0:5:{how}", "UNTIL": "2"})
+@pytest.mark.release
+def test_rank_0_that_fails_is_replaced_like_any_other() -> None:
+    done = ringrun("-np", "2", "--min-np", "1", PROGRAM, env={"DIE": "0:5:error", "UNTIL": "2"})
     assert done.process.returncode == 0, done.err
+    cause = "uncaught ValueError: member 0 has a bug at step 5"
     assert f"rank 0 (localhost) lost: {cause}; going on with " in done.err  # 1 rank, or 2 by then
-    assert ("member 0 has a bug" in done.err) is (how == "error")
     assert endings(done.out) == 2
 
 
@@ -126,7 +119,7 @@ def test_hosts_of_the_script_come_and_go(tmp_path: Path, go_on: Path) -> None:
     assert len(starts(job.out)[2]) >= 2
 
 
-@pytest.mark.full
+@pytest.mark.release
 def test_hosts_are_added_and_dropped_from_another_terminal(tmp_path: Path, go_on: Path) -> None:
     out = tmp_path / "out"
     job = Launched(
@@ -146,64 +139,3 @@ def test_hosts_are_added_and_dropped_from_another_terminal(tmp_path: Path, go_on
     for line in ("localhost left: 2 ranks", "localhost joined again: 3 ranks"):
         assert f"ringrun: {line}\n" in job.err
     assert endings(job.out) == 3
-
-
-@pytest.mark.full
-def test_the_reset_limit_ends_the_job() -> None:
-    done = ringrun(
-        "--horovod", "-np", "3", "--min-np", "2", "--reset-limit", "0", PROGRAM,
-        env={"DIE": "1:10:kill", "STEPS": "400"},
-    )  # fmt: skip
-    assert done.process.returncode != 0
-    text = "Horovod was shutdown because number of resets during elastic job exceeded limit: 0"
-    assert text in done.err
-
-
-@pytest.mark.full
-def test_all_ranks_that_fail_end_the_job() -> None:
-    done = ringrun("-np", "2", "--min-np", "1", PROGRAM, env={"DIE": "0:5:exit,1:5:exit"})
-    assert done.process.returncode == 3
-    assert "detected that one or more processes exited with non-zero status" in done.err
-
-
-@pytest.mark.full
-def test_a_newcomer_that_sleeps_before_init_does_not_delay_the_others() -> None:
-    """The others train at their speed while it sleeps for 3 s."""
-    done = ringrun(
-        "-np", "3", "--min-np", "2", PROGRAM,
-        env={"DIE": "1:5:kill", "UNTIL": "3", "PAUSE": "0.02", "SLEEP": "3", "SLEEP_FROM": "3"},
-    )  # fmt: skip
-    assert done.process.returncode == 0, done.err
-    (line,) = starts(done.out)[3]
-    assert int(line.rpartition(" ")[2]) > 30, "the others made steps while it slept"
-    assert endings(done.out) == 3
-
-
-@pytest.mark.full
-def test_a_key_of_another_job_is_refused_without_disturbing_the_job(tmp_path: Path, go_on: Path) -> None:
-    out = tmp_path / "out"
-    job = Launched("--min-np", "2", "--output-dir", str(out), PROGRAM,
-                   env={**environment(tmp_path), "GO_ON": str(go_on)})  # fmt: skip
-    wait_for(out / "rank.0" / "stdout", "of 2 from")
-    (pid,) = pids((out / "rank.0" / "stdout").read_text())[0]
-    environ = dict(
-        item.split("=", 1) for item in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in item
-    )
-    impostor = {key: value for key, value in environ.items() if key.startswith("RINGCOMM_")}
-    impostor.pop("RINGCOMM_KEY_FD")
-    refused = run_alone({**impostor, "RINGCOMM_KEY": "ab" * 32, "RINGCOMM_START_TIMEOUT": "1"})
-    assert refused != 0
-    go_on.unlink()
-    assert job.finish(LIMIT_S) == 0, job.err
-    assert " lost: " not in job.err
-    assert endings(job.out) == 2
-
-
-def run_alone(variables: Dict[str, str]) -> int:
-    """Run the program without the launcher, with these variables; its exit code."""
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("RINGCOMM_")}
-    environ.update(variables, PYTHONPATH=SOURCES)
-    return subprocess.run(
-        [sys.executable, PROGRAM], env=environ, timeout=LIMIT_S,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    ).returncode  # fmt: skip

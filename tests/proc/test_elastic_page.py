@@ -42,7 +42,7 @@ def test_the_example_learns_the_same_although_its_ranks_are_killed(tmp_path: Pat
     assert len(errors) >= 2 and len(set(errors)) == 1 and float(errors[0]) < 1e-6
 
 
-@pytest.mark.full
+@pytest.mark.release
 def test_the_losses_do_not_depend_on_the_ranks(tmp_path: Path) -> None:
     """Fixed global batches in float64: one process alone, and ranks that are lost and that join."""
     program = str(ROOT / "tests" / "proc" / "programs" / "elastic_losses.py")

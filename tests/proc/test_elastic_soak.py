@@ -51,7 +51,7 @@ print(f"done {state.step} {state.weights[:2].tolist()} {state.weights[-1]}")
 
 @pytest.mark.release
 @pytest.mark.timeout(120 + 60 * ROUNDS)
-@pytest.mark.full
+@pytest.mark.release
 def test_losses_and_joins(tmp_path: Path) -> None:
     dice = random.Random(ROUNDS)
     go_on = tmp_path / "go on"

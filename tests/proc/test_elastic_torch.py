@@ -57,14 +57,12 @@ def test_horovods_interface(tmp_path: Path) -> None:
     with ElasticJob("--min-np", "2", "--np", "3", program=HOROVOD, limit_s=400.0, GO_ON=str(go_on)) as job:
         alive = job.start(3)
         job.wait_for(lambda _, line: line.startswith("step size=3"), 3)
-        for victim_rank in ("2", "0"):
-            (victim,) = [item for item in alive if fields(item.said("epoch")[-1])["rank"] == victim_rank]
-            victim.kill()
-            alive.remove(victim)
-            job.wait_for(lambda worker, line: line.startswith("step size=2"), 2)
-            (new,) = job.start(1)
-            alive.append(new)
-            job.wait_for(lambda _, line: line.startswith("step size=3"), 3)
+        (victim,) = [item for item in alive if fields(item.said("epoch")[-1])["rank"] == "0"]
+        victim.kill()
+        alive.remove(victim)
+        job.wait_for(lambda _, line: line.startswith("step size=2"), 2)
+        alive += job.start(1)
+        job.wait_for(lambda _, line: line.startswith("step size=3"), 3)
         go_on.unlink()
         assert [item.end() for item in alive] == [0, 0, 0], job.output()
         done = {item.said("done")[0] for item in alive}
@@ -125,7 +123,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.full
+@pytest.mark.release
 def test_a_process_group_of_the_processes_that_are_alive(tmp_path: Path) -> None:
     go_on = tmp_path / "go on"
     go_on.touch()

@@ -86,6 +86,7 @@ def test_a_rank_may_have_no_part_of_a_batch(example: str) -> None:
     assert many.losses == pytest.approx(one.losses, abs=1e-3)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_missing_scikit_learn_is_said_with_its_remedy(example: str, tmp_path: Path) -> None:
     (tmp_path / "sklearn.py").write_text("raise ModuleNotFoundError('not here', name='sklearn')\n")

@@ -38,8 +38,10 @@ print("calls", calls)
 """
 
 
-@pytest.mark.parametrize("phase", ["direct", "named", "idle"])
-@pytest.mark.parametrize("links", ["tcp", "auto"])
+@pytest.mark.parametrize(
+    ("phase", "links"),
+    [("direct", "tcp"), ("named", "auto"), pytest.param("idle", "auto", marks=pytest.mark.release)],
+)
 @pytest.mark.full
 def test_stopped_and_continued_in_time(tmp_path: Path, phase: str, links: str) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
@@ -48,7 +50,7 @@ def test_stopped_and_continued_in_time(tmp_path: Path, phase: str, links: str) -
     job = Launched(*options, "train.py", phase, cwd=tmp_path, env=env)
     files = [tmp_path / f"pid{rank}" for rank in range(3)]
     wait_for_files(files)
-    for file in files:
+    for file in files[:2]:
         pid = int(file.read_text())
         os.kill(pid, signal.SIGSTOP)
         time.sleep(DEAD_AFTER_S * 0.5)

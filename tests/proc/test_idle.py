@@ -24,7 +24,7 @@ print(f"USED {(time.process_time() - used_s) / (time.perf_counter() - began_s):.
 """
 
 
-@pytest.mark.parametrize("links", ["tcp", "auto"])
+@pytest.mark.parametrize("links", [pytest.param("tcp", marks=pytest.mark.release), "auto"])
 @pytest.mark.full
 def test_an_idle_rank_uses_less_than_a_hundredth_of_a_core(tmp_path: Path, links: str) -> None:
     (tmp_path / "idle.py").write_text(PROGRAM)

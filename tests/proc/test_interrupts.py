@@ -180,6 +180,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
+@pytest.mark.cases(1)
 @pytest.mark.full
 def test_in_the_wait_for_an_operation_that_not_all_ranks_have_submitted(wait: str) -> None:
     results = run_plain(BY_NAME.replace("WAIT", wait), 2, RINGCOMM_DEAD_AFTER="2")
@@ -226,6 +227,7 @@ IN_PARTS = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("call", IN_PARTS.values(), ids=IN_PARTS)
 def test_between_the_parts_of_a_direct_call(call: str) -> None:
     results = run_plain(BETWEEN_PARTS.replace("CALL", call), 2, RINGCOMM_DEAD_AFTER="2")

@@ -59,24 +59,15 @@ def started(runtime: str, *words: str) -> Launched:
 
 @pytest.mark.full
 def test_jobs_are_listed_and_one_is_ended(runtime: str) -> None:
-    none = command(runtime, "ps")
-    assert none.returncode == 0 and none.stdout.startswith("No job of yours")
-    assert command(runtime, "stop").returncode == 1
     one, other = started(runtime, "-np", "2", *SLEEP), started(runtime, "-np", "1", *SLEEP)
     listed = command(runtime, "ps").stdout.splitlines()
     assert listed[0].split() == ["JOB", "PID", "RANKS", "RUNS", "FOR", "HOSTS", "PROGRAM"]
     rows = {int(line.split()[1]): line.split() for line in listed[1:]}
     assert set(rows) == {one.process.pid, other.process.pid}
     assert rows[one.process.pid][2] == "2" and rows[one.process.pid][-1] == sys.executable
-    ambiguous = command(runtime, "stop")
-    assert ambiguous.returncode == 1 and "2 jobs run" in ambiguous.stderr
-    assert command(runtime, "add", "localhost").returncode == 1  # none of them is elastic
     done = command(runtime, "stop", rows[one.process.pid][0])
     assert done.returncode == 0 and "is being ended" in done.stdout, done.stderr
     assert one.finish() == 143  # as after SIGTERM; finish() checks that nothing is left
-    refused = command(runtime, "stop")
-    assert refused.returncode == 1 and "or give --yes" in refused.stderr and other.process.poll() is None
-    assert answered(runtime, b"n\n", "stop") == 1 and other.process.poll() is None
     assert answered(runtime, b"y\n", "stop") == 0
     assert other.finish() == 143
     assert jobs_of(Path(runtime) / "ringrun") == ([], [])
@@ -87,12 +78,6 @@ def test_a_directory_that_cannot_be_used_is_no_obstacle(tmp_path: Path) -> None:
                    env={"XDG_RUNTIME_DIR": str(tmp_path / ("x" * 120))})  # fmt: skip
     (tmp_path / ("x" * 120)).mkdir()
     assert job.finish() == 0 and "done" in job.out and "socket" not in job.err
-
-
-@pytest.mark.parametrize("words", [["ps", "x"], ["stop", "a", "b"]])
-def test_wrong_words_show_how_it_is_used(runtime: str, words: list[str]) -> None:
-    found = command(runtime, *words)
-    assert found.returncode == 2 and "Usage: ringrun" in found.stderr
 
 
 def test_the_table() -> None:

@@ -70,7 +70,11 @@ def lines_of(program: str, *words: str) -> List[int]:
     return [next(number for number, line in enumerate(lines, 1) if word in line) for word in words]
 
 
-@pytest.mark.parametrize("program", [CALLS, ADAPTERS, GROUPS], ids=["calls", "adapters", "groups"])
+@pytest.mark.parametrize(
+    "program",
+    [CALLS, *(pytest.param(program, marks=pytest.mark.release) for program in (ADAPTERS, GROUPS))],
+    ids=["calls", "adapters", "groups"],
+)
 def test_one_call_more(program: str, tmp_path: Path) -> None:
     if program is not CALLS:
         pytest.importorskip("torch")

@@ -177,7 +177,7 @@ print("passed")
 """
 
 
-@pytest.mark.full
+@pytest.mark.release
 def test_two_ranks_learn_it_while_a_third_is_in_a_call_of_all_ranks_or_makes_calls_of_its_own() -> None:
     """The third cannot release them; it goes on when they have got their error and come."""
     results = run_plain(CROSSED_BESIDE_CALLS, 3)

@@ -85,6 +85,7 @@ def start(folder: Path, body: str):
 
 
 @pytest.mark.full
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", list(DEADLOCKS))
 def test_a_deadlock_ends_the_job_and_names_both_calls(tmp_path: Path, kind: str) -> None:
     done = start(tmp_path, DEADLOCKS[kind])
@@ -94,6 +95,7 @@ def test_a_deadlock_ends_the_job_and_names_both_calls(tmp_path: Path, kind: str)
 
 
 @pytest.mark.full
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", list(RIGHT))
 def test_programs_in_which_ranks_are_late_are_right(tmp_path: Path, kind: str) -> None:
     done = start(tmp_path, RIGHT[kind])

@@ -18,7 +18,7 @@ def test_the_others_go_on_while_a_new_process_reads_its_data(tmp_path: Path) -> 
     assert "rank 0 of 2 from step 2" in done.out, done.out
 
 
-@pytest.mark.full
+@pytest.mark.release
 def test_too_few_ranks_wait_for_it(tmp_path: Path) -> None:
     """Below --min-np no step is made, so here the new process may not wait for any."""
     program = tmp_path / "train.py"

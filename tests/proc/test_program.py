@@ -31,8 +31,12 @@ def start(tmp_path: Path, models: List[str]) -> List[str]:
         )  # fmt: skip
         running.append(
             subprocess.Popen(
-                [sys.executable, "train.py"], cwd=folder, env=env, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True,
+                [sys.executable, "train.py"],
+                cwd=folder,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
             )  # fmt: skip
         )
     try:

@@ -56,14 +56,6 @@ def test_a_terminal_has_one_line_for_all_bars() -> None:
     assert "\x08" not in written
 
 
-@pytest.mark.full
-def test_a_pipe_gets_a_line_a_second_for_all_bars() -> None:
-    result = ringrun("-np", str(RANKS), sys.executable, "-c", PROGRAM)
-    bars = [line for line in result.out.splitlines() if f"/{STEPS}" in line]
-    assert {f"[localhost:{rank}] {STEPS}/{STEPS}" for rank in range(RANKS)} <= set(bars)
-    assert len(bars) < STEPS / 3, bars
-
-
 PROMPT = """
 import sys, time
 sys.stdout.write("first, ")
@@ -72,9 +64,8 @@ print("second")
 """
 
 
-@pytest.mark.parametrize(("pause_s", "shown"), [("0", 0), ("2.5", 1)])
-def test_a_line_without_an_end_is_shown_while_the_rank_waits(pause_s: str, shown: int) -> None:
-    result = ringrun("-np", "1", sys.executable, "-c", PROMPT, pause_s)
+def test_a_line_without_an_end_is_shown_while_the_rank_waits() -> None:
+    result = ringrun("-np", "1", sys.executable, "-c", PROMPT, "1.5")
     lines = result.out.splitlines()
-    assert lines.count("[localhost:0] first,") == shown, lines
+    assert lines.count("[localhost:0] first,") == 1, lines
     assert lines[-1] == "[localhost:0] first, second"

@@ -44,7 +44,9 @@ def test_train_py(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
-@pytest.mark.parametrize("script", ["torch_train.py", "hvd_train.py"])
+@pytest.mark.parametrize(
+    "script", ["torch_train.py", pytest.param("hvd_train.py", marks=pytest.mark.release)]
+)
 def test_torch_train_py(tmp_path: Path, script: str) -> None:
     (tmp_path / script).write_text(block(f"# {script}\nimport"))
     job = Launched("-np", "2", script, cwd=tmp_path)

@@ -47,21 +47,7 @@ def test_it_goes_on_from_the_checkpoint(folder: Path) -> None:
     assert (folder / "logs" / "attempt.2" / "rank.0" / "stdout").read_text() == "attempt 2 from step 6\n"
 
 
-def test_the_last_failure_is_the_jobs(folder: Path) -> None:
-    done = ringrun("-np", "2", "--restarts", "1", "train.py", "5", cwd=folder)
-    assert done.process.returncode == 5
-    assert done.err.count("failed first") == 2 and done.err.count("next one starts") == 1
-
-
-def test_a_command_line_that_makes_no_sense_is_not_tried_again(folder: Path) -> None:
-    done = ringrun("-np", "2", "--restarts", "3", "train.py", "2", cwd=folder)
-    assert done.process.returncode == 2
-    assert "next one starts" not in done.err
-    done = ringrun("-np", "2", "--restarts", "3", "nothing.py", cwd=folder)
-    assert done.process.returncode == 1 and done.err.count("did not start") == 1
-
-
-@pytest.mark.full
+@pytest.mark.release
 def test_ctrl_c_between_attempts(folder: Path) -> None:
     launched = Launched("-np", "2", "--restarts", "9", "train.py", "5", cwd=folder)
     assert launched.process.stderr is not None

@@ -48,6 +48,7 @@ print("wrong", wrong, flush=True)
 """
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("transport", ["auto", "shm"])
 @pytest.mark.parametrize("kind", ["broadcast", "allreduce"])
 @pytest.mark.parametrize("memory", ["ordinary", "shared"])

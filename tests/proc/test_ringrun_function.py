@@ -5,18 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, List
 
 import cloudpickle
 import pytest
 
-from ringcomm.errors import ConfigError, RingcommError
+from ringcomm.errors import RingcommError
 from ringrun.function import RemoteError
 from ringrun.function import run as run_function
 from ringrun.show.console import Console
@@ -49,10 +47,6 @@ def test_results_come_in_rank_order() -> None:
 def test_closures_and_large_values_travel() -> None:
     block = os.urandom(3_000_000)
     assert run_function(lambda data: data + block, (b"x",), np=2, console=Kept()) == [b"x" + block] * 2
-
-
-def test_a_value_that_is_none_is_a_result() -> None:
-    assert run_function(lambda: None, np=2, console=Kept()) == [None, None]
 
 
 def fail_on_rank_1() -> None:
@@ -92,6 +86,7 @@ class Unpicklable(Exception):
         self.lock = lock
 
 
+@pytest.mark.release
 def test_an_exception_that_cannot_travel_is_told_as_text() -> None:
     def fail() -> None:
         raise Unpicklable(threading.Lock(), "stuck")
@@ -101,31 +96,7 @@ def test_an_exception_that_cannot_travel_is_told_as_text() -> None:
     assert caught.value.__cause__ is None
 
 
-def test_a_result_that_cannot_travel_is_an_error() -> None:
-    with pytest.raises(RemoteError, match="rank 0 .*the function's return value, a lock, cannot be sent"):
-        run_function(threading.Lock, np=1, console=Kept())
-
-
-def test_an_argument_that_cannot_travel_is_pointed_at() -> None:
-    with pytest.raises(ConfigError, match=r"argument args\[1\], a lock, cannot be sent"):
-        run_function(lambda *_: None, (1, threading.Lock()), np=2, console=Kept())
-    with pytest.raises(ConfigError, match="argument guard, a lock, cannot be sent"):
-        run_function(lambda guard: None, (), {"guard": threading.Lock()}, np=2, console=Kept())
-
-
-def test_a_rank_that_is_killed() -> None:
-    def die() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with pytest.raises(RemoteError, match="rank 0 on localhost failed first: killed by SIGKILL"):
-        run_function(die, np=1, console=Kept())
-
-
-def test_a_rank_that_leaves_without_a_result() -> None:
-    with pytest.raises(RemoteError, match="without a result"):
-        run_function(os._exit, (0,), np=1, console=Kept())
-
-
+@pytest.mark.release
 def test_from_several_threads_at_once() -> None:
     results: List[Any] = [None] * 3
 
@@ -138,22 +109,6 @@ def test_from_several_threads_at_once() -> None:
     for thread in threads:
         thread.join(60)
     assert results == [[0, 0], [1, 1], [2, 2]]
-
-
-def test_an_exception_in_the_caller_ends_the_job() -> None:
-    """As Ctrl-C does in a notebook."""
-
-    class Impatient(Kept):
-        def write(self, stream: int, data: bytes) -> None:
-            if b"started" in data:
-                raise KeyboardInterrupt
-
-    def wait() -> None:
-        print("started", os.getpid())
-        time.sleep(1000)
-
-    with pytest.raises(KeyboardInterrupt):
-        run_function(wait, np=1, console=Impatient())
 
 
 def another_python() -> str:
@@ -181,16 +136,6 @@ def test_another_minor_version_of_python_is_refused_before_the_start() -> None:
     for words in ("the job did not start", other, f"Python {own} here", "same minor version", "--python"):
         assert words in str(caught.value)
     assert caught.value.rank is None and not console.text[1]
-
-
-def test_interpreter_and_directory_by_host(tmp_path: Path) -> None:
-    import os as system
-
-    options: Dict[str, Any] = {"python": {"localhost": sys.executable}, "cwd": {None: tmp_path}}
-    assert run_function(system.getcwd, np=1, console=Kept(), **options) == [str(tmp_path)]
-    for wrong in ({"jetson1": sys.executable}, {"localhost": 3}, {3: "x"}):
-        with pytest.raises(ConfigError, match="not among the hosts|not a string|not a host name"):
-            run_function(system.getcwd, np=1, python=wrong, console=Kept())  # type: ignore[arg-type]
 
 
 class MakesAFolder:

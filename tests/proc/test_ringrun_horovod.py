@@ -176,12 +176,6 @@ def test_a_program_that_is_not_python(tmp_path: Path) -> None:
     assert done.out.count("Horovod's bindings") == 2
 
 
-def test_what_the_user_passes_on_stays(tmp_path: Path) -> None:
-    words = ["-x", "RANK=a", "-x", "MASTER_ADDR=b", "-x", "MASTER_PORT=c", "sh", "-c"]
-    done = ringrun("-np", "1", *words, "echo $RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT", cwd=tmp_path)
-    assert done.out == "[localhost:0] a 1 b c\n", done.err
-
-
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
 def test_torch_distributed_finds_its_meeting_point(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(

@@ -51,7 +51,7 @@ def test_the_rank_that_failed_first_is_named(tmp_path: Path, way: str, code: int
     assert "PeerLostError" not in done.err and "PeerStalledError" not in done.err
 
 
-@pytest.mark.full
+@pytest.mark.release
 def test_a_rank_that_never_joins_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, time\n"
@@ -73,7 +73,7 @@ def test_verbose_shows_the_links(tmp_path: Path) -> None:
     assert "rank 0 exchanges data through" in done.err
 
 
-@pytest.mark.full
+@pytest.mark.release
 def test_verbose_says_what_the_data_goes_through(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import ringcomm as rc\nrc.init()\nrc.barrier()\n")
     for transport, name in (("tcp", "TCP"), ("unix", "a Unix socket"), ("shm", "shared memory")):

@@ -17,8 +17,6 @@ from ringrun.agent.threads import available_cores
 from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched, command_line, ringrun
 from tests.support.programs import run_python
 
-SLOT = "slot=${RINGCOMM_SLOT#*:}; "
-
 
 def test_every_line_says_which_rank_printed_it() -> None:
     done = ringrun("-np", "3", "--threads", "none", "sh", "-c", "echo one; echo two >&2; printf three")
@@ -48,14 +46,6 @@ def test_ranks_get_what_they_need_to_join_and_nothing_of_an_outer_job() -> None:
     }  # fmt: skip
     assert values["EXTRA"] == "1 2"
     assert values["PYTHONUNBUFFERED"] == "1"
-
-
-def test_the_exit_code_is_that_of_the_rank_that_failed_first() -> None:
-    done = ringrun("-np", "3", "sh", "-c", SLOT + "[ $slot = 1 ] && exit 7; sleep 60")
-    assert done.process.returncode == 7
-    assert "rank 1 on localhost failed first: exit code 7" in done.err
-    assert "Ranks 0, 2 stopped because of it." in done.err
-    assert done.err.count("╭") == 1
 
 
 def test_a_signal_is_named_and_counted_as_a_shell_does() -> None:
@@ -100,7 +90,7 @@ def test_the_cause_of_an_error_is_in_the_box_and_in_the_errors_of_the_others(tmp
     done = ringrun("-np", "2", "train.py", cwd=tmp_path)
     assert done.process.returncode == 1
     assert "│ That was raised because of ValueError: bad weights\n" in done.err
-    assert "train.py\", line 6, in forward\n" in done.err.partition("because of ValueError")[2]
+    assert 'train.py", line 6, in forward\n' in done.err.partition("because of ValueError")[2]
     assert "uncaught RuntimeError: [Stage 1] failed to run forward:" in done.out
 
 
@@ -120,21 +110,11 @@ def test_ways_to_name_a_python_program(tmp_path: Path, words: list[str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["-np", "3", "-H", "localhost:2", "true"], 2, ["-np 3", "localhost has 2", "localhost:3"]),
-        (["-H", "localhost:two", "true"], 2, ["localhost:two", "number of slots"]),
-        (["-H", "fe80::1", "true"], 2, ["fe80::1", "brackets"]),
         (["--hostfile", "/nonexistent/hosts", "true"], 2, ["/nonexistent/hosts", "No such file"]),
-        (["-np", "0", "true"], 2, ["-np"]),
-        (["-np", "two", "true"], 2, ["-np", "'two' is not a valid whole number"]),
-        (["-np", "2"], 2, ["no command", "train.py"]),
         (["-np", "2", "missing.py"], 1, ["localhost", "missing.py", "no script"]),
         (["-np", "2", "no-such-program"], 1, ["localhost", "no-such-program"]),
         (["--cwd", "/nonexistent", "true"], 1, ["localhost", "/nonexistent", "--cwd localhost=PATH"]),
         (["--python", "/nonexistent/python", "x.py"], 1, ["localhost", "/nonexistent/python", "--python"]),
-        (["--python", "else=/bin/python", "true"], 2, ["else", "not among the hosts"]),
-        (["--timeout", "never", "true"], 2, ["--timeout", "never"]),
-        (["--output-dir", "/proc/nowhere", "true"], 2, ["/proc/nowhere"]),
-        (["--nonsense", "true"], 2, ["--nonsense"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )  # fmt: skip
@@ -154,15 +134,14 @@ def test_bad_input_gets_one_clear_message(
     ("package", "words"),
     [
         ({"ringcomm": "__version__ = '9.9'"}, ["ringcomm 9.9", f"pip install {ROOT}"]),
-        (
-            {"ringcomm": "raise ImportError('broken here')"},
-            ["cannot import ringcomm", "broken here", "pip install"],
-        ),
+        ({"ringcomm": "raise ImportError('broken here')"},
+         ["cannot import ringcomm", "broken here", "pip install"]),
         ({"numpy": "raise ImportError('no numpy')"}, ["cannot import numpy", "pip install numpy"]),
         ({"numpy": "import os; os.kill(os.getpid(), 4)"}, ["trial run", "SIGILL"]),
     ],
     ids=["version", "ringcomm", "numpy", "crash"],
-)
+)  # fmt: skip
+@pytest.mark.cases(2)
 def test_a_host_that_lacks_something_is_told_before_ranks_start(
     tmp_path: Path, package: dict[str, str], words: list[str]
 ) -> None:
@@ -188,6 +167,7 @@ def _other_python(version: str) -> str:
     return str(found[0])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("version", ["2.7", "3.6", "3.7"])
 def test_an_interpreter_that_is_too_old_says_so(version: str) -> None:
     path = _other_python(version)
@@ -197,6 +177,7 @@ def test_an_interpreter_that_is_too_old_says_so(version: str) -> None:
     assert version in done.err and path in done.err and "3.8" in done.err
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("version", ["3.8", "3.9", "3.12", "3.13"])
 def test_the_agent_runs_on_other_interpreters(version: str) -> None:
     done = ringrun("-np", "2", "--python", _other_python(version), "sh", "-c", "echo $RINGCOMM_SLOT")
@@ -205,17 +186,8 @@ def test_the_agent_runs_on_other_interpreters(version: str) -> None:
 
 
 def test_dry_run_shows_everything_but_secrets_and_starts_nothing(tmp_path: Path) -> None:
-    done = ringrun(
-        "--dry-run",
-        "-np",
-        "3",
-        "-H",
-        "localhost:2,far-away",
-        "-x",
-        "TOKEN=hunter2",
-        "touch",
-        str(tmp_path / "made"),
-    )
+    options = ["--dry-run", "-np", "3", "-H", "localhost:2,far-away", "-x", "TOKEN=hunter2"]
+    done = ringrun(*options, "touch", str(tmp_path / "made"))
     assert done.process.returncode == 0
     assert "hunter2" not in done.out
     assert "TOKEN" in done.out
@@ -246,7 +218,7 @@ def test_output_dir_keeps_every_byte(tmp_path: Path) -> None:
         assert (tmp_path / "out" / f"rank.{rank}" / "stderr").read_bytes() == b"e"
 
 
-@pytest.mark.full
+@pytest.mark.release
 def test_all_output_arrives_however_much_there_is(tmp_path: Path) -> None:
     launched = Launched(
         "-np", "3", "--output-dir", str(tmp_path), "sh", "-c", "yes 0123456789 | head -c 6000000; exit 0"
@@ -282,33 +254,22 @@ def test_help_imports_neither_a_framework_nor_what_only_a_job_needs() -> None:
 
 
 def test_two_jobs_at_once_do_not_meet() -> None:
-    jobs = [Launched("-np", "2", "sh", "-c", f"sleep 0.{number + 2}; echo {number}") for number in range(4)]
+    jobs = [Launched("-np", "2", "sh", "-c", f"sleep 0.{number + 2}; echo {number}") for number in range(2)]
     for number, job in enumerate(jobs):
         assert job.finish() == 0
         assert sorted(job.out.splitlines()) == [f"[localhost:{rank}] {number}" for rank in range(2)]
 
 
-@pytest.mark.parametrize("lasts_s", [0, 20])
-def test_a_full_disk_is_no_silent_end(lasts_s: int) -> None:
-    program = f"import time; print('x' * 100, flush=True); time.sleep({lasts_s})"
+@pytest.mark.parametrize("both", [False, True])
+def test_a_full_disk_is_no_silent_end(both: bool) -> None:
+    program = "import time; print('x' * 100, flush=True); time.sleep(20)"
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "ringrun", "-np", "2", "python", "-c", program],
-            env={**os.environ, "PYTHONPATH": SOURCES}, stdout=full, stderr=subprocess.PIPE, timeout=15,
+            [sys.executable, "-m", "ringrun", "-np", "2", "python", "-c", program], stdout=full,
+            env={**os.environ, "PYTHONPATH": SOURCES}, stderr=full if both else subprocess.PIPE, timeout=15,
         )  # fmt: skip
     assert done.returncode == 74
-    assert b"cannot be written to stdout: No space left on device." in done.stderr
-
-
-@pytest.mark.parametrize("stream", [1, 2])
-def test_a_full_disk_for_both(stream: int) -> None:
-    with open("/dev/full", "wb") as full:
-        program = f"import os; os.write({stream}, b'x\\n')"
-        done = subprocess.run(
-            [sys.executable, "-m", "ringrun", "-np", "2", "python", "-c", program],
-            env={**os.environ, "PYTHONPATH": SOURCES}, stdout=full, stderr=full, timeout=15,
-        )  # fmt: skip
-    assert done.returncode == 74
+    assert both or b"cannot be written to stdout: No space left on device." in done.stderr
 
 
 @pytest.mark.full
@@ -320,14 +281,8 @@ def test_ranks_of_one_host_share_its_cores() -> None:
     share = str(max(1, int(available_cores() / 2)))
     assert set(two.out.splitlines()) == {f"[localhost:{rank}] {' '.join([share] * 4)}" for rank in range(2)}
     assert re.fullmatch(r"ringrun: \d+ threads? per rank on localhost \(.* 2 ranks\)\. --thr.*\n", two.err)
-    one = ringrun("-np", "1", "sh", "-c", f"{show} end", env=free)
-    assert (one.out, one.err) == ("[localhost:0] end\n", "")
-    done = ringrun("-np", "1", "--threads", "7", "sh", "-c", show, env=free)
-    assert (done.out, done.err) == ("[localhost:0] 7 7 7 7\n", "")
     kept = ringrun("-np", "2", "-x", "OMP_NUM_THREADS=9", "sh", "-c", show, env=free)
     assert "OMP_NUM_THREADS=9 is kept" in kept.err and f"[localhost:1] 9 {share}\n" in kept.out
-    wrong = ringrun("-np", "1", "--threads", "many", "true")
-    assert wrong.process.returncode == 2 and "must be auto, none, or a whole number" in wrong.err
 
 
 @pytest.mark.skipif(available_cores() < 2, reason="two ranks need two cores")
@@ -336,13 +291,6 @@ def test_ranks_that_are_bound_to_cores_of_their_own_measure_the_machine() -> Non
     program = "import ringcomm as rc, numpy; rc.init(); rc.allreduce(numpy.ones(1 << 16))"
     done = ringrun("-np", "2", "--bind", "core", "--verbose", "python", "-c", program)
     assert "ringrun: measured: between ranks" in done.err, done.err
-
-
-def test_a_file_that_cannot_be_written_is_found_before_the_start(tmp_path: Path) -> None:
-    done = ringrun("-np", "2", "--timeline", "no/such/file", "sh", "-c", "echo started", cwd=tmp_path)
-    assert (done.process.returncode, done.out) == (1, "")
-    where = f"{tmp_path}/no/such/file cannot be written: 'there is no directory {tmp_path}/no/such'"
-    assert f"│ localhost: --timeline: {where}." in done.err
 
 
 def test_check_build_of_a_host_comes_from_there() -> None:

@@ -172,6 +172,7 @@ def no_core_here() -> str:
 @pytest.mark.full
 @pytest.mark.skipif(bool(no_core_here()), reason=no_core_here())
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("prepared", ["nothing", "file", "link", "FIFO"])
 def test_the_core_of_a_rank_is_for_its_user_alone(tmp_path: Path, prepared: str) -> None:
     """It may contain the key. Linux makes a new file with mode 0600, or none where another user's is."""

@@ -9,7 +9,7 @@ import pytest
 from tests.proc.test_ringrun_support import ringrun
 
 
-@pytest.mark.parametrize("name", ["numpy", "socket"])
+@pytest.mark.parametrize("name", ["numpy", pytest.param("socket", marks=pytest.mark.release)])
 def test_the_file_that_shadows_a_module_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / f"{name}.py").write_text("x = 1\n")
     (tmp_path / "train.py").write_text("import ringcomm as rc\nrc.init()\n")

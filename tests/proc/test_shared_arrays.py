@@ -34,7 +34,7 @@ print("kept", data.sum() / data.size)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="this system has no such memory")
-@pytest.mark.parametrize("transport", ["auto", "shm"])
+@pytest.mark.parametrize("transport", ["auto", pytest.param("shm", marks=pytest.mark.release)])
 def test_a_killed_rank_leaves_nothing(transport: str) -> None:
     before = set(Path("/dev/shm").iterdir())
     ends = sorted(run_plain(PROGRAM, 2, RINGCOMM_TRANSPORT=transport))

@@ -60,6 +60,7 @@ def test_mnists_own_files(tmp_path: Path) -> None:
     assert "have reached" in output(1, "torch_mnist", "--epochs", "1", "--data", str(tmp_path))
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.release), 3])
 def test_images_per_second(ranks: int) -> None:
     quick = ("--model", "small", "--image-size", "16", "--num-iters", "2", "--num-batches-per-iter", "2")

@@ -64,6 +64,7 @@ def test_advice_instead_of_training(tmp_path: Path) -> None:
     assert sorted(rows) == ["any", "any", "bf16", "float32", "int8"]
 
 
+@pytest.mark.release
 def test_a_program_that_cannot_be_measured_is_told_why(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     done = ringrun("-np", "2", "--advise", "train.py", "1", "0.1", cwd=tmp_path)

@@ -82,7 +82,7 @@ def on_a_terminal(
     return data.decode(errors="replace")
 
 
-@pytest.mark.parametrize("way", ["direct", "name"])
+@pytest.mark.parametrize("way", ["direct", pytest.param("name", marks=pytest.mark.release)])
 def test_the_slow_rank_is_marked_in_the_table_and_in_the_report(program: Path, way: str) -> None:
     typed: List[bytes] = []
 
@@ -120,7 +120,7 @@ while not rc.allreduce(np.array([os.path.exists("enough")], np.int32), op=rc.Max
 """
 
 
-@pytest.mark.full
+@pytest.mark.release
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
     """Of a script and of tensors: nothing is executed, and no row is longer than the terminal is wide."""
     script = "a\x1b[2J\u202e\n.py"
@@ -138,7 +138,7 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
     assert rows and max(map(columns, rows)) < 150, rows
 
 
-@pytest.mark.full
+@pytest.mark.release
 def test_q_leaves_the_view_and_the_job_goes_on(program: Path) -> None:
     typed: List[bytes] = []
 
@@ -155,32 +155,11 @@ def test_q_leaves_the_view_and_the_job_goes_on(program: Path) -> None:
     assert "ringrun:   rank  host" not in written
 
 
-def test_a_failed_job_has_a_report_too(program: Path) -> None:
-    (program / "fails.py").write_text("import ringcomm as rc\nrc.init()\nrc.barrier()\n1 / (rc.rank() - 1)\n")
-    job = Launched("-np", "2", "--report", "run.html", "fails.py", cwd=program)
-    assert job.finish() != 0
-    page = (program / "run.html").read_text()
-    assert "<h2>Failure</h2>" in page and "ZeroDivisionError" in page
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--report", "nowhere/run.html"], "its directory does not exist"),
-        (["--report", "."], "this is a directory"),
-        (["--watch", "--flight-recorder", "0"], "need the flight recorder"),
-    ],
-)
-def test_what_cannot_be(program: Path, options: List[str], text: str) -> None:
-    job = Launched("-np", "1", *options, "train.py", "direct", cwd=program)
-    assert job.finish() == 2 and text in job.err
-
-
 BROWSER = shutil.which("chromium") or shutil.which("chromium-headless-shell")
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
-@pytest.mark.full
+@pytest.mark.release
 def test_a_browser_shows_the_report(program: Path) -> None:
     (program / "enough").touch()
     job = Launched("-np", "2", "--report", "run.html", "train.py", "direct", cwd=program)
