@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 
 from ringcomm.clock import Deadline
 from ringrun.agent import framing
-from ringrun.agent.framing import CODE, EVENT, FILE, JSON, RESULT, STDERR, STDOUT, TO_AGENT
+from ringrun.agent.framing import CODE, EVENT, FILE, RESULT, STDERR, STDOUT
 from ringrun.diagnosis.failure_report import host_problem
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
@@ -306,12 +305,3 @@ def test_a_launcher_that_no_longer_reads_ends_the_ranks(start: Callable[..., Age
     agent.link.process.stdout.close()
     assert agent.link.process.wait(LIMIT_S) == 0
     assert eventually(lambda: not is_running(int((tmp_path / "pid").read_text())), LIMIT_S)
-
-
-@pytest.mark.parametrize("sent", [b"", b"\x01\x00", TO_AGENT.pack(JSON, 100) + b"{"])
-def test_a_launcher_that_ends_while_it_sends_the_job(sent: bytes) -> None:
-    program = "from ringrun.agent import agent; agent.main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program], input=sent, capture_output=True, timeout=LIMIT_S, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

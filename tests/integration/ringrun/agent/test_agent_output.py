@@ -10,7 +10,7 @@ from typing import Iterator, List, Tuple
 import pytest
 
 from ringrun.agent import output as module
-from ringrun.agent.framing import EVENT, FRAME_END, MARKER, STDERR, STDOUT
+from ringrun.agent.framing import EVENT, MARKER, STDERR, STDOUT
 from ringrun.agent.output import PAUSE_BYTES, RESUME_BYTES, Output
 from ringrun.reach.protocol import Frame, FrameReader
 
@@ -120,18 +120,6 @@ def test_a_launcher_that_reads_slowly_is_not_flooded(agent: Agent) -> None:
     os.close(other)
     agent.turn()
     assert not agent.output.pipes and len(agent.output.unsent) < RESUME_BYTES
-
-
-def test_a_pipe_that_ends_while_nothing_is_read(agent: Agent) -> None:
-    """A rank has ended: its pipes are read to the end whatever is unsent."""
-    reader, writer = pipe_of(agent, STDOUT, 0)
-    agent.output.send(STDOUT, 0, b"x" * (PAUSE_BYTES + 1))
-    assert agent.output.paused
-    os.write(writer, b"last words")
-    os.close(writer)
-    assert agent.output.read(reader) and not agent.output.read(reader)
-    assert agent.output.unsent.endswith(b"last words" + FRAME_END) and not agent.output.pipes
-    agent.output.close()
 
 
 def test_nothing_is_sent_to_a_launcher_that_is_lost(agent: Agent) -> None:

@@ -125,26 +125,3 @@ processes.run_guard(child, "none", 0)
     assert done.returncode == code
     stat = Path(f"/proc/{int(done.stdout)}/stat")  # init may not have waited for it yet
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"
-
-
-def test_the_guard_passes_signals_on(started: List[subprocess.Popen[bytes]]) -> None:
-    program = """
-import signal, time
-child = os.fork()
-if child == 0:
-    def end(*_):
-        os._exit(5)
-    signal.signal(signal.SIGTERM, end)
-    caught = 0
-    while not caught >> signal.SIGTERM - 1 & 1:  # the guard does not catch it yet
-        time.sleep(0.01)
-        with open(f"/proc/{os.getppid()}/status") as file:
-            caught = int(dict(line.split(":") for line in file)["SigCgt"], 16)
-    print("here", flush=True)
-    while True:
-        signal.pause()
-processes.run_guard(child, "none", 0)
-"""
-    guard = ready(start(started, IN_A_PROCESS + program))
-    guard.send_signal(signal.SIGTERM)
-    assert guard.wait(60) == 5

@@ -154,13 +154,6 @@ def test_a_rank_that_gets_no_processor_is_starved(host: Host) -> None:
     ]
 
 
-def test_the_user_may_send_the_signal(host: Host) -> None:
-    process = host.start(0, "handler")
-    os.kill(process.pid, signal.SIGUSR1)
-    host.until(lambda: host.dumps > 0)
-    assert host.dumps == 1 and host.records == []
-
-
 def test_a_rank_without_a_handler_is_not_killed(host: Host) -> None:
     """It has told of a handler, and the program has replaced it since."""
     process = host.start(0, "silent")

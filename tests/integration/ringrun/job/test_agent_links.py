@@ -15,7 +15,7 @@ from ringrun.plan.job import HostJob, Job
 from ringrun.plan.options import Options
 from ringrun.reach import doors
 from ringrun.reach.agent_process import AgentLink
-from ringrun.reach.base import AT_ONCE, MAX_DELAY_S
+from ringrun.reach.base import MAX_DELAY_S
 from ringrun.reach.protocol import Frame
 
 LIMIT_S = 60.0
@@ -131,27 +131,11 @@ def test_a_login_that_is_not_over_is_ended(start: Callable[..., Started]) -> Non
     assert job.agents.all_closed and job.handler.ended == [-9], "the other one has not answered in time"
 
 
-def test_hosts_that_have_not_been_started_never_are(start: Callable[..., Started]) -> None:
-    job = start(*[READS] * (AT_ONCE + 2))
-    job.turn()
-    assert [link.attempt for link in job.links] == [1] * AT_ONCE + [0] * 2, "a jump host has a limit"
-    job.agents.stop(END)
-    job.until(lambda: job.agents.all_closed)
-    assert [link.attempt for link in job.links] == [1] * AT_ONCE + [0] * 2
-
-
 def test_a_host_whose_output_is_no_agents(start: Callable[..., Started]) -> None:
     job = start(ANSWERS + "printf 'this is not a frame of the agent'; " + STAYS)
     job.until(lambda: job.agents.all_closed)
     (why,) = job.handler.confusion
     assert why.startswith("h0: its agent sent invalid data: ") and job.handler.ended == [-9]
-
-
-def test_what_is_written_to_stderr_is_passed_on(start: Callable[..., Started]) -> None:
-    job = start("echo Permission denied >&2; " + ANSWERS + "exec 2>&-; " + READS)
-    job.until(lambda: job.handler.chatter.endswith(b"\n") and job.links[0].descriptor("stderr") < 0)
-    assert job.handler.chatter == b"Permission denied\n" == job.links[0].stderr_text.encode()
-    assert job.links[0].alive
 
 
 @pytest.mark.parametrize("is_local", [False, True])

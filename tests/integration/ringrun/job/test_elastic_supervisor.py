@@ -102,46 +102,6 @@ def test_a_process_that_fails_is_started_again(job: Callable[..., Running], fold
     assert running.supervisor._changes() and "Changes of membership" in page and "Failure" not in page
 
 
-def test_an_added_host_that_fails_says_why_and_may_get_another_interpreter(
-    job: Callable[..., Running], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
-    lists = folder / "ringcomm" / "hosts"
-    lists.mkdir(parents=True, mode=0o700)
-    (lists / "lab").write_text(f"other python={sys.executable}\n")
-    failing = "echo 'Traceback (most recent call last):' >&2; echo 'ImportError: no torch' >&2; exit 1"
-    program = f'[ "$TEST_HOST" = other ] && [ ! -e mended ] && {{ {failing}; }}; {WAIT}'
-    running = job(program, hosts="local:1", size=1, slots_per_host=1)
-    runtime = Path(running.supervisor._control._path).parent
-    excluded = threading.Event()
-
-    def add() -> None:
-        send_command(runtime, running.job.id, {"do": "add", "host": "other"})
-        excluded.wait(LIMIT_S)
-        (folder / "mended").touch()
-        running.server.size = 2
-        send_command(runtime, running.job.id, {"do": "add", "host": "lab"})
-
-    thread = threading.Thread(target=add)
-
-    def react(members: Sequence[int]) -> None:
-        if len(members) == 1:
-            running.server.size = 99  # those that fail do not join
-            thread.start()
-        else:
-            (folder / "enough").touch()
-
-    running.server.react = react
-    running.once(excluded.set, "slot 0 of other is excluded for the rest of the job")
-    outcome = running.run()
-    thread.join(LIMIT_S)
-    why = "exit code 1: ImportError: no torch"
-    assert f"unless `ringrun add` names its host: {why}" in running.console.text
-    assert f"slot 0 of other is excluded: {why}" in outcome.report
-    assert "slot 0 of other was excluded" in outcome.report.splitlines()[0] and outcome.exit_code == 0
-    assert [host.planned.spec.python for host in running.job.hosts] == [None, None, sys.executable]
-
-
 def test_all_processes_fail(job: Callable[..., Running]) -> None:
     running = job("echo broken >&2; exit 4")
 

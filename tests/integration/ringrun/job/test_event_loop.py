@@ -47,15 +47,6 @@ def test_timers_run_once_when_they_are_due(loop: Loop, time: Time) -> None:
     assert done == ["replaced", "late"]
 
 
-def test_timers_are_cancelled_by_name_or_by_its_first_word(loop: Loop, time: Time) -> None:
-    done: List[str] = []
-    for name in ("retry 0", "retry 1", "retrying", "ping", "force"):
-        loop.after(name, 0.0, lambda name=name: done.append(name))  # type: ignore[misc]
-    loop.cancel("retry", "ping")
-    loop.run_once(0.0)
-    assert done == ["retrying", "force"]
-
-
 def test_a_timer_may_cancel_or_replace_one_that_is_due_too(loop: Loop) -> None:
     done: List[str] = []
 

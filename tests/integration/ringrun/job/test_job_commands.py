@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
@@ -210,35 +209,6 @@ def test_sockets_without_a_job(jobs: Jobs) -> None:
     assert not (jobs.folder / f"{LEFT}.sock").exists() and running_jobs(Path("/nonexistent")) == []
     with pytest.raises(ConfigError, match=f"The job {GOING} does not answer: "):
         send_command(jobs.folder, GOING, {"do": "stop"})
-
-
-@pytest.mark.parametrize("answer", [b"", b"[]\n", b"{"])
-def test_a_job_that_does_not_answer_as_jobs_do(jobs: Jobs, answer: bytes) -> None:
-    jobs.folder.mkdir()
-
-    def serve() -> None:
-        connection, _ = server.accept()
-        with connection:
-            connection.recv(REQUEST_LIMIT_BYTES)
-            connection.sendall(answer)
-
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(jobs.folder / f"{XYZ}.sock"))
-        server.listen(1)
-        thread = threading.Thread(target=serve)
-        thread.start()
-        with pytest.raises(ConfigError, match=f"The job {XYZ} does not answer: .*its answer is not valid"):
-            send_command(jobs.folder, XYZ, {"do": "stop"})
-        thread.join()
-
-
-def test_a_folder_that_cannot_be_made(jobs: Jobs) -> None:
-    folder = jobs.folder / "below" / "a" / "file"
-    jobs.folder.touch()
-    server = ControlSocket(ABC, str, folder)
-    with pytest.raises(ConfigError, match="`ringrun stop`, .* cannot reach this job: .*XDG_RUNTIME"):
-        server.start()
-    server.stop()  # which has nothing to do
 
 
 def test_what_is_no_identifier_is_refused(jobs: Jobs) -> None:

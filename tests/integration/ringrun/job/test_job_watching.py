@@ -183,10 +183,3 @@ def test_the_report_is_written_at_the_end(
     page = (tmp_path / "run.html").read_text()
     assert job.text == f"ringrun: report: {tmp_path / 'run.html'}\n"
     assert "train.py" in page and "rank 1 (far) lost" in page and ("ValueError" in page) is bool(failure)
-
-
-def test_a_report_that_cannot_be_written(start: Callable[..., Started], tmp_path: Path) -> None:
-    job = start(Observation(report=tmp_path / "gone" / "run.html"))
-    job.watching.write_report("done", "", ())
-    path = tmp_path / "gone" / "run.html"
-    assert job.text == f"ringrun: The report {path} cannot be written: No such file or directory.\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, List, Tuple
@@ -105,15 +104,6 @@ def test_the_others_end_after_the_first_failure(
     assert outcome.exits[0].signal == outcome.exits[0].sent == 15
 
 
-def test_what_a_login_writes_is_shown_with_verbose_only(job: Callable[..., Job]) -> None:
-    for verbose in (False, True):
-        plain = job("true", hosts="a", settings={"verbose": verbose})
-        argv = ["sh", "-c", 'echo Welcome >&2; exec "$@"', "login", *plain.hosts[0].argv]
-        running = Running(replace(plain, hosts=(replace(plain.hosts[0], argv=tuple(argv)),)))
-        assert running.run().exit_code == 0
-        assert ("ringrun: a: Welcome\n" in running.console.text) is verbose
-
-
 # ---- hosts that do not start --------------------------------------------------------------------------
 
 
@@ -130,14 +120,6 @@ def test_a_number_of_slots_that_looks_like_a_port_is_refused(job: Callable[..., 
     slots = next(number for number in (22, 2222) if number > available_cores())
     outcome = Running(job("echo up", hosts=f"me@a:{slots},b")).run()
     assert outcome.reason == "start" and f"write me@a:1@{slots}" in outcome.report, outcome.report
-
-
-def test_a_host_that_does_not_run_yet_is_tried_again(job: Callable[..., Job], tmp_path: Path) -> None:
-    plain = job("echo started", hosts="a")
-    program = f'[ -e {tmp_path}/runs ] && exec "$@"; touch {tmp_path}/runs; echo PodInitializing >&2; exit 1'
-    argv = ["sh", "-c", program, "login", *plain.hosts[0].argv]
-    running = Running(replace(plain, hosts=(replace(plain.hosts[0], argv=tuple(argv)),)))
-    assert running.run().exit_code == 0 and running.console.lines == ["[a:0] started"]
 
 
 def test_each_host_has_a_short_time_to_report_what_it_lacks(
@@ -277,13 +259,6 @@ def test_a_console_that_is_full_delays_the_ranks_only(job: Callable[..., Job]) -
     running.console = running.supervisor._console = running.supervisor._printer._console = Full()
     assert running.run().exit_code == 0
     assert running.console.lines == ["[localhost:0] one", "[localhost:0] two"] and running.console.left == 0
-
-
-def test_notes_of_the_job_are_shown_in_its_first_attempt(job: Callable[..., Job]) -> None:
-    for attempt, count in ((0, 1), (1, 0)):
-        running = Running(replace(job("true", hosts="localhost"), notes=("a note",), attempt=attempt))
-        assert running.run().exit_code == 0
-        assert running.console.text.count("ringrun: a note\n") == count
 
 
 def test_files_come_back_from_the_hosts(

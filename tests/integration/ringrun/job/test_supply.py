@@ -68,12 +68,6 @@ def hosts(options: Options) -> Iterator[Hosts]:
     made.loop.close()
 
 
-def test_a_host_without_ringcomm_gets_this_machines(hosts: Hosts) -> None:
-    hosts.supply.send(hosts.job.hosts[1], {})
-    assert hosts.archives == [("b", framing.PACKAGE, own_package().archive)]
-    assert len(hosts.shown) == 1 and hosts.shown[0].startswith(f"sending {own_package().name} to b (")
-
-
 def test_a_host_gets_the_files_that_it_lacks(
     options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

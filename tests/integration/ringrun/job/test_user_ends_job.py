@@ -13,7 +13,6 @@ from typing import Any, Callable, List
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.job import grace
 from ringrun.job.control_socket import send_command
 from ringrun.plan.job import Job
 from tests.integration.ringrun.job.supervised import LIMIT_S, STAYS, Running, none_remain, shell_job
@@ -94,26 +93,6 @@ def test_a_second_signal_does_not_wait(job: Callable[..., Job], monkeypatch: pyt
     running.console.react = react
     outcome = running.run()
     assert outcome.exit_code == 130 and outcome.exits[0].signal == 9
-
-
-def test_a_signal_while_a_failure_is_being_handled(
-    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The failure counts, but nothing waits any more."""
-    monkeypatch.setattr(grace, "GRACE_S", 1000.0)
-    running = Running(job("[ $RANK = 1 ] && exit 3; trap '' TERM; echo up; while :; do sleep 1000; done"))
-
-    def again() -> None:
-        loop = running.supervisor._loop
-        loop.after("again", 0.01, end if running.supervisor._has_failed else again)
-
-    def end() -> None:
-        for _ in range(2):
-            running.supervisor.interrupt(2)
-
-    running.once(again, "up")
-    outcome = running.run()
-    assert (outcome.exit_code, outcome.reason) == (3, "failure") and outcome.exits[0].signal == 9
 
 
 def test_an_exception_of_the_caller_leaves_nothing_behind(job: Callable[..., Job]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
-from ringrun.reach.agent_process import STDERR_LIMIT_BYTES, AgentLink
+from ringrun.reach.agent_process import AgentLink
 from ringrun.reach.incoming import event_facts
 from ringrun.reach.protocol import BOOT
 
@@ -79,18 +79,6 @@ def test_reading_does_not_wait(started: Callable[..., AgentLink]) -> None:
         assert link.read() == []
     assert link.read() == []
     assert link.alive and not link.answered and link.poll() is None
-
-
-def test_of_what_is_written_to_stderr_the_last_part_is_kept(started: Callable[..., AgentLink]) -> None:
-    link = started("import sys; sys.stderr.write('x' * 20000 + 'last line\\n')")
-    assert link.process is not None
-    read = b""
-    while link.descriptor("stderr") >= 0:
-        assert select.select([link.descriptor("stderr")], [], [], 20.0)[0]
-        read += link.read_stderr()
-    assert len(read) == 20010 and len(link.stderr_text) == STDERR_LIMIT_BYTES
-    assert link.stderr_text.endswith("xlast line\n")
-    link.drain_stderr()  # it is closed
 
 
 def test_a_link_that_was_never_started_has_no_descriptors() -> None:

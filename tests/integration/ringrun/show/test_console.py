@@ -173,40 +173,7 @@ def test_the_state_at_the_bottom_of_a_terminal_is_written_over(streams: Streams)
     assert streams.read(2, 3 + 4) == b"60%\r\x1b[K"
 
 
-def test_a_terminal_that_cannot_move_its_cursor_is_like_a_pipe(
-    streams: Streams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    streams.terminal(1)
-    streams.terminal(2)
-    for kind in ("dumb", ""):
-        monkeypatch.setenv("TERM", kind)
-        console = streams.console()
-        assert list(console.terminals) == []
-        console.close()
-
-
 # ---- the console of a process that calls run() ----------------------------------------------------
-
-
-class Binary(io.TextIOWrapper):
-    """Text on top of bytes, like a terminal's or a file's."""
-
-    def __init__(self) -> None:
-        self.data = io.BytesIO()
-        super().__init__(self.data, encoding="utf-8")
-
-
-def test_bytes_are_written_below_the_text_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    out, err = Binary(), io.StringIO()
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(sys, "stderr", err)
-    console = Console()
-    print("before")
-    console.write(1, b"\xff\n")
-    console.write(2, b"\xc3\xa9\xff\n")
-    assert out.data.getvalue() == b"before\n\xff\n"
-    assert err.getvalue() == "\u00e9\ufffd\n", "a notebook's objects accept text only"
-    assert not console.broken
 
 
 @pytest.mark.parametrize("problem", [OSError(errno.EPIPE, "Broken pipe"), ValueError("closed file")])

@@ -12,7 +12,6 @@ import pytest
 from ringrun.agent.checks import (
     CHECK_SOURCE,
     can_be_provisioned,
-    check_argv,
     check_result,
     find_problem,
 )
@@ -72,24 +71,6 @@ def test_files_that_cannot_be_written(tmp_path: Path, path: str, why: str) -> No
     assert (found is None) is (why == "")
     if found is not None:
         assert (found["problem"], found["option"]) == ("write", "--timeline") and why in found["why"]
-
-
-@pytest.mark.parametrize(
-    ("script", "folder"), [("sub/train.py", "/job/sub"), ("/abs/train.py", "/abs"), (None, "/job")]
-)
-def test_modules_are_looked_for_where_the_ranks_will(script: Optional[str], folder: str) -> None:
-    config = {"script": script, "horovod": False, "package": "", "provision": False}
-    assert check_argv(config, "/p", "/job")[3:] == [folder, "numpy", "ringcomm"]
-    sent = check_argv({**config, "package": "digest"}, "/p", "/job")
-    assert sent[3:] == [folder, "numpy", "ringcomm"]
-    provided = check_argv({**config, "provision": True}, "/p", "/job")
-    assert provided[3:] == sent[3:], "all that can be sent is asked for at once"
-    assert check_argv({**config, "horovod": True}, "/p", "/job")[3:] == [
-        folder,
-        "numpy",
-        "ringcomm",
-        "ringrun",
-    ]
 
 
 def test_the_trial_import_finds_everything_that_is_lacking() -> None:

@@ -77,20 +77,6 @@ def test_the_cache_and_the_folder_of_a_running_job_stay(tmp_path: Path, environ:
     assert f"tmp/ringcomm-{os.getuid()}/{DIGEST}/a.py" not in left  # another cache, which it does not use
 
 
-def test_a_job_waits_for_the_end_of_cleaning(
-    environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shipped, "LOCK_S", 0.0)
-    place = shipped.places(environ)[0]
-    with trusted_folder(place) as folder:
-        lock = shipped.locked(folder, shipped.IN_USE, fcntl.LOCK_EX, 0.0)
-        with pytest.raises(BlockingIOError):
-            shipped.hold(folder)
-        os.close(lock)
-        shipped.hold(folder)
-    assert len(shipped._held) == 1
-
-
 def test_what_cannot_be_trusted_or_followed_stays(tmp_path: Path, environ: Dict[str, str]) -> None:
     place = Path(shipped.places(environ)[0])
     (tmp_path / "precious").mkdir()

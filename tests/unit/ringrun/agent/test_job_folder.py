@@ -67,15 +67,6 @@ def test_a_restart_finds_what_the_last_attempt_has_written(tree: SourceTree, env
     assert (root / "checkpoint").read_text() == "step 100" and (root / "train.py").read_text() == "print(1)"
 
 
-def test_a_directory_in_use_is_not_waited_for_without_a_limit(
-    tree: SourceTree, environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shipped, "LOCK_S", 0.0)
-    place("job", tree, environ)
-    facts = JobFolder("job", tree.files, environ).prepare(b"")
-    assert facts["problem"] == "package" and "temporarily unavailable" in facts["why"]
-
-
 def test_a_changed_content_is_sent_again(tree: SourceTree, environ: Dict[str, str]) -> None:
     place("one", tree, environ)
     for file in Path(environ["XDG_CACHE_HOME"], "ringcomm", "files").iterdir():

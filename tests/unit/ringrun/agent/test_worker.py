@@ -14,15 +14,8 @@ from ringcomm.errors import ConfigError, Misuse
 from ringcomm.storage.results import unpack
 from ringcomm.wire.signing import Signer
 from ringrun.agent import worker
-from ringrun.agent.worker import Call, carries_bytecode, pack_call
+from ringrun.agent.worker import Call, pack_call
 from ringrun.plan.signed import about_call, about_result, signed, verified
-
-
-def test_only_functions_by_value_depend_on_the_version_of_python() -> None:
-    number = 3
-    assert carries_bytecode(pack_call(Call(lambda: number, (), {}), []))
-    assert not carries_bytecode(pack_call(Call(threading.active_count, (), {}), []))
-
 
 KEY = b"k" * 32
 SIGNER = Signer(KEY, "job")
@@ -155,11 +148,3 @@ def test_a_call_without_a_valid_signature_is_not_unpickled(rank: Any, payload: b
     with pytest.raises(Misuse, match="not signed with the job's key"):
         rank(payload)
     assert rank.results == [b""]
-
-
-def test_a_process_without_a_key_was_not_started_by_ringrun(
-    rank: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("RINGCOMM_KEY")
-    with pytest.raises(ConfigError, match="can be started by ringrun only"):
-        rank(b"")

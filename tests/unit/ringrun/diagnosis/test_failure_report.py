@@ -194,25 +194,3 @@ def test_what_a_host_lacks(facts: Dict[str, Any], words: List[str]) -> None:
     assert text.startswith("jetson1: ") and "\n" not in text
     for word in words:
         assert word in text
-
-
-def test_on_this_machine_nothing_is_over_there() -> None:
-    found = {**FOUND, "missing": "ringcomm"}
-    for problem in ("cwd", "interpreter", "script", "program", "missing"):
-        facts = {"path": "/x", "problem": problem, "found": found}
-        text = host_problem("localhost", facts, True, lambda python: python)
-        assert "over there" not in text and "--no-ship-self" not in text
-
-
-def test_a_rank_that_has_ended_while_others_wait() -> None:
-    failure = FirstFailure()
-    failure.exited(Exit(0, 0, None))
-    failure.complained(Complaint(None, 0, "rank 0 has finished while others were in allreduce"))
-    failure.exited(Exit(1, 1, None))
-    two = failure_box(failure, {0: "pc", 1: "pc"}, ["pc"], {})
-    assert two.startswith("╭─ ringrun: rank 0 has ended while rank 1 still waits for it\n")
-    assert two.endswith("exit code 255\n")
-    for rank in (2, 3):
-        failure.exited(Exit(rank, 1, None))
-    box = failure_box(failure, HOSTS, ["pc", "jetson1"], {})
-    assert "rank 0 has ended while ranks 1-3 still wait for it" in box

@@ -22,7 +22,6 @@ from ringrun.diagnosis.records import (
     has_operations,
     keep_records,
     read_records,
-    temporary_places,
 )
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
@@ -108,15 +107,6 @@ def test_a_rank_that_reports_another_as_the_cause(records: Records) -> None:
     assert records.explanations({0: ["…", lost], 1: ["x"]}) == [told]
     assert records.explanations({0: ["RuntimeError: rank 1 was lost"]}) == [told], "as PyTorch may put it"
     assert records.explanations({0: ["ValueError: another matter, later"]}) == []
-
-
-def test_the_end_of_a_rank_is_kept_although_it_reports_more_than_once(records: Records) -> None:
-    records.take(0, record("failure", culprit=1, because=LOST, error=f"PeerLostError: {LOST}"))
-    records.take(0, record("failure", culprit=None, error=f"uncaught RuntimeError: of a hook: {LOST}"))
-    lost = ["RuntimeError: of a hook: rank 1 was lost"]
-    assert records.explanations({0: lost}) == [Complaint(0, 1, "rank 1 was lost")]
-    records.take(0, record("failure", culprit=None, error="uncaught ValueError: another matter"))
-    assert records.explanations({0: [*lost, "ValueError: another matter"]}) == []
 
 
 ROW = {
@@ -269,30 +259,9 @@ def test_what_makes_no_sense_is_left_out_with_a_sentence(
     assert len(text.splitlines()) == 1
 
 
-def test_temporary_folders_may_be_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(records_module.tempfile, "gettempdir", lambda: "/first")
-    assert temporary_places() == [Path("/first"), Path("/var/tmp"), tmp_path]
-
-    def none() -> str:
-        raise FileNotFoundError(2, "No usable temporary directory found")
-
-    monkeypatch.setattr(records_module.tempfile, "gettempdir", none)
-    assert temporary_places() == [Path("/var/tmp"), tmp_path]
-    tmp_path.rmdir()  # as another process may do
-    assert temporary_places() == [Path("/var/tmp")]
-
-
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records_module, "FILE_LIMIT_BYTES", 1 << 20)
     (tmp_path / "flight.0.json").write_bytes(b" " * (1 << 20) + b"{}")
     reports, bad = read_records(tmp_path)
     why = "cannot be read: it is longer than 1,048,576 bytes."
     assert reports == {} and bad == [f"{tmp_path}/flight.0.json {why}"]
-
-
-def test_a_rank_of_a_lost_host_is_lost_with_it(records: Records) -> None:
-    (host,) = records._job.hosts
-    contents = records.complete({0: Exit(0, 0, None)}, lost=[host.index])
-    assert [contents[rank]["end"] for rank in (0, 1)] == ["exit code 0", "lost with its host"]
-    assert records.complete({})[1]["end"] == ""

@@ -198,23 +198,6 @@ def test_a_rank_outside_the_group_that_disagrees_waits_and_its_members_do_not(er
     ]
 
 
-def test_a_rank_that_met_a_call_without_a_record_waits_for_no_rank() -> None:
-    text = told(report(0, [call(7, "failed")], reason="failure", error=ANOTHER), NOTHING)
-    assert text == [
-        "Rank 0 (host0) failed in allreduce `conv3.grad` (op 7, train.py:88).",
-        "Rank 2 (host2) left nothing behind: killed by SIGKILL.",
-        "They do not make the same calls.",
-    ]
-
-
-def test_a_group_that_was_given_up_is_not_what_a_rank_waits_in() -> None:
-    here = grouped(0, call(9, at=7.0), call(4, "failed", at=6.0))
-    later = grouped(1, call(9, "failed", at=5.0), call(4, "failed", at=6.0))
-    assert waits_for({0: here}) == {0: set()}
-    assert told(here)[0].endswith("(op 9, train.py:88).")
-    assert told(later)[0].endswith("(op 4, train.py:88).")
-
-
 def test_no_rank_waits() -> None:
     text = told(*(busy(rank, [call(3, "done")]) for rank in MEMBERS))
     assert text[-1] == "No rank waits for another."
@@ -236,12 +219,6 @@ def test_ranks_with_the_same_mismatch_are_one_line() -> None:
         f"Ranks 0, 1 {told_of}; their last operation was allreduce `conv3.grad` (op 7, train.py:88).",
         f"Rank 2 (host2) {told_of}; its last operation was allreduce `conv3.grad` (op 8, train.py:88).",
     ]
-
-
-def test_a_rank_that_had_come_and_failed_then_is_no_matter_of_the_network() -> None:
-    failed = report(1, ops=[named("a")], blocked=False, reason="failed", error="uncaught ValueError: no")
-    text = told(report(0, ops=[named("a", "running")]), failed, busy(2, ops=[named("a", "running")]))
-    assert text[-1] == "Rank 1 ended before that for which rank 0 waited was done."
 
 
 def test_calls_from_different_lines() -> None:
@@ -299,12 +276,6 @@ def test_a_long_message_waits_for_its_receive() -> None:
     text = told(messages(0, {1: (5, 4)}, message(5, 1, "to")), messages(1, {0: (4, 4)}))
     assert text[0].endswith("train.py:9) to be taken, which has asked for 4.")
     assert text[-1] == "Rank 0 waits for rank 1."
-
-
-def test_ranks_that_wait_for_messages_of_each_other() -> None:
-    reports = messages(0, {1: (0, 1)}, message(1, 1)), messages(1, {0: (0, 1)}, message(1, 0))
-    text = told(*reports)
-    assert "which has sent none." in text[0] and waits_for(dict(enumerate(reports))) == {0: {1}, 1: {0}}
 
 
 def test_a_message_that_was_sent_and_one_from_any_rank() -> None:

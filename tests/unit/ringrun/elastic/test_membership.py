@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from ringrun.elastic.limits import HostLimits, failed_text, timeout_text
-from ringrun.elastic.membership import LEAVE_S, NO_HOST_REMAINS
+from ringrun.elastic.membership import LEAVE_S
 from ringrun.elastic.places import (
     CloseHost,
     Exclude,
@@ -213,15 +213,6 @@ def test_a_removal_waits_for_other_hosts_if_too_few_ranks_would_be_left() -> Non
     assert [action.member for action in kinds(actions, Exclude)] == [0, 1]
 
 
-def test_the_job_fails_when_nothing_of_the_previous_hosts_remains() -> None:
-    job = Simulated("a,b", HostLimits(2, 1))
-    job.publish()
-    job.list("a")
-    job.exit(1, 0)
-    job.membership.processes[0].leaving = "removed"
-    assert kinds(job.exit(0, 0), Fail) == [Fail(NO_HOST_REMAINS)]
-
-
 def test_dropped_hosts_stay_away_until_they_are_added() -> None:
     job = Simulated("a,b", HostLimits(2, 1, script="./hosts"))
     job.publish()
@@ -257,21 +248,6 @@ def test_the_first_rank_that_ends_well_ends_the_job_for_newcomers() -> None:
     assert [action.member for action in kinds(job.exit(0, 0), StopProcess)] == [2]
     assert job.exit(2, 143) == [Finish()]
     assert job.list("a:2,b:2") == []
-
-
-def test_programs_that_never_join_end_the_job_too() -> None:
-    job = Simulated("a:2", HostLimits(2, 2))
-    assert job.exit(0, 0) == []
-    assert job.exit(1, 0) == [Finish()]
-
-
-def test_a_newcomer_that_ends_without_joining_does_not_end_the_job() -> None:
-    job = Simulated("a:2", HostLimits(2, 1))
-    job.publish()
-    job.exit(1)
-    job.publish(lost=(1,), join=False)
-    job.exit(2, 0)
-    assert not job.membership.finishing
 
 
 def test_a_rank_that_fails_after_another_has_finished_is_a_failure() -> None:

@@ -184,9 +184,3 @@ def test_odd_names_are_not_taken(tmp_path: Path, path: str, why: str) -> None:
     assert [item.name for item in (tmp_path / "fetched/a").iterdir()] == ["good"]
     (line,) = files.describe(prepare(Options(), ["true"])).splitlines()
     assert why in line and line.isprintable()
-
-
-def test_names_that_are_not_utf_8_are_taken(tmp_path: Path) -> None:
-    files = FetchedFiles(tmp_path / "fetched")
-    files.take("a", piece(os.fsdecode(b"caf\xe9"), 0, b"x"), ALL)
-    assert [os.fsencode(path.name) for path in (tmp_path / "fetched/a").iterdir()] == [b"caf\xe9"]

@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 import pytest
 
@@ -14,7 +14,7 @@ from ringcomm.transport import kinds, nics
 from ringrun.elastic.job import ElasticJob
 from ringrun.job import launch, rendezvous
 from ringrun.job.launch import describe, per_host, prepare, read_hosts
-from ringrun.job.rendezvous import master_variables, rendezvous_addresses, rendezvous_variables
+from ringrun.job.rendezvous import master_variables, rendezvous_variables
 from ringrun.plan.horovod import SettingValue
 from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
@@ -42,29 +42,6 @@ def test_a_job() -> None:
     assert far.env == {"TOKEN": "hunter2", "RINGCOMM_IFACE": "eth0"}
     assert job.slot_of(2) == Slot(1, 1) and job.host_of(2) is far and not job.all_local
     assert len(job.key) == 32
-
-
-@pytest.mark.parametrize(
-    ("hosts", "ifaces", "spec"),
-    [
-        ("far,away", ("eth7",), ""),  # no rank is here, so it is not about this machine
-        ("localhost,far", ("eth7",), "eth7"),
-        ("localhost,far", ("eth7", "localhost=lan0"), "lan0"),
-        ("localhost,far", ("far=eth7",), ""),
-    ],
-)
-def test_where_the_rendezvous_listens(
-    monkeypatch: pytest.MonkeyPatch, hosts: str, ifaces: Tuple[str, ...], spec: str
-) -> None:
-    asked = []
-    monkeypatch.setattr(
-        nics,
-        "own_addresses",
-        lambda spec: asked.append(spec) or [nics.Interface("x", "192.0.2.1", "wired", 24)],
-    )
-    job = prepare(Options(hosts=hosts, iface=ifaces), ["x.py"], ENVIRON)
-    assert rendezvous_addresses(job) == ["192.0.2.1"]
-    assert asked == [spec]
 
 
 def test_one_machine_under_two_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,13 +87,6 @@ def test_a_job_that_has_survived_its_failures_succeeds(count: int, title: str) -
     assert outcome.report.count("0:01:01  rank 1 (far) lost") == count
 
 
-def test_the_title_names_what_was_excluded_and_does_not_count_it() -> None:
-    changes = [(1.0, "slot 0 of b is excluded for 1 s: exit code 1: no torch"), *CHANGES]
-    outcome = with_changes(Outcome(0, "", "done"), None, changes, ["slot 0 of b"])
-    assert "ringrun: the ranks changed 1 time, slot 0 of b was excluded" in outcome.report
-    assert "0:00:01  slot 0 of b is excluded for 1 s: exit code 1: no torch" in outcome.report
-
-
 @pytest.mark.parametrize(("code", "shown"), [(0, 1), (4, 4)])
 def test_why_a_job_cannot_continue(code: int, shown: int) -> None:
     outcome = with_changes(Outcome(code, "", "done"), "too few slots\x1b[2J", CHANGES)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Type
+from typing import Any, Callable, List, Optional
 
 import pytest
 
 from ringrun.diagnosis.first_failure import Cause, Exit
-from ringrun.job import restarts
-from ringrun.job.elastic_supervisor import ElasticSupervisor
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import Outcome
 from ringrun.job.restarts import Attempts, attempt_of, is_worthwhile, wait_s
-from ringrun.job.supervise import Supervisor
 from ringrun.plan.options import Options
-from ringrun.show.console import Console
 
 
 def failure(code: Optional[int] = 1, reason: str = "failure") -> Outcome:
@@ -159,24 +155,3 @@ def test_signals_reach_the_attempt_that_runs() -> None:
     made[0].diagnose()  # it is over
     assert running.told == ["diagnose", 15]
     assert made[0].signum == 15
-
-
-@pytest.mark.parametrize(
-    ("options", "kind"), [(Options(), Supervisor), (Options(min_np=1), ElasticSupervisor)]
-)
-def test_a_supervisor_runs_the_job(
-    monkeypatch: pytest.MonkeyPatch, options: Options, kind: Type[Supervisor]
-) -> None:
-    started: List[Supervisor] = []
-    outcome = Outcome(7, "", "done")
-
-    def run(supervisor: Supervisor) -> Outcome:
-        assert started == [supervisor]  # which may be interrupted from now on
-        supervisor._loop.close()
-        return outcome
-
-    monkeypatch.setattr(Supervisor, "run", run)
-    monkeypatch.setattr(restarts, "rendezvous_for", lambda job: lambda notify: None)  # opens sockets
-    job = prepare(options, ["x.py"], {"PATH": "/nowhere"})
-    assert restarts.launch(job, Console(), started.append) is outcome
-    assert type(started[0]) is kind

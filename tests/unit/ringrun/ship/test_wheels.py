@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import zipfile
 from pathlib import Path
@@ -107,18 +106,6 @@ def test_a_wheel_that_is_not_as_it_was_downloaded_is_not_used(
 def test_a_download_that_fails_says_why(environ: Dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="no wheels of numpy for Python 2.9 on vax with glibc 2.31"):
         fetch_wheels(Target("2.9", "vax", "2.31"), environ, ["numpy"])
-
-
-def test_a_download_goes_to_the_cache(pip: Pip, environ: Dict[str, str]) -> None:
-    before = os.umask(0o002)  # pip makes files by it
-    try:
-        package, _ = fetch_wheels(BOARD, environ, ["numpy"])
-    finally:
-        os.umask(before)
-    assert package.name == "numpy 1.0"
-    wheel = "numpy-1.0-cp38-cp38-linux_aarch64.whl"
-    assert sorted(file.name for file in kept_in(environ).iterdir()) == ["digests.json", wheel]
-    assert {file.stat().st_mode & 0o777 for file in kept_in(environ).iterdir()} == {0o600}
 
 
 def test_a_download_that_takes_too_long(environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,11 +143,3 @@ def test_the_stack_of_another_language_does_not_push_the_error_out() -> None:
     for line in (b"RuntimeError: shapes differ", b"", *stack):
         tail.add(line)
     assert tail.text() == ["RuntimeError: shapes differ", ""]
-
-
-def test_a_terminal_shows_a_prompt_below_the_lines() -> None:
-    outputs = Outputs({0: "a"}, {1: False, 2: False}, in_place=(1,))
-    assert outputs.feed(0, 1, b"Continue? ", 0.0) == b"" and outputs.state() is None
-    assert outputs.tick(1.0) == [] and outputs.state() == (1, b"[a:0] Continue?")
-    assert outputs.feed(0, 1, b"yes\nnext\n", 2.0) == b"[a:0] Continue? yes\n[a:0] next\n"
-    assert outputs.state() is None and not outputs.waiting

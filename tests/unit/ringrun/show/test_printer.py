@@ -48,16 +48,6 @@ def printer_of(console: Console, time: Any = None, **options: Any) -> Printer:
     return Printer(job, console, {1: False, 2: False}, time or Time())
 
 
-def test_lines_have_a_prefix_and_unknown_ranks_have_none() -> None:
-    console = Kept()
-    printer = printer_of(console)
-    printer.printed(1, 1, b"step 1\nste")
-    printer.printed(7, 1, b"of no rank of this job\n")
-    printer.ending(7)
-    printer.ended(1, True)
-    assert console.written == {1: b"[localhost:1] step 1\n[localhost:1] ste\n", 2: b""}
-
-
 def test_a_traceback_waits_for_the_first_failure() -> None:
     time, console = Time(), Kept()
     printer = printer_of(console, time)
@@ -135,19 +125,3 @@ def test_a_progress_bar_is_shown_at_the_bottom_of_a_terminal() -> None:
     time.now_s += STATE_INTERVAL_S
     printer.printed(0, 2, b"\rdone\n")
     assert len(console.states) == 3 and console.written[2] == b"[localhost:0] done\n"
-
-
-@pytest.mark.parametrize(("terminals", "stream"), [((1, 2), 2), ((1,), 1)])
-def test_a_block_is_above_the_progress_bars(terminals: Tuple[int, ...], stream: int) -> None:
-    time, console = Time(), Kept(terminals)
-    printer = printer_of(console, time)
-    printer.block = [b"rank  host", b"   0  desk"]
-    printer.tick()
-    assert printer.waiting and console.states == [(stream, [b"rank  host", b"   0  desk"])]
-    time.now_s += STATE_INTERVAL_S
-    printer.printed(1, 1, b"\r50%")
-    assert console.states[-1] == (stream, [b"rank  host", b"   0  desk", b"[localhost:1] 50%"])
-    printer.block = ()
-    time.now_s += STATE_INTERVAL_S
-    printer.tick()
-    assert console.states[-1] == (1, [b"[localhost:1] 50%"])

@@ -113,26 +113,3 @@ def test_short_jobs_and_jobs_without_ringcomm(seconds):
     text = Checker(page_of(History(0.0))).text
     assert "No rank has reported numbers" in text and "or the job ended before" in text
     assert "0 ranks" not in text
-
-
-def test_many_ranks_have_a_table_in_place_of_the_map():
-    slept = {rank: {40: 0.5} for rank in range(40)}
-    page = page_of(running(2, [0.5] * 40 + [0.0], slept))
-    assert "Ranks that others waited for" in page and "Rank 40" in page
-
-
-def test_the_links_table_names_the_interfaces():
-    history = running(5, [0.3, 0.3, 0.3], {})
-    row = {"rank": 0, "peer": 1, "iface": "unix", "peer_iface": "unix"}
-    history.linked([row, {**row, "peer": 2, "iface": "eth0", "peer_iface": "enp3s0"}])
-    history.linked([])
-    text = " ".join(Checker(page_of(history)).text.split())
-    for words in ("inside the host", "eth0 to enp3s0", "enp3s0 to eth0"):
-        assert words in text.partition(" Links ")[2]
-
-
-def test_local_steps_and_drift_are_said():
-    history = running(3, [0.1, 0.1], {})
-    history.take(0, report(0, 4.0, gauges={"local_steps": 8, "local_drift": 0.0123}), 4.0)
-    text = Checker(page_of(history)).text
-    assert "the ranks synchronize every 8 steps, their weights were 1.2 % apart" in text
