@@ -99,7 +99,6 @@ def test_an_agent_that_says_what_it_may_not_is_refused_with_a_sentence(
         (2, event(-1, event="lacks")),
         (1, event(0, **EXIT)),
         (1, event(0, event="started", pid=7)),
-        (16384, event(-1, event="asked")),
         (16, Frame(framing.RECORD, 0, bytes(4 << 20))),
     ],
 )

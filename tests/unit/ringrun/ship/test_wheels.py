@@ -103,7 +103,9 @@ def test_a_wheel_that_is_not_as_it_was_downloaded_is_not_used(
     assert again.digest == package.digest and pip.calls == 2
 
 
-def test_a_download_that_fails_says_why(environ: Dict[str, str]) -> None:
+def test_a_download_that_fails_says_why(environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = subprocess.CompletedProcess((), 1, b"", b"ERROR: No matching distribution found for numpy\n")
+    monkeypatch.setattr("ringrun.ship.wheels.subprocess.run", lambda *_, **__: failed)
     with pytest.raises(ConfigError, match="no wheels of numpy for Python 2.9 on vax with glibc 2.31"):
         fetch_wheels(Target("2.9", "vax", "2.31"), environ, ["numpy"])
 
