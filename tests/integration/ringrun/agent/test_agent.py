@@ -68,6 +68,12 @@ class Agent:
         self.link.drain_stderr()
         return self.link.stderr_text
 
+    def go(self) -> Agent:
+        """Start the ranks when it is ready."""
+        self.event("ready")
+        self.send(GO)
+        return self
+
     def event(self, name: str, rank: int = -1) -> Dict[str, Any]:
         """Wait for an event; its facts."""
         self.until(lambda: self._found(name, rank))
@@ -142,9 +148,7 @@ def test_output_and_ends_of_ranks_are_reported(start: Callable[..., Agent]) -> N
 def test_bytes_for_the_ranks_and_their_results(start: Callable[..., Agent]) -> None:
     program = "cat <&$1 >&$2; wc -c </proc/self/fd/$RINGCOMM_KEY_FD"
     argv = ["bash", "-c", program, "rank"]
-    agent = start(*argv, np=2, payload=b"call" * 50_000)
-    agent.event("ready")
-    agent.send(GO)
+    agent = start(*argv, np=2, payload=b"call" * 50_000).go()
     agent.dismiss()
     for rank in range(2):
         assert agent.data(RESULT, rank) == b"call" * 50_000
@@ -152,9 +156,7 @@ def test_bytes_for_the_ranks_and_their_results(start: Callable[..., Agent]) -> N
 
 
 def test_ranks_of_an_elastic_job_come_and_go(start: Callable[..., Agent]) -> None:
-    agent = start("sh", "-c", "echo here; exec sleep 1000", elastic=True, ranks=[])
-    agent.event("ready")
-    agent.send(GO)
+    agent = start("sh", "-c", "echo here; exec sleep 1000", elastic=True, ranks=[]).go()
     for rank in (3, 4):
         agent.send({"do": "start", "rank": {"rank": rank, "env": {"RINGCOMM_SLOT": f"0:{rank}"}}})
     agent.until(lambda: agent.data(STDOUT, 3) == b"here\n" == agent.data(STDOUT, 4))
@@ -175,9 +177,7 @@ def test_a_program_that_cannot_be_executed(start: Callable[..., Agent], tmp_path
     program = tmp_path / "train"
     program.write_bytes(b"\x7fELF, but nothing more")
     program.chmod(0o755)
-    agent = start(str(program))
-    agent.event("ready")
-    agent.send(GO)
+    agent = start(str(program)).go()
     problem = agent.event("problem")
     assert problem["problem"] == "start" and problem["path"] == str(program) and "format" in problem["why"]
     agent.dismiss()
@@ -230,8 +230,7 @@ def test_files_are_sent_there_and_back(
     agent = start("sh", "-c", "./run.sh", code=files, folder="job-0", fetch=["out/*"])
     assert agent.event("lacks")["files"] == [digest]
     agent.link.send_frame(CODE, Package("files", {digest: content}).archive)
-    agent.event("ready")
-    agent.send(GO)
+    agent.go()
     agent.event("exit", 0)
     agent.dismiss()
     pieces = [frame.data.partition(b"\n") for frame in agent.frames if frame.kind == FILE]
@@ -253,9 +252,7 @@ def test_what_ranks_leave_behind_is_ended(start: Callable[..., Agent], tmp_path:
     files = [tmp_path / "one", tmp_path / "two"]
     starts = f"sh {tmp_path}/stubborn {files[0]} & setsid sh {tmp_path}/stubborn {files[1]} &"
     wait = f"until [ -s {files[0]} ] && [ -s {files[1]} ]; do sleep 0.01; done"
-    agent = start("sh", "-c", f"{starts} {wait}; exit 4")
-    agent.event("ready")
-    agent.send(GO)
+    agent = start("sh", "-c", f"{starts} {wait}; exit 4").go()
     assert agent.event("exit", 0)["code"] == 4
     agent.dismiss()
     assert eventually(lambda: not [path for path in files if is_running(int(path.read_text()))], LIMIT_S)
@@ -263,9 +260,7 @@ def test_what_ranks_leave_behind_is_ended(start: Callable[..., Agent], tmp_path:
 
 @pytest.mark.parametrize("way", ["stdin", "terminated", pytest.param("silence", marks=pytest.mark.full)])
 def test_an_agent_that_loses_its_launcher_ends_its_ranks(start: Callable[..., Agent], way: str) -> None:
-    agent = start("sh", "-c", "echo $$; exec sleep 1000", silence_s=3.0 if way == "silence" else None)
-    agent.event("ready")
-    agent.send(GO)
+    agent = start("sh", "-c", "echo $$; exec sleep 1000", silence_s=3.0 if way == "silence" else None).go()
     agent.until(lambda: agent.send({"do": "numbers"}) or agent.data(STDOUT))  # not silent yet
     pid = int(agent.data(STDOUT))
     assert is_running(pid) and agent.link.process is not None
@@ -283,9 +278,7 @@ def test_an_agent_that_loses_its_launcher_ends_its_ranks(start: Callable[..., Ag
 def test_an_agent_that_is_signalled_with_its_launcher_reports_all(start: Callable[..., Agent]) -> None:
     """As by a scheduler, which sends SIGTERM to all processes of a job."""
     saves = "trap 'sleep 0.2; echo saved; exit 5' TERM; echo up; while :; do sleep 0.02; done"
-    agent = start("sh", "-c", saves)
-    agent.event("ready")
-    agent.send(GO)
+    agent = start("sh", "-c", saves).go()
     agent.until(lambda: agent.data(STDOUT))
     assert agent.link.process is not None
     guard = agent.link.process.pid
@@ -297,9 +290,7 @@ def test_an_agent_that_is_signalled_with_its_launcher_reports_all(start: Callabl
 
 
 def test_a_launcher_that_no_longer_reads_ends_the_ranks(start: Callable[..., Agent], tmp_path: Path) -> None:
-    agent = start("sh", "-c", f"echo $$ >{tmp_path}/pid; while :; do echo step || sleep 1000; done")
-    agent.event("ready")
-    agent.send(GO)
+    agent = start("sh", "-c", f"echo $$ >{tmp_path}/pid; while :; do echo step || sleep 1000; done").go()
     agent.until(lambda: agent.data(STDOUT))
     assert agent.link.process is not None and agent.link.process.stdout is not None
     agent.link.process.stdout.close()
