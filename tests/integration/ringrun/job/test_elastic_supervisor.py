@@ -115,7 +115,13 @@ def test_all_processes_fail(job: Callable[..., Running]) -> None:
     assert "broken" in outcome.report and outcome.members == []
 
 
-def test_hosts_are_added_and_dropped(job: Callable[..., Running], folder: Path) -> None:
+def test_hosts_are_added_by_the_name_of_a_list_and_dropped(
+    job: Callable[..., Running], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    lists = folder / "ringcomm" / "hosts"
+    lists.mkdir(parents=True, mode=0o700)
+    (lists / "lab").write_text(f"other slots=2 python={sys.executable}\n")
     running = job(STAYS, hosts="local:1", size=1, slots_per_host=1)
     runtime = Path(running.supervisor._control._path).parent
     answers: List[str] = []
@@ -129,7 +135,7 @@ def test_hosts_are_added_and_dropped(job: Callable[..., Running], folder: Path) 
     def add() -> None:
         answers.extend([command("add", 7), command("add", "a b"), command("drop", "nowhere")])
         answers.append(command("drop", "local"))
-        answers.append(command("add", "other:2"))
+        answers.append(command("add", "lab"))
 
     threads = [threading.Thread(target=add)]
 
@@ -152,6 +158,7 @@ def test_hosts_are_added_and_dropped(job: Callable[..., Running], folder: Path) 
     assert running.server.excluded == [(0, "local is not available any more")]
     assert outcome.exit_code == 0 and sorted(outcome.members or ()) == [1, 2]
     assert [host.name for host in running.job.hosts] == ["local", "other"]
+    assert running.job.hosts[1].planned.spec.python == sys.executable
 
 
 # ---- hosts --------------------------------------------------------------------------------------------

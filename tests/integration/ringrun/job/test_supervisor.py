@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, List, Tuple
@@ -102,6 +103,15 @@ def test_the_others_end_after_the_first_failure(
     assert (outcome.exit_code, outcome.reason) == (3, "failure")
     assert "rank 1 on b failed first: exit code 3" in outcome.report and "broken" in outcome.report
     assert outcome.exits[0].signal == outcome.exits[0].sent == 15
+
+
+def test_what_a_login_writes_is_shown_with_verbose_only(job: Callable[..., Job]) -> None:
+    for verbose in (False, True):
+        plain = job("true", hosts="a", settings={"verbose": verbose})
+        argv = ["sh", "-c", 'echo Welcome >&2; exec "$@"', "login", *plain.hosts[0].argv]
+        running = Running(replace(plain, hosts=(replace(plain.hosts[0], argv=tuple(argv)),)))
+        assert running.run().exit_code == 0
+        assert ("ringrun: a: Welcome\n" in running.console.text) is verbose
 
 
 # ---- hosts that do not start --------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import List, Set
 
 import pytest
 
-from ringrun.agent.binding import Processor, describe, shares, usable_shares
+from ringrun.agent.binding import Processor, available_processors, describe, shares, usable_shares
 
 
 def machine(cores: int, threads: int = 1, sockets: int = 1, slow: int = 0) -> List[Processor]:
@@ -31,6 +32,15 @@ def machine(cores: int, threads: int = 1, sockets: int = 1, slow: int = 0) -> Li
 )
 def test_cores(processors: List[Processor], ranks: int, expected: List[Set[int]]) -> None:
     assert shares("core", processors, ranks) == expected
+
+
+def test_a_board_with_unlike_cores(tmp_path: Path) -> None:
+    for number in os.sched_getaffinity(0):
+        folder = tmp_path / f"cpu{number}"
+        (folder / "topology").mkdir(parents=True)
+        (folder / "cpu_capacity").write_text("512\n")
+        (folder / "topology" / "core_id").write_text(f"{number}\n")
+    assert {item.capacity for item in available_processors(str(tmp_path))} == {512}
 
 
 def test_shares_that_the_system_permits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,3 +194,11 @@ def test_what_a_host_lacks(facts: Dict[str, Any], words: List[str]) -> None:
     assert text.startswith("jetson1: ") and "\n" not in text
     for word in words:
         assert word in text
+
+
+def test_on_this_machine_nothing_is_over_there() -> None:
+    found = {**FOUND, "missing": "ringcomm"}
+    for problem in ("cwd", "interpreter", "script", "program", "missing"):
+        facts = {"path": "/x", "problem": problem, "found": found}
+        text = host_problem("localhost", facts, True, lambda python: python)
+        assert "over there" not in text and "--no-ship-self" not in text

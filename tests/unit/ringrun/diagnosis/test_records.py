@@ -265,3 +265,10 @@ def test_a_file_that_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest
     reports, bad = read_records(tmp_path)
     why = "cannot be read: it is longer than 1,048,576 bytes."
     assert reports == {} and bad == [f"{tmp_path}/flight.0.json {why}"]
+
+
+def test_a_rank_of_a_lost_host_is_lost_with_it(records: Records) -> None:
+    (host,) = records._job.hosts
+    contents = records.complete({0: Exit(0, 0, None)}, lost=[host.index])
+    assert [contents[rank]["end"] for rank in (0, 1)] == ["exit code 0", "lost with its host"]
+    assert records.complete({})[1]["end"] == ""

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from ringrun.elastic.limits import HostLimits, failed_text, timeout_text
-from ringrun.elastic.membership import LEAVE_S
+from ringrun.elastic.membership import LEAVE_S, NO_HOST_REMAINS
 from ringrun.elastic.places import (
     CloseHost,
     Exclude,
@@ -199,6 +199,12 @@ def test_a_process_that_does_not_leave_is_ended() -> None:
     assert not kinds(job.done, Fail)
 
 
+def test_fewer_slots_remove_the_highest_ones() -> None:
+    job = Simulated("a:3", HostLimits(1, 1))
+    job.publish()
+    assert [action.member for action in kinds(job.list("a:1"), Exclude)] == [1, 2]
+
+
 def test_a_removal_waits_for_other_hosts_if_too_few_ranks_would_be_left() -> None:
     job = Simulated("a:2", HostLimits(2, 2))
     job.publish()
@@ -211,6 +217,15 @@ def test_a_removal_waits_for_other_hosts_if_too_few_ranks_would_be_left() -> Non
     assert texts(job.list("b:2")) == []
     actions = job.publish()
     assert [action.member for action in kinds(actions, Exclude)] == [0, 1]
+
+
+def test_the_job_fails_when_nothing_of_the_previous_hosts_remains() -> None:
+    job = Simulated("a,b", HostLimits(2, 1))
+    job.publish()
+    job.list("a")
+    job.exit(1, 0)
+    job.membership.processes[0].leaving = "removed"
+    assert kinds(job.exit(0, 0), Fail) == [Fail(NO_HOST_REMAINS)]
 
 
 def test_dropped_hosts_stay_away_until_they_are_added() -> None:
@@ -237,6 +252,14 @@ def test_a_host_that_is_added_again_gets_the_interpreter_that_is_named_then() ->
     assert kinds(actions, OpenHost) == [OpenHost(2, HostSpec("b", python="/p"), 1)]
 
 
+def test_an_added_host_stays_although_the_script_does_not_name_it() -> None:
+    job = Simulated("a", HostLimits(1, 1, script="./hosts"))
+    job.publish()
+    job.take(job.membership.add_host(parse_hosts("b:2")[0], 0.0))
+    assert kinds(job.list("a"), Exclude, CloseHost, StopProcess) == []
+    assert sorted(job.membership.processes) == [0, 1, 2]
+
+
 # ---- the end ------------------------------------------------------------------------------------
 
 
@@ -248,6 +271,15 @@ def test_the_first_rank_that_ends_well_ends_the_job_for_newcomers() -> None:
     assert [action.member for action in kinds(job.exit(0, 0), StopProcess)] == [2]
     assert job.exit(2, 143) == [Finish()]
     assert job.list("a:2,b:2") == []
+
+
+def test_a_newcomer_that_ends_without_joining_does_not_end_the_job() -> None:
+    job = Simulated("a:2", HostLimits(2, 1))
+    job.publish()
+    job.exit(1)
+    job.publish(lost=(1,), join=False)
+    job.exit(2, 0)
+    assert not job.membership.finishing
 
 
 def test_a_rank_that_fails_after_another_has_finished_is_a_failure() -> None:

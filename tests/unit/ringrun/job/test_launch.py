@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List
@@ -20,6 +21,7 @@ from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
 from ringrun.reach import doors
+from ringrun.ship.source_tree import SourceTree
 
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
 
@@ -229,6 +231,12 @@ def test_per_host(values: List[str], found: Dict[Any, str]) -> None:
     assert per_host("--python", values, ["a", "b"]) == found
 
 
+@pytest.mark.parametrize("values", [["c=/p"], ["a="], [""], ["/p", "/q"], ["a=/p", "a=/q"]])
+def test_bad_per_host_values(values: List[str]) -> None:
+    with pytest.raises(ConfigError, match="--python"):
+        per_host("--python", values, ["a", "b"])
+
+
 def test_hosts_come_from_one_place(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("a slots=2\n")
@@ -278,6 +286,19 @@ def test_the_script_is_looked_for_before_files_are_counted(
         prepare(Options(hosts="far", ship="."), ["tran.py"], ENVIRON)
 
 
+def test_a_line_says_what_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = threading.Event()
+
+    def slow_tree(root: Path) -> SourceTree:
+        assert said.wait(30.0)
+        return SourceTree(root)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "SLOW_S", 0.0)
+    monkeypatch.setattr(launch, "SourceTree", slow_tree)
+    prepare(Options(hosts="far", ship="."), ["-m", "x"], ENVIRON, say=lambda text: said.set())
+
+
 ELASTIC = Options(np=2, hosts="localhost:1,me@far:3", min_np=1)
 
 
@@ -289,6 +310,13 @@ def test_an_elastic_job_and_its_description() -> None:
     assert "at least 1 rank and any number of." in text
     assert "  localhost (this machine, no ssh): 1 slot\n" in text and "  me@far (ssh): 3 slots\n" in text
     assert text.endswith("  command: python train.py\n")
+
+
+def test_an_elastic_job_whose_hosts_a_script_prints() -> None:
+    options = Options(min_np=1, max_np=4, host_discovery_script="./find-hosts", slots_per_host=1)
+    job = prepare(options, ["train.py"], ENVIRON)
+    assert isinstance(job, ElasticJob) and list(job.specs) == []
+    assert "at most 4" in describe(job) and "  hosts: as ./find-hosts prints them\n" in describe(job)
 
 
 @pytest.mark.parametrize(
@@ -331,3 +359,10 @@ def test_files_that_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert job.tree is not None and job.code_at == "."
     (note,) = [note for note in job.notes if "--ship" in note]
     assert "does not send helper.py, which the program imports" in note
+
+
+def test_one_rank_has_no_links_to_measure() -> None:
+    values = from_values({"advise": True})
+    with pytest.raises(ConfigError, match="--advise needs at least two ranks, and this job has one"):
+        prepare(Options(setting_values=values), ["true"], {})
+    assert prepare(Options(np=2, setting_values=values), ["true"], {}).settings.advise

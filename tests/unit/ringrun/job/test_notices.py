@@ -53,6 +53,13 @@ def test_of_many_refusals_the_first_are_shown() -> None:
     assert lines[-1] == f"peer {REFUSALS_SHOWN - 1} (further ones are not shown)"
 
 
+def test_a_process_that_tries_again_is_refused_in_one_line() -> None:
+    found, lines = notices()
+    for _ in range(5):
+        found.take(Notice("refused", "refused a process that asked to join: this job has failed"))
+    assert lines == ["refused a process that asked to join: this job has failed"]
+
+
 def test_the_interpreter_of_a_host_is_named_if_it_is_another_one() -> None:
     found, lines = notices(hosts="localhost,b")
     for host in found._job.hosts:

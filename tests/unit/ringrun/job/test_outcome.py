@@ -75,6 +75,13 @@ def test_the_first_failure_is_reported(job: Job) -> None:
     assert outcome.to_show == [], "the report has all of its last lines"
 
 
+def test_of_long_tracebacks_the_rest_is_shown(job: Job) -> None:
+    long = ["Traceback (most recent call last):"]
+    long += [*(f"  line {number}" for number in range(150)), "ValueError: x"]
+    failure = failure_of(Exit(1, 1, None))
+    assert ended(job, failure, "", 0, {1: long, 0: long}).to_show == [1]
+
+
 # ---- elastic jobs ---------------------------------------------------------------------------------
 
 

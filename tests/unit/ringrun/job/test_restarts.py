@@ -8,9 +8,11 @@ from typing import Any, Callable, List, Optional
 import pytest
 
 from ringrun.diagnosis.first_failure import Cause, Exit
+from ringrun.elastic.job import ElasticJob
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import Outcome
 from ringrun.job.restarts import Attempts, attempt_of, is_worthwhile, wait_s
+from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
 
 
@@ -155,3 +157,13 @@ def test_signals_reach_the_attempt_that_runs() -> None:
     made[0].diagnose()  # it is over
     assert running.told == ["diagnose", 15]
     assert made[0].signum == 15
+
+
+def test_an_attempt_of_an_elastic_job_starts_with_its_first_ranks() -> None:
+    job = prepare(Options(hosts="localhost:2", min_np=1), ["true"])
+    assert isinstance(job, ElasticJob)
+    job.open_host(0, HostSpec("localhost"), 2, True)
+    again = attempt_of(job, 1, 1)
+    assert isinstance(again, ElasticJob) and again.limits == job.limits
+    assert (again.hosts, again.plan.hosts) == ([], [])
+    assert again.attempt == 1 and again.id != job.id and again.key != job.key

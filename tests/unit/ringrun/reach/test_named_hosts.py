@@ -11,8 +11,9 @@ import pytest
 from ringcomm.errors import ConfigError
 from ringrun import cli
 from ringrun.job.launch import read_hosts
-from ringrun.plan.hosts import HostSpec
+from ringrun.plan.hosts import HostSpec, parse_hosts
 from ringrun.plan.options import Options
+from ringrun.reach import named_hosts
 from ringrun.reach.named_hosts import folder_of_lists, ssh_hosts, with_lists
 
 
@@ -144,6 +145,15 @@ def test_hosts_are_taken_from_sshs_configuration(run: Any, tmp_path: Path) -> No
     assert answer.startswith("2 ") and "none that matches nope. It has: jetson1, " in answer
     (tmp_path / ".ssh" / "config").write_text("Host *\n")
     assert "there is none. A host there is a line like: Host jetson1" in run("import lab")
+
+
+def test_a_list_with_the_name_of_a_host(lists: Path) -> None:
+    named_hosts.add_hosts("lab", ["a", "b"], os.environ)
+    with pytest.raises(ConfigError, match="b is a host of the list lab"):
+        named_hosts.add_hosts("b", ["c"], os.environ)
+    specs = parse_hosts("localhost,lab")
+    assert named_hosts.lists_in(specs, os.environ) == ["the list lab: a, b"]
+    assert named_hosts.lists_in(parse_hosts("localhost,c:2"), os.environ) == []
 
 
 def test_a_list_that_is_a_link_is_refused_with_what_to_do(run: Any, lists: Path, tmp_path: Path) -> None:

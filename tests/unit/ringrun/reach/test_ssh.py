@@ -21,6 +21,7 @@ def test_argv() -> None:
     assert ARGV[:3] == ["ssh", "-F", "my config"]
     assert ARGV[-3:] == ["--", "me@jetson1", remote_command("/v/bin/python")]
     assert "--" not in Ssh(SshOptions("dbclient -y")).argv(HostSpec("jetson1"), "python3")
+    assert Ssh(SshOptions()).argv(HostSpec("fd00::2", "me"), "python3")[-2] == "me@fd00::2", "no brackets"
     text = " ".join(ARGV)
     for part in ("-T", "-o BatchMode=yes", "-o ConnectTimeout=10", "-p 2222", "-i key file"):
         assert part in text

@@ -40,6 +40,12 @@ def test_templates_that_cannot_be_used(template: str, word: str) -> None:
     assert "--via" in str(caught.value) and word in str(caught.value)
 
 
+def test_no_shell_expands_a_tilde() -> None:
+    with pytest.raises(ConfigError, match="full path"):
+        Via("docker exec -i {host}").argv(BOX, "~/v/bin/python")
+    assert Via("ssh {host}").argv(BOX, "~/v/bin/python")[-1].startswith("~/v/bin/python -c")
+
+
 @pytest.mark.parametrize(
     ("template", "status", "output", "words", "no_python", "may_appear"),
     [
@@ -133,6 +139,17 @@ def test_hosts_of_a_cluster_that_starts_are_waited_for() -> None:
         assert "cannot be resolved" in failure.text
     argv = ["ssh", "box1", ""]
     assert not Ssh(SshOptions(), True).explain_start("box1", argv, "/p", 255, "Permission denied").retry
+
+
+def test_the_name_of_a_container_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(*_: object, **__: object) -> None:
+        raise AssertionError("a name was looked up")
+
+    monkeypatch.setattr("socket.getaddrinfo", look_up)
+    assert Doors("docker exec -i {host}", SshOptions(), None).find_local([BOX]) == [False]
+    assert Doors(None, SshOptions(), SLURM).find_local([BOX]) == [False]
+    own = Doors(None, SshOptions(), SLURM).find_local([HostSpec("box0"), HostSpec("localhost")])
+    assert own == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,11 @@ def test_with_git_it_is_what_git_tracks_or_would_track(tmp_path: Path) -> None:
     assert paths(tmp_path / "a b") == ["ü.py"]
 
 
+def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--ship: there is no directory .*/none"):
+        SourceTree(tmp_path / "none")
+
+
 def test_without_git_it_is_all_but_junk(tmp_path: Path) -> None:
     write(tmp_path, "fetched/jetson1/out", "lib/fetched")
     write(tmp_path, "train.py", "lib/a.py", ".venv/bin/python", "lib/__pycache__/a.pyc", "b.pyc", ".hidden")

@@ -9,7 +9,7 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.agent import shipped
-from ringrun.ship.wheels import Target, fetch_wheels, platform_tags
+from ringrun.ship.wheels import Target, download_argv, fetch_wheels, platform_tags
 
 BOARD = Target("3.8", "aarch64", "2.31")
 
@@ -25,6 +25,13 @@ def test_platform_tags_go_down_from_the_hosts_c_library() -> None:
 def test_another_c_library_is_refused(glibc: str) -> None:
     with pytest.raises(ConfigError, match=r"glibc only.*package manager"):
         platform_tags(BOARD._replace(glibc=glibc))
+
+
+def test_pip_downloads_for_the_host_and_not_for_this_machine() -> None:
+    argv = download_argv(BOARD, "/folder", ["numpy"])
+    for option, value in [("--python-version", "3.8"), ("--implementation", "cp"), ("--dest", "/folder")]:
+        assert argv[argv.index(option) + 1] == value
+    assert "--only-binary=:all:" in argv and "--no-deps" in argv and argv[-1] == "numpy"
 
 
 class Pip:

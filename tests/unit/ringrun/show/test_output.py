@@ -137,6 +137,13 @@ def test_consequences_are_folded_under_pytorchs_prefix_too() -> None:
     assert found.tails[1].text() == ["[rank is no prefix", "[rank7] nor this"]
 
 
+def test_a_rank_that_ends_well_hides_nothing() -> None:
+    found = outputs()
+    found.feed(0, 2, b"\n".join([*TRACE, b"rest"]), 0.0)
+    shown = b"".join(data for _, data in found.flush(0, True, 0.1))
+    assert shown.endswith(b"[a:0] ValueError: x\n[a:0] rest\n")
+
+
 def test_the_stack_of_another_language_does_not_push_the_error_out() -> None:
     tail = Tail(lines=3)
     stack = (b"At:", b"  /x/_operation_queue.py(101): _main", b"  /y/a.py(9): <lambda>")
