@@ -113,6 +113,7 @@ def test_ranks_run_on_this_and_on_other_hosts(sshd: Sshd, tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.release
 def test_launcher_killed(sshd: Sshd) -> None:
     launched = start(
         sshd,
@@ -127,6 +128,7 @@ def test_launcher_killed(sshd: Sshd) -> None:
     launched.finish()
 
 
+@pytest.mark.release
 def test_ssh_client_killed(sshd: Sshd) -> None:
     launched = start(
         sshd,
