@@ -9,7 +9,7 @@ import tensorflow as tf
 from .._adapter.compressed import state_of
 from .._adapter.gradients import bucket_name, plan_groups
 from .._adapter.graph_callbacks import Operation
-from .._adapter.names import variable_name
+from .._adapter.names import variable_name, without
 from .._adapter.reduction import Reduction, VariableReducer, is_coded
 from ..calls.process_set import size_of
 from ..ops import ReduceOp
@@ -25,6 +25,7 @@ class GradientReducer(VariableReducer):
         self,
         gradients: Sequence[Any],
         variables: Sequence[Any],
+        absent: Sequence[Any],
         scope: str = "gradients",
         name: Optional[Name] = None,
     ) -> List[Any]:
@@ -36,7 +37,8 @@ class GradientReducer(VariableReducer):
         """
         named = name or variable_name
         chosen = sorted(range(len(variables)), key=lambda index: named(variables[index]))
-        bundles = self._bundles(gradients, variables, chosen, scope, named)
+        lacking = without(sorted(named(variable) for variable in absent))
+        bundles = self._bundles(gradients, variables, chosen, scope, named, lacking)
         results = bridge.run(
             [bundle.operation for bundle in bundles],
             [tensor for bundle in bundles for tensor in bundle.tensors],
@@ -63,12 +65,13 @@ class GradientReducer(VariableReducer):
         chosen: Sequence[int],
         scope: str,
         name: Name,
+        lacking: str,
     ) -> List[Bundle]:
         dense: List[int] = []
         bundles: List[Bundle] = []
         for index in chosen:
             if isinstance(gradients[index], tf.IndexedSlices) and not self.how.all_dense:
-                label = bridge.unique_name(f"{scope}/{name(variables[index])}")
+                label = bridge.unique_name(f"{scope}/{name(variables[index])}{lacking}")
                 bundles.append(self._sparse(index, gradients[index], label))
             else:
                 dense.append(index)
@@ -76,8 +79,11 @@ class GradientReducer(VariableReducer):
             tensors = [tf.convert_to_tensor(gradients[index]) for index in group]
             names = [name(variables[index]) for index in group]
             label = bucket_name(names, [_known(tensor.shape) for tensor in tensors])
-            label = bridge.unique_name(f"{scope}/{label}")
+            label = bridge.unique_name(f"{scope}/{label}{lacking}")
             bundles.append(self._dense(group, tensors, label, variables[group[0]]))
+        if not bundles:
+            nothing = Operation("allreduce", self.how, bridge.unique_name(f"{scope}/nothing{lacking}"), 0)
+            bundles.append(Bundle(nothing, [], [], lambda results, into: None))
         return bundles
 
     def _grouped(self, variables: Sequence[Any], dense: List[int]) -> List[List[int]]:

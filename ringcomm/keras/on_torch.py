@@ -23,14 +23,19 @@ class Reducer(VariableReducer):
         self._start_check = StartCheck(self.how.process_set)
 
     def reduce_shared(
-        self, gradients: Sequence[Any], variables: Sequence[Any], *args: Any, **kwargs: Any
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        absent: Sequence[Any],
+        *args: Any,
+        **kwargs: Any,
     ) -> List[Any]:
         """Reduce gradients of variables that all ranks have, in one grouped allreduce."""
         with torch.no_grad():
             dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
             how, sent, restore = self.how.prepared(dense)
-            state = state_of(variables[0]) if is_coded(how.compression) else None
-            name = group_name(variables, "keras")
+            state = state_of([*variables, *absent][0]) if is_coded(how.compression) else None
+            name = group_name(variables, "keras", absent)
             self._start_check.reducing(name, lambda: [first_elements(item.value) for item in variables])
             finish_earlier("allreduce", name, how.process_set)  # of a fit() that was interrupted
             results = reduced(how, name, sent, how.weight_now(), state)
