@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
+from .._adapter.checking import check_start
 from .._adapter.compressed import state_of
 from .._adapter.gradients import bucket_name, plan_groups
 from .._adapter.graph_callbacks import Operation
@@ -44,6 +46,7 @@ class GradientReducer(VariableReducer):
             [tensor for bundle in bundles for tensor in bundle.tensors],
             [tensor.dtype for bundle in bundles for tensor in bundle.tensors],
             [shape for bundle in bundles for shape in bundle.shapes],
+            partial(_check_start, bundles[0].operation, [variables[index] for index in chosen]),
         )
         reduced: List[Any] = list(gradients)
         for bundle in bundles:
@@ -145,6 +148,16 @@ class Bundle(NamedTuple):
     tensors: List[Any]  # its inputs
     shapes: List[Any]  # of its results
     finish: Callable[[Sequence[Any], List[Any]], None]  # stores the results in a list of all gradients
+
+
+def _check_start(operation: Operation, variables: Sequence[Any]) -> None:
+    # A variable without a value here is an intermediate result in a graph.
+    values = [variable for variable in variables if hasattr(variable, "numpy")]
+    check_start(
+        operation.how.process_set,
+        operation.name or "",
+        lambda: [value.numpy().reshape(-1)[:8] for value in values],
+    )
 
 
 def _known(shape: tf.TensorShape) -> Tuple[int, ...]:
