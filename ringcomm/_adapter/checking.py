@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Sequence, Tuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -41,47 +42,39 @@ class StepCheck:
             compare(context, named(), number_of(self._process_set))
 
 
-class StartCheck:
-    """Warn once if the ranks train different models: averages of gradients do not make weights equal.
+_reductions: WeakKeyDictionary[Context, Dict[str, int]] = WeakKeyDictionary()
+"""By job and label; ranks that have joined an elastic job begin to count, as all others do again."""
 
-    Some elements of the weights are compared at one reduction of gradients, in which all ranks take part.
-    Small differences are allowed: processors of different kinds round differently.
+
+def check_start(process_set: ProcessSet, label: str, weights: Callable[[], Iterable[Array]]) -> None:
+    """Count a reduction of gradients; before one of the first, warn once if the weights of ranks differ.
+
+    Averages of gradients do not make weights equal. Small differences are allowed: processors of different
+    kinds round differently. ``label`` names what is trained, the same on all ranks; ``weights`` returns at
+    least the first elements of each weight, in order.
     """
+    context = api.context()
+    counts = _reductions.setdefault(context, {})
+    counts[label] = count = counts.get(label, 0) + 1
+    if count == _AFTER and context.size > 1 and included_in(process_set):
+        _compare(context, number_of(process_set), label, weights())
 
-    def __init__(self, process_set: ProcessSet) -> None:
-        self._process_set = process_set
-        self._context: Optional[Context] = None
-        self._count = 0
 
-    def reducing(self, label: str, weights: Callable[[], Iterable[Array]]) -> None:
-        """Count a reduction of gradients, and compare the weights if it is time.
-
-        ``label`` is the same on all ranks; ``weights`` returns at least the first elements of each weight, in
-        order.
-        """
-        context = api.context()
-        if context is not self._context:
-            self._context, self._count = context, 0  # ranks that have joined an elastic job begin to count
-        self._count += 1
-        if self._count == _AFTER and context.size > 1 and included_in(self._process_set):
-            self._compare(context, label, weights())
-
-    def _compare(self, context: Context, label: str, weights: Iterable[Array]) -> None:
-        own = np.zeros(_ITEMS, np.float32)
-        filled = 0
-        for values in weights:
-            part = values.reshape(-1)[: min(_PER_WEIGHT, _ITEMS - filled)]
-            own[filled : filled + part.size] = part
-            filled += part.size
-        both = np.concatenate([own, -own])
-        number = number_of(self._process_set)
-        context.engine.allreduce(
-            [both], ReduceOp.MAX, f"ringcomm.weights.{label}", process_set=number, urgent=True
-        ).wait()
-        highest, lowest = both[:_ITEMS].astype(np.float64), -both[_ITEMS:].astype(np.float64)
-        apart, scale = np.abs(highest - lowest).sum(), np.abs(highest).sum() + np.abs(lowest).sum()
-        if apart > 0.01 * scale and context.rank == min(context.engine.sets.members(number)):
-            context.announce("different weights", _DIFFERENT)
+def _compare(context: Context, process_set: int, label: str, weights: Iterable[Array]) -> None:
+    own = np.zeros(_ITEMS, np.float32)
+    filled = 0
+    for values in weights:
+        part = values.reshape(-1)[: min(_PER_WEIGHT, _ITEMS - filled)]
+        own[filled : filled + part.size] = part
+        filled += part.size
+    both = np.concatenate([own, -own])
+    context.engine.allreduce(
+        [both], ReduceOp.MAX, f"ringcomm.weights.{label}", process_set=process_set, urgent=True
+    ).wait()
+    highest, lowest = both[:_ITEMS].astype(np.float64), -both[_ITEMS:].astype(np.float64)
+    apart, scale = np.abs(highest - lowest).sum(), np.abs(highest).sum() + np.abs(lowest).sum()
+    if apart > 0.01 * scale and context.rank == min(context.engine.sets.members(process_set)):
+        context.announce("different weights", _DIFFERENT)
 
 
 _DIFFERENT = (

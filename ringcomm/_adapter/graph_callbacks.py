@@ -131,10 +131,14 @@ def check_sets(operations: Sequence[Operation]) -> None:
 
 
 class Batch:
-    """Operations that a rank submits together; each takes its ``inputs`` of the arrays, in order."""
+    """Operations that a rank submits together; each takes its ``inputs`` of the arrays, in order.
 
-    def __init__(self, operations: Sequence[Operation]) -> None:
+    ``before`` is called before each time.
+    """
+
+    def __init__(self, operations: Sequence[Operation], before: Callable[[], None] = lambda: None) -> None:
         self.operations = list(operations)
+        self._before = before
         weights = [item.how.weight for item in self.operations if item.how.weight is not None]
         self._weight = weights[0] if weights else None
         self._started: Dict[int, List[AnyHandle]] = {}
@@ -183,6 +187,7 @@ class Batch:
         handles = self._latest = []
         last, left = self.operations[-1], iter(arrays)
         try:
+            self._before()
             for operation in self.operations:
                 given = [np.asarray(array) for array in itertools.islice(left, operation.inputs)]
                 handles.append(operation.start(given, urgent and operation is last, in_place))

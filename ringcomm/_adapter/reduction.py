@@ -138,23 +138,39 @@ class VariableReducer:
         active = how.active()
         own = how.factor / (size_of(how.process_set) if active and self.scale_local else 1)
         shared: List[int] = []
+        absent: List[Any] = []
         for index, variable in enumerate(variables):
-            if results[index] is None:
-                continue
             if active and not self.is_local(variable):
-                shared.append(index)
-            elif own != 1.0:
+                if results[index] is None:
+                    absent.append(variable)
+                else:
+                    shared.append(index)
+            elif results[index] is not None and own != 1.0:
                 results[index] = self.times(results[index], own)
-        if shared:
+        if shared or absent:
             sent, owners = [results[index] for index in shared], [variables[index] for index in shared]
-            for index, gradient in zip(shared, self.reduce_shared(sent, owners, *args, **kwargs)):
+            for index, gradient in zip(shared, self.reduce_shared(sent, owners, absent, *args, **kwargs)):
                 results[index] = gradient
         return results
 
     def reduce_shared(
-        self, gradients: Sequence[Any], variables: Sequence[Any], *args: Any, **kwargs: Any
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        absent: Sequence[Any],
+        *args: Any,
+        **kwargs: Any,
     ) -> List[Any]:
-        """Reduce gradients of variables that all ranks have; there is at least one, and none is None."""
+        """Reduce gradients of variables that all ranks have.
+
+        The names of operations contain those of ``absent``, so that a rank with other ones is a mismatch in
+        this step: operations of the same names in a later step would be matched otherwise.
+
+        Args:
+            gradients: none is None.
+            variables: of these gradients, in the same order.
+            absent: variables without a gradient in this step.
+        """
         raise NotImplementedError
 
     def times(self, gradient: Any, factor: float) -> Any:

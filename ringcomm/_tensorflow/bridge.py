@@ -43,14 +43,18 @@ Shape = Sequence[Optional[int]]
 
 
 def run(
-    operations: Sequence[Operation], inputs: Sequence[Any], dtypes: Sequence[Any], shapes: Sequence[Shape]
+    operations: Sequence[Operation],
+    inputs: Sequence[Any],
+    dtypes: Sequence[Any],
+    shapes: Sequence[Shape],
+    before: Callable[[], None] = lambda: None,
 ) -> List[tf.Tensor]:
     """Return the results of collectives, in order; all are submitted before any is waited for.
 
     ``dtypes`` and ``shapes`` are those of the results; None for a length that is unknown when the graph is
-    built.
+    built. ``before`` is called before each run, except in TensorFlow 1 graphs, whose order is not defined.
     """
-    batch = Batch(operations)
+    batch = Batch(operations, before)
     if tf.executing_eagerly():
         return _run_eagerly(batch, inputs, dtypes)
     try:
@@ -62,7 +66,7 @@ def run(
         call = _reporting(lambda *arrays: batch.run(arrays), dtypes)
         outputs = _checked(tf.numpy_function(call, list(inputs), [tf.string, *dtypes]))
     else:
-        outputs = _run_in_graph(batch, inputs, dtypes)
+        outputs = _run_in_graph(Batch(operations), inputs, dtypes)
     for output, shape in zip(outputs, shapes):
         output.set_shape(shape)
     return outputs

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
+from .._adapter.checking import check_start
 from .._adapter.compressed import state_of
 from .._adapter.gradients import bucket_name, plan_groups
 from .._adapter.graph_callbacks import Operation
-from .._adapter.names import variable_name
+from .._adapter.names import variable_name, without
 from .._adapter.reduction import Reduction, VariableReducer, is_coded
 from ..calls.process_set import size_of
 from ..ops import ReduceOp
@@ -25,6 +27,7 @@ class GradientReducer(VariableReducer):
         self,
         gradients: Sequence[Any],
         variables: Sequence[Any],
+        absent: Sequence[Any],
         scope: str = "gradients",
         name: Optional[Name] = None,
     ) -> List[Any]:
@@ -36,12 +39,14 @@ class GradientReducer(VariableReducer):
         """
         named = name or variable_name
         chosen = sorted(range(len(variables)), key=lambda index: named(variables[index]))
-        bundles = self._bundles(gradients, variables, chosen, scope, named)
+        lacking = without(sorted(named(variable) for variable in absent))
+        bundles = self._bundles(gradients, variables, chosen, scope, named, lacking)
         results = bridge.run(
             [bundle.operation for bundle in bundles],
             [tensor for bundle in bundles for tensor in bundle.tensors],
             [tensor.dtype for bundle in bundles for tensor in bundle.tensors],
             [shape for bundle in bundles for shape in bundle.shapes],
+            partial(_check_start, bundles[0].operation, [variables[index] for index in chosen]),
         )
         reduced: List[Any] = list(gradients)
         for bundle in bundles:
@@ -63,12 +68,13 @@ class GradientReducer(VariableReducer):
         chosen: Sequence[int],
         scope: str,
         name: Name,
+        lacking: str,
     ) -> List[Bundle]:
         dense: List[int] = []
         bundles: List[Bundle] = []
         for index in chosen:
             if isinstance(gradients[index], tf.IndexedSlices) and not self.how.all_dense:
-                label = bridge.unique_name(f"{scope}/{name(variables[index])}")
+                label = bridge.unique_name(f"{scope}/{name(variables[index])}{lacking}")
                 bundles.append(self._sparse(index, gradients[index], label))
             else:
                 dense.append(index)
@@ -76,8 +82,11 @@ class GradientReducer(VariableReducer):
             tensors = [tf.convert_to_tensor(gradients[index]) for index in group]
             names = [name(variables[index]) for index in group]
             label = bucket_name(names, [_known(tensor.shape) for tensor in tensors])
-            label = bridge.unique_name(f"{scope}/{label}")
+            label = bridge.unique_name(f"{scope}/{label}{lacking}")
             bundles.append(self._dense(group, tensors, label, variables[group[0]]))
+        if not bundles:
+            nothing = Operation("allreduce", self.how, bridge.unique_name(f"{scope}/nothing{lacking}"), 0)
+            bundles.append(Bundle(nothing, [], [], lambda results, into: None))
         return bundles
 
     def _grouped(self, variables: Sequence[Any], dense: List[int]) -> List[List[int]]:
@@ -139,6 +148,16 @@ class Bundle(NamedTuple):
     tensors: List[Any]  # its inputs
     shapes: List[Any]  # of its results
     finish: Callable[[Sequence[Any], List[Any]], None]  # stores the results in a list of all gradients
+
+
+def _check_start(operation: Operation, variables: Sequence[Any]) -> None:
+    # A variable without a value here is an intermediate result in a graph.
+    values = [variable for variable in variables if hasattr(variable, "numpy")]
+    check_start(
+        operation.how.process_set,
+        operation.name or "",
+        lambda: [value.numpy().reshape(-1)[:8] for value in values],
+    )
 
 
 def _known(shape: tf.TensorShape) -> Tuple[int, ...]:

@@ -58,8 +58,9 @@ class OperationQueue:
     def _enqueue(self, work: Work) -> None:
         self._queue.append(work)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._main, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread
         elif self._runner is None:
             self._ready.notify()
 

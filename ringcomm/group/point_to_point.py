@@ -107,8 +107,9 @@ class PointToPoint:
                     work.noted = history, message
                 self._posted.append(request)
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
-                    self._thread.start()
+                    thread = threading.Thread(target=self._main, name=self._name, daemon=True)
+                    thread.start()
+                    self._thread = thread
         if failure is not None:
             work.finish(failure)
         elif nbytes > LARGE_BYTES or not self._turn.take(at_once=True):

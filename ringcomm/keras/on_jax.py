@@ -16,10 +16,16 @@ class Reducer(VariableReducer):
     """Reduce gradients that are JAX arrays; JAX runs collectives in program order."""
 
     def reduce_shared(
-        self, gradients: Sequence[Any], variables: Sequence[Any], *args: Any, **kwargs: Any
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        absent: Sequence[Any],
+        *args: Any,
+        **kwargs: Any,
     ) -> List[Any]:
         """Reduce gradients of variables that all ranks have."""
-        reducer = GradientReducer(self.how, state_of(variables[0]), group_name(variables, "keras"))
+        name = group_name(variables, "keras", absent)
+        reducer = GradientReducer(self.how, state_of([*variables, *absent][0]), name)
         results: List[Any] = reducer(list(gradients))
         return results
 

@@ -11,7 +11,12 @@ class Reducer(GradientReducer):
     """Reduce gradients that are TensorFlow tensors or ``tf.IndexedSlices``."""
 
     def reduce_shared(
-        self, gradients: Sequence[Any], variables: Sequence[Any], *args: Any, **kwargs: Any
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        absent: Sequence[Any],
+        *args: Any,
+        **kwargs: Any,
     ) -> List[Any]:
         """Reduce gradients of variables that all ranks have."""
-        return super().reduce_shared(gradients, variables, "keras")
+        return super().reduce_shared(gradients, variables, absent, "keras")

@@ -6,7 +6,7 @@ from typing import Any, List, Sequence
 
 import torch
 
-from .._adapter.checking import StartCheck
+from .._adapter.checking import check_start
 from .._adapter.compressed import state_of
 from .._adapter.names import group_name
 from .._adapter.reduction import VariableReducer, is_coded
@@ -18,20 +18,21 @@ from ..torch.tensors import first_elements
 class Reducer(VariableReducer):
     """Reduce gradients that are PyTorch tensors, made dense."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._start_check = StartCheck(self.how.process_set)
-
     def reduce_shared(
-        self, gradients: Sequence[Any], variables: Sequence[Any], *args: Any, **kwargs: Any
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        absent: Sequence[Any],
+        *args: Any,
+        **kwargs: Any,
     ) -> List[Any]:
         """Reduce gradients of variables that all ranks have, in one grouped allreduce."""
         with torch.no_grad():
             dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
             how, sent, restore = self.how.prepared(dense)
-            state = state_of(variables[0]) if is_coded(how.compression) else None
-            name = group_name(variables, "keras")
-            self._start_check.reducing(name, lambda: [first_elements(item.value) for item in variables])
+            state = state_of([*variables, *absent][0]) if is_coded(how.compression) else None
+            name = group_name(variables, "keras", absent)
+            check_start(how.process_set, name, lambda: [first_elements(item.value) for item in variables])
             finish_earlier("allreduce", name, how.process_set)  # of a fit() that was interrupted
             results = reduced(how, name, sent, how.weight_now(), state)
             if how.weight is not None:

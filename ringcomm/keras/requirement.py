@@ -16,7 +16,7 @@ def check(version: str) -> None:
             f"ringcomm.keras and ringcomm.tensorflow.keras need Keras {OLDEST}, which comes with TensorFlow "
             f"2.16 and later; this is Keras {version}. Update it ({sys.executable} -m pip install -U "
             "tensorflow), or train with a GradientTape and ringcomm.tensorflow (horovod.tensorflow), which "
-            "works with TensorFlow 2.15."
+            "works with TensorFlow 2.12 to 2.15 too."
         )
 
 

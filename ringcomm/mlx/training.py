@@ -10,7 +10,7 @@ import mlx.optimizers
 from mlx.nn import Module
 from mlx.utils import tree_flatten
 
-from .._adapter.checking import StepCheck
+from .._adapter.checking import StepCheck, check_start
 from .._adapter.choice import AutoCompression
 from .._adapter.compressed import CompressionState
 from .._adapter.compression import Compression
@@ -35,15 +35,15 @@ class _Reducer:
     """Reduce trees of gradients in buckets, the last layers' first, while MLX computes the others."""
 
     def __init__(self, how: Reduction) -> None:
-        self._how = how
+        self.how = how
         self._state = CompressionState()
 
     def __call__(self, gradients: Any, weight: Optional[float] = None) -> Any:
         structure, arrays = take_apart(gradients, _is_array)
-        if not arrays or not (self._how.active() or weight is not None):
+        if not arrays or not (self.how.active() or weight is not None):
             return gradients
         names = [name for name, leaf in tree_flatten(gradients) if _is_array(leaf)]
-        how, sent, restore = self._how.prepared(arrays)
+        how, sent, restore = self.how.prepared(arrays)
         plan = _planned(
             tuple((name, item.shape, str(item.dtype), item.nbytes) for name, item in zip(names, sent))
         )
@@ -111,6 +111,12 @@ class _Distributed:
 
     def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
         """Average trees of gradients over all ranks, and return the tree of the new parameters."""
+        named = tree_flatten(parameters)
+        check_start(
+            self._reducer.how.process_set,
+            f"{named[0][0] if named else ''} of {len(named)}",
+            lambda: [to_host(leaf.reshape(-1)[:8]) for _, leaf in named],
+        )
         made = super().apply_gradients(self._reducer(gradients), parameters)  # type: ignore[misc]
         self._check.stepped(lambda: [(name, to_host(leaf)) for name, leaf in tree_flatten(made)])
         return made

@@ -7,7 +7,7 @@ from typing import Any, Iterator, List, Sequence
 import mxnet as mx
 import numpy as np
 
-from .._adapter.checking import StartCheck
+from .._adapter.checking import check_start
 from .._adapter.compressed import CompressionState
 from .._adapter.gradients import Gradient, bucket_name, plan_buckets, plan_groups
 from .._adapter.graph_callbacks import Batch, Operation
@@ -22,7 +22,6 @@ class GradientReducer:
     def __init__(self, how: Reduction) -> None:
         self.how = how
         self._state = CompressionState()
-        self._start_check = StartCheck(how.process_set)
         self._key: List[Any] = []
         self._order: List[int] = []
         self._batch = Batch([])
@@ -40,7 +39,7 @@ class GradientReducer:
             return
         given = [dense(gradient, "the reduction of gradients") for gradient in gradients]
         self._divide(names, given)
-        self._start_check.reducing(names[0], lambda: (flat_array(weight) for weight in weights))
+        check_start(self.how.process_set, names[0], lambda: (flat_array(weight) for weight in weights))
         # The reduction executes ringcomm's own compressions, also those that are conversions elsewhere. What
         # one of the program's own returns may be a copy.
         is_own = hasattr(self.how.compression, "kind")

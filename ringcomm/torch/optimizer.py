@@ -10,7 +10,7 @@ import torch
 
 from .. import api
 from .._adapter.arguments import checked_passes
-from .._adapter.checking import StepCheck
+from .._adapter.checking import StepCheck, check_start
 from .._adapter.feedback import Residuals
 from .._adapter.gradients import names_of
 from .._adapter.optimizer_classes import wrapped
@@ -26,7 +26,7 @@ from .compression import Compression
 from .local_optimizer import LocalDistributed, local_optimizer, local_steps_of_settings
 from .own_optimizer import OwnOptimizer, all_parameters, own_step, parameters_of
 from .reducer import GradientReducer
-from .tensors import bytes_of
+from .tensors import bytes_of, first_elements
 
 _ZEROED_TOO_EARLY = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
@@ -223,6 +223,7 @@ class _AdasumDistributed(OwnOptimizer):
         parameters = [item for item in all_parameters(self) if item.requires_grad]
         by_id = names_of(parameters_of(self), self._named, everything_named=False)
         names = [by_id[id(item)] for item in parameters]
+        check_start(global_process_set, f"adasum.{names[0]}", lambda: map(first_elements, parameters))
         starts = [parameter.detach().clone() for parameter in parameters]
         loss = own_step(self, _AdasumDistributed, closure, options)
         deltas = [parameter.detach() - start for parameter, start in zip(parameters, starts)]

@@ -12,7 +12,7 @@ import torch
 
 from .. import api
 from .._adapter.arguments import wire_name
-from .._adapter.checking import StartCheck
+from .._adapter.checking import check_start
 from .._adapter.choice import AutoCompression
 from .._adapter.feedback import Residuals
 from .._adapter.gradients import Arrivals, Gradient, plan_buckets, plan_groups
@@ -76,7 +76,6 @@ class GradientReducer:
         self._hooks: List[Any] = []
         if isinstance(api.placed(), Context):  # otherwise this process joins its job later
             self._read_context()
-        self._start_check = StartCheck(reduction.process_set)
         self._register_hooks()
 
     def _make_buckets(self, passes: int) -> None:
@@ -352,8 +351,8 @@ class GradientReducer:
                     )
 
     def _compare_once(self) -> None:
-        label = self._names[0] if self._names else ""
-        self._start_check.reducing(label, lambda: map(first_elements, self.parameters))
+        label = f"{self._names[0] if self._names else ''} of {len(self._names)}"
+        check_start(self.reduction.process_set, label, lambda: map(first_elements, self.parameters))
 
     def _nbytes(self) -> int:
         """Return the bytes of all gradients that can be compressed."""

@@ -84,6 +84,22 @@ def run(function: Any, arguments: Any, ranks: int, **environment: str) -> List[A
     return results
 
 
+def check_different_weights_are_announced(train: Callable[[str, int], None]) -> None:
+    """Ranks whose weights differ when they begin to train are told so once; others are not.
+
+    ``train`` takes a name for the weights, and what to add to them.
+    """
+    context = rc.api.context()
+    for name, apart in (("alike", False), ("apart", True)):
+        topics: List[str] = []
+        context.announce = lambda topic, text, topics=topics: topics.append(topic)  # type: ignore[method-assign, misc]
+        try:
+            train(name, context.rank if apart else 0)
+        finally:
+            del context.announce  # type: ignore[method-assign]
+        assert topics == ["different weights"] * (apart and context.rank == 0 and context.size > 1), topics
+
+
 @contextmanager
 def noted(folder: str) -> Iterator[None]:
     """On a rank: write down the error of another one's end, for :func:`check_a_lost_rank`."""

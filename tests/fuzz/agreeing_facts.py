@@ -27,6 +27,9 @@ class Own(hvd.Compression.none):
     """A compression of the program's own: gradients are reduced separately."""
 
 
+LOSSY = (hvd.Compression.bf16, hvd.Compression.int8)
+
+
 class Use(NamedTuple):
     """What a rank uses in a step, in this order; all false: it makes no backward pass."""
 
@@ -43,7 +46,16 @@ class Case(NamedTuple):
     kind: str
     options: Dict[str, Any]
     late: str  # how the last layer comes in later: thawed, added, or from the start
+    last_type: torch.dtype  # of the parameters in the last step
     steps: List[List[Use]]  # uses by step and rank
+
+    @property
+    def tolerances(self) -> Dict[str, float]:
+        """Of the comparison with one process; Adagrad enlarges what a codec loses of small gradients."""
+        if self.options.get("compression") in LOSSY:
+            return {"rtol": 0.0, "atol": 0.1 * STEPS}
+        is_double = self.last_type == torch.float64
+        return {"rtol": 1e-9, "atol": 1e-11} if is_double else {"rtol": 1e-4, "atol": 1e-5}
 
     @property
     def dense(self) -> bool:
@@ -58,8 +70,8 @@ def case_of(seed: int, size: int) -> Case:
     options: Dict[str, Any] = {}
     if pick.random() < 0.3:
         options["sparse_as_dense"] = True
-    if pick.random() < 0.3:
-        options["compression"] = Own
+    if pick.random() < 0.6:
+        options["compression"] = pick.choice((Own, *LOSSY))
     if pick.random() < 0.3:
         options["groups"] = pick.choice((1, 2))
     # Momentum of SGD cannot be sparse in one step and dense in another.
@@ -72,7 +84,8 @@ def case_of(seed: int, size: int) -> Case:
 
     steps = [[use() for _ in range(size)] for _ in range(STEPS)]
     late = pick.choice(("", "thawed", "added"))
-    return Case(seed, kind, options, late, steps)
+    last_type = pick.choice((torch.float64, torch.float64, torch.float32))
+    return Case(seed, kind, options, late, last_type, steps)
 
 
 class Model(nn.Module):
@@ -89,6 +102,7 @@ class Model(nn.Module):
     def loss(self, use: Use, place: int) -> torch.Tensor:
         """A number that depends on what is used."""
         parts = []
+        dtype = self.image.weight.dtype
         if use.table:
             words = torch.tensor([place % ROWS, (2 * place) % ROWS, place % ROWS])
             parts.append(self.table(words).square().sum())
@@ -97,9 +111,9 @@ class Model(nn.Module):
         if use.image:
             generator = torch.Generator().manual_seed(place)
             pixels = torch.randn(2, 3, 4, 4, generator=generator, dtype=torch.float64)
-            parts.append(self.image(pixels).square().mean())
+            parts.append(self.image(pixels.to(dtype)).square().mean())
         if use.late and self.late.weight.requires_grad:
-            parts.append(self.late(torch.full((1, 5), 0.3 * (place + 1), dtype=torch.float64)).square().sum())
+            parts.append(self.late(torch.full((1, 5), 0.3 * (place + 1), dtype=dtype)).square().sum())
         return torch.stack(parts).sum() if parts else torch.zeros(())
 
 
@@ -152,6 +166,9 @@ class FactsFamily:
                 comes_later(case, reference, alone)
             optimizer.zero_grad()
             alone.zero_grad()
+            if step == STEPS - 1:
+                model.to(case.last_type)
+                reference.to(case.last_type)
             delay(pick)
             for each, use in enumerate(uses):
                 place = step * size + each
@@ -167,6 +184,6 @@ class FactsFamily:
         state = model.state_dict()
         digest = 0
         for name, expected in reference.state_dict().items():
-            torch.testing.assert_close(state[name], expected, rtol=1e-9, atol=1e-11, msg=f"{name}: {case}")
+            torch.testing.assert_close(state[name], expected, **case.tolerances, msg=f"{name}: {case}")
             digest = zlib.crc32(state[name].numpy().tobytes(), digest)
         return digest

@@ -123,7 +123,7 @@ def _too_many(np: int, hosts: Sequence[HostSpec], slots: Sequence[int]) -> str:
     total = sum(slots)
     remedy = (
         f"Give the number of slots per host, for example -H {example} (in a hostfile: "
-        f"{hosts[0].name} slots={enough[0]}), or use fewer ranks."
+        f"{hosts[0].name} slots={enough[0]}), or use fewer ranks. Several hosts are separated by commas."
     )
     if max(enough) > MAX_SLOTS:
         remedy = f"A host has at most {MAX_SLOTS} slots: use fewer ranks, or more hosts."

@@ -91,14 +91,20 @@ class GroupTransport:
 
     @contextmanager
     def telling_shortages(self) -> Iterator[None]:
-        """Report to all ranks, which end the group, if this process lacks something for it."""
+        """Context manager: :meth:`tell_shortage` of its exception."""
         try:
             yield
         except Exception as problem:
-            met = self._rendezvous
-            shortage = None if met is None else met.joined.control.report_shortage(problem)
-            if met is None or shortage is None:
-                raise
+            self.tell_shortage(problem)
+            raise
+
+    def tell_shortage(self, problem: Exception) -> None:
+        """Report to all ranks, which end the group, that this process lacks something for it: raise
+        StartupError. Do nothing if ``problem`` is something else.
+        """
+        met = self._rendezvous
+        shortage = None if met is None else met.joined.control.report_shortage(problem)
+        if met is not None and shortage is not None:
             met.joined.channels.close()
             met.end(failed=True)
             raise shortage from problem

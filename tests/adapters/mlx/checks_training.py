@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 import ringcomm as rc
 import ringcomm.mlx as hvd
 from tests.adapters import digits
-from tests.adapters.jobs import same_everywhere
+from tests.adapters.jobs import check_different_weights_are_announced, same_everywhere
 from tests.adapters.mlx.checks_collectives import ranks
 from tests.support.errors import raises
 
@@ -78,6 +78,15 @@ def check_an_optimizer_applies_the_average() -> None:
     raises(rc.ConfigError, lambda: hvd.DistributedOptimizer(optimizer))
     raises(rc.ConfigError, lambda: hvd.DistributedOptimizer("adam"))
     raises(rc.ConfigError, lambda: hvd.DistributedOptimizer(plain, hvd.Sum, gradient_predivide_factor=2.0))
+
+
+def check_ranks_that_begin_with_different_weights() -> None:
+    def train(name: str, added: int) -> None:
+        optimizer, weights = hvd.DistributedOptimizer(optim.SGD(0.1)), {name: mx.ones(3) + added}
+        for _ in range(6):
+            weights = optimizer.apply_gradients({name: mx.ones(3)}, weights)
+
+    check_different_weights_are_announced(train)
 
 
 def check_compression_by_codes() -> None:

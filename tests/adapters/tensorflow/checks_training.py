@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import ringcomm.tensorflow as hvd
 from ringcomm._adapter.causes import record_cause
-from ringcomm.errors import PeerLostError
-from tests.adapters.jobs import close, numbers, same_everywhere
+from ringcomm.errors import MismatchError, PeerLostError
+from tests.adapters.jobs import check_different_weights_are_announced, close, numbers, same_everywhere
 from tests.adapters.tensorflow.modes import MODES, session_of_a_graph
 from tests.support.errors import raises
 
@@ -95,6 +95,47 @@ def check_the_tape_takes_what_there_is() -> None:
     tape = hvd.PartialDistributedGradientTape(tape, local_layers=layer, scale_local_gradients=False)
     (own,) = tape.gradient(loss, layer.trainable_weights)
     close(own.numpy(), np.full((2, 1), hvd.rank() + 1))
+
+
+def check_a_rank_without_a_gradient_is_a_mismatch_in_that_step() -> None:
+    """Otherwise its next reduction of the same name would be matched with one of others' earlier step."""
+    table, other = tf.Variable(tf.ones([4, 2]), name="table"), tf.Variable(2.0, name="other")
+
+    def reduced(uses_table: bool, uses_other: bool) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.constant(1.0)
+            if uses_table:
+                loss *= tf.reduce_sum(tf.gather(table, [1]))
+            if uses_other:
+                loss *= other
+        return hvd.DistributedGradientTape(tape).gradient(loss, [table, other])
+
+    is_first = hvd.rank() == 0
+    for mine in ((is_first, True), (True, is_first), (is_first, is_first)) if hvd.size() > 1 else ():
+        raises(MismatchError, lambda mine=mine: reduced(*mine), "without ")  # type: ignore[misc]
+    assert reduced(False, False) == [None, None]
+
+
+def check_ranks_that_begin_with_different_weights() -> None:
+    for in_function in (False, True):
+
+        def train(name: str, added: int, in_function: bool = in_function) -> None:
+            name += str(in_function)
+            weights = [tf.Variable(item + added, name=f"{name}{at}") for at, item in enumerate(start())]
+
+            def step(inputs: Any, targets: Any) -> None:
+                with tf.GradientTape() as tape:
+                    loss = loss_of(weights, inputs, targets)
+                for weight, gradient in zip(
+                    weights, hvd.DistributedGradientTape(tape).gradient(loss, weights)
+                ):
+                    weight.assign_sub(0.1 * gradient)
+
+            run = tf.function(step) if in_function else step
+            for _ in range(6):
+                run(*map(tf.constant, data(1)))
+
+        check_different_weights_are_announced(train)
 
 
 def sparse_gradients_of_other_kinds(table: Any) -> None:

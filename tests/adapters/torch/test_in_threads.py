@@ -169,6 +169,34 @@ class TestBuckets:
 
         assert ranks_of(SIZE, run) == [[0.5, 0.0, 0.0, 0.0, 0.0, 0.0]] * SIZE
 
+    def test_layouts_are_agreed_upon_again_with_ranks_that_have_joined(self, ranks_of):
+        """The rank that stays has found its table sparse; the new one does not use it in its first step."""
+
+        def made():
+            table, weight = nn.Embedding(3, 2, sparse=True), nn.Parameter(torch.zeros(2))
+            return optimizer_of([table.weight, weight]), table, weight
+
+        stays = []
+
+        def run(context):
+            if context.rank == 0 and not stays:
+                stays.extend(made())
+            optimizer, table, weight = stays if context.rank == 0 else made()
+            found = []
+            for user in range(SIZE):
+                optimizer.zero_grad()
+                loss = (weight * (context.rank + 1.0)).sum()
+                if context.rank == user:
+                    loss = loss + table(torch.tensor([user])).sum()
+                loss.backward()
+                optimizer.step()
+                found += [table.weight.grad.to_dense()[:, 0].tolist(), weight.grad.tolist()]
+            return found
+
+        expected = [[0.5, 0.0, 0.0], [1.5, 1.5], [0.0, 0.5, 0.0], [1.5, 1.5]]
+        for _ in range(2):  # jobs one after the other
+            assert ranks_of(SIZE, run) == [expected] * SIZE
+
     def test_gradients_are_the_programs_own_when_the_optimizer_is_gone(self, ranks_of):
         def run(context):
             weight = nn.Parameter(torch.zeros(3))

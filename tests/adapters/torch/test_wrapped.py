@@ -156,13 +156,15 @@ def test_an_optimizer_whose_parameters_another_one_gets_steps_with_reduced_gradi
     assert ranks_of(SIZE, run) == [[-1.5] * 3] * SIZE
 
 
-@pytest.mark.parametrize("begin", ["apart", "apart, then broadcast", "alike"])
+@pytest.mark.parametrize("begin", ["apart", "apart, then broadcast", "alike", "apart with Adasum"])
 def test_ranks_that_train_different_models_are_warned_once(ranks_of, caplog, begin):
+    options = {"op": hvd.Adasum} if "Adasum" in begin else {}
+
     def run(context):
         weights = [nn.Parameter(torch.full((3, 2), 1.0 + 1e-6 * context.rank)), *weights_of()]
         if "apart" in begin:
             weights[0].data += context.rank
-        optimizer = sgd(weights, lr=0.1)
+        optimizer = sgd(weights, lr=0.1, **options)
         for step in range(8):
             backward(context, *weights)
             optimizer.step()
@@ -170,7 +172,9 @@ def test_ranks_that_train_different_models_are_warned_once(ranks_of, caplog, beg
                 hvd.broadcast_parameters({"w": weights[0].data}, 0)
 
     ranks_of(SIZE, run)
-    assert sum("train different models" in item.message for item in caplog.records) == (begin == "apart")
+    assert sum("train different models" in item.message for item in caplog.records) == (
+        begin in ("apart", "apart with Adasum")
+    )
 
 
 def test_parameters_are_not_added_while_others_are_reduced(ranks_of):

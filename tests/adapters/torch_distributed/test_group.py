@@ -22,6 +22,7 @@ from ringcomm.errors import (
     PeerStalledError,
     StartupError,
 )
+from ringcomm.group import operation_queue, point_to_point
 from ringcomm.torch.distributed import ProcessGroupRingcomm, _group, _group_transport, monitored_barrier
 from ringcomm.torch.distributed._arguments import address_of, pairs_of, reduction_of, root_of, single
 from ringcomm.torch.distributed._bridge import GroupOperand
@@ -348,6 +349,7 @@ def test_an_interrupt_while_a_message_is_started_ends_the_group(problem):
     operations, ended = object.__new__(Operations), []
     operations._name, operations.timeout_s, operations._coalesced = "of a test", 1.0, None
     operations.interrupted = lambda work, why: ended.append((work, why))
+    operations._transport = SimpleNamespace(tell_shortage=lambda problem: None)
 
     def act(*_):
         raise problem
@@ -359,25 +361,47 @@ def test_an_interrupt_while_a_message_is_started_ends_the_group(problem):
     assert ended == [(work, problem)] * isinstance(problem, KeyboardInterrupt)
 
 
-@pytest.mark.parametrize("part", ["HeartbeatThread", "Operations"])
-def test_what_one_rank_lacks_for_a_group_is_told_to_all(monkeypatch, part):
-    """Here between the last link and the first call, when another rank may have its group already."""
-    module = _group if part == "Operations" else _group_transport
-    usual, lock, made = getattr(module, part), threading.Lock(), []
+@pytest.mark.parametrize(
+    ("module", "part"),
+    [
+        (_group_transport, "HeartbeatThread"),
+        (_group, "Operations"),
+        (operation_queue, "threading"),
+        (point_to_point, "threading"),
+    ],
+)
+def test_what_one_rank_lacks_for_a_group_is_told_to_all(monkeypatch, module, part):
+    """Here after the last link, when another rank may have its group already, or at the first operation."""
+    lock, made = threading.Lock(), []
 
-    def make(*given):
+    def lacks():
         with lock:
-            made.append(given)
+            made.append(1)
             if len(made) == 2:
                 raise RuntimeError("can't start new thread")
-        return usual(*given)
 
-    monkeypatch.setattr(module, part, make)
+    if part == "threading":
+
+        class Thread(threading.Thread):
+            def start(self):
+                lacks()
+                super().start()
+
+        kinds = {
+            name: getattr(threading, name) for name in ("Lock", "Condition", "get_ident", "current_thread")
+        }
+        monkeypatch.setattr(module, part, SimpleNamespace(Thread=Thread, **kinds))
+    else:
+        usual = getattr(module, part)
+        monkeypatch.setattr(module, part, lambda *given: (lacks(), usual(*given))[1])
     errors = []
 
     def work(rank, store):
         try:
             group = ProcessGroupRingcomm(store, rank, [0, 1], timedelta(seconds=90), "test", False)
+            if module is point_to_point:
+                group.send([torch.ones(1)], 1 - rank, 0)
+                group.recv([torch.ones(1)], 1 - rank, 0).wait()
             group.allreduce(torch.ones(1)).wait()
         except StartupError as problem:
             errors.append(str(problem))

@@ -71,7 +71,8 @@ def test_nothing_is_made_anew_without_a_compression():
 class Doubling(VariableReducer):
     """Stands in for a reduction over all ranks."""
 
-    def reduce_shared(self, gradients, variables, scope):
+    def reduce_shared(self, gradients, variables, absent, scope):
+        self.absent = absent
         return [2 * gradient for gradient in gradients]
 
 
@@ -90,9 +91,12 @@ class TestGradientsOfVariables:
         reducer.register_local(variables[3])
         assert [reducer.is_local(item) for item in variables] == [False, True, False, True]
         assert reducer.reduce([1.0, 8.0, None, None], variables, "scope") == [2.0, local, None, None]
+        assert reducer.absent == variables[2:3]
 
-    def test_nothing_is_reduced_if_there_is_nothing(self, active):
-        assert Doubling().reduce([None], [object()]) == [None] and Doubling().reduce([], []) == []
+    def test_a_step_without_gradients_is_a_step(self, active):
+        reducer, variable = Doubling(), object()
+        assert reducer.reduce([None], [variable], "scope") == [None] and reducer.absent == [variable]
+        assert Doubling().reduce([], []) == []
 
     def test_alone_they_have_the_factors_only(self, monkeypatch):
         monkeypatch.setattr(Reduction, "active", lambda how: False)
@@ -102,4 +106,4 @@ class TestGradientsOfVariables:
 
     def test_an_adapter_says_how(self):
         with pytest.raises(NotImplementedError):
-            VariableReducer().reduce_shared([1.0], [object()])
+            VariableReducer().reduce_shared([1.0], [object()], [])

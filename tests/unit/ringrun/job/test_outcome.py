@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Optional
+from typing import Optional, Sequence
 
 import pytest
 
@@ -73,6 +73,26 @@ def test_the_first_failure_is_reported(job: Job) -> None:
         assert part in outcome.report
     assert "\x07" not in outcome.report
     assert outcome.to_show == [], "the report has all of its last lines"
+
+
+@pytest.mark.parametrize(
+    ("rank", "forward", "told"), [(1, (), True), (0, (), False), (1, ("PYTHONPATH",), False)]
+)
+def test_a_module_may_be_in_a_folder_that_only_this_shell_looks_into(
+    monkeypatch: pytest.MonkeyPatch, rank: int, forward: Sequence[str], told: bool
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/home/me/lib")
+    options = Options(hosts="localhost,b", forward=forward)
+    job = prepare(options, ["true"], {"PATH": "/", "PYTHONPATH": "/home/me/lib"})
+    tail = [
+        "Traceback (most recent call last):",
+        '  File "t.py", line 1',
+        "ModuleNotFoundError: No module named 'm'",
+    ]
+    pythons = {"localhost": "/here", "b": "/there"}
+    report = ended(job, failure_of(Exit(rank, 1, None)), "", 0, {rank: tail}, pythons=pythons).report
+    text = " ".join(report.replace("│", " ").split())
+    assert ("PYTHONPATH is /home/me/lib" in text and "-x PYTHONPATH passes it" in text) == told
 
 
 def test_of_long_tracebacks_the_rest_is_shown(job: Job) -> None:

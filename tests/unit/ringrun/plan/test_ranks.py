@@ -50,7 +50,7 @@ def test_places() -> None:
         (0, "a", ["at least one"]),
         (5, "a:2,b", ["5 ranks", "only 3 slots", "a has 2", "b has 1 (not stated)", "-H a:3,b:2"]),
         (2, "me@a:1", ["only 1 slot:", "-H me@a:2"]),
-        (3, "[::1]:2", ["-H [::1]:3", "slots=3"]),
+        (3, "[::1]:2", ["-H [::1]:3", "slots=3", "separated by commas"]),
     ],
 )
 def test_too_many_ranks(np: int, hosts: str, words: List[str]) -> None:
