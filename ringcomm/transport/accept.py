@@ -1,33 +1,31 @@
 """Accept and authenticate connections, and limit what unauthenticated peers cost.
 
 Until its handshake is done, a connection may send 200 bytes (8 KiB if it is encrypted) and take
-:data:`HANDSHAKE_S` seconds. There are limits for all connections together as well, because a peer without the
-key may connect again and again while the ranks compute:
+:data:`HANDSHAKE_S` seconds. Three things limit all of them together, because a peer without the key may
+connect again and again while the ranks compute:
 
 * There are :data:`MAX_HALF_OPEN` places for unauthenticated connections, at most a quarter of the descriptors
   of this process. A connection that fails keeps its place for :data:`PLACE_S` seconds more, which limits the
-  failures per second; other connections wait in the system's backlog, which costs next to nothing. A refusal
-  takes 40 to 60 us of a server's core, so this is 2 % of it. TLS answers only after an
-  :class:`~ringcomm.wire.auth.Admission`, which needs the key.
-* If all places are taken, the oldest connection that has not named this job is closed for the next one, but
-  none younger than :data:`GRACE_S`: a rank names the job with its first bytes. A replay of a rank's bytes
-  names it as well, so under many failures that protection ends if all have named it.
-* After many recent failures, unauthenticated connections are served every :data:`LOOK_EVERY_S` seconds
-  instead of at once: wake-ups are the larger part of the cost for ranks that compute.
-* A Unix socket connection of another user of this machine is closed unread.
-* A rank dials several addresses, or one several times, and keeps the first authenticated connection. So a
-  connection that its peer closes after sending nothing, or after naming this job, is not reported as refused
-  unless many fail. It keeps its place like any other.
+  failures per second: a refusal takes 40 to 60 us of a server's core, so this is 2 % of it. TLS answers only
+  after an :class:`~ringcomm.wire.auth.Admission`, which needs the key.
+* Without a free place, and after many failures, nothing is accepted for :data:`PAUSE_S` seconds, or until a
+  connection is authenticated: others wait in the system's backlog, which costs next to nothing, and then come
+  together. Wake-ups are the larger part of the cost for ranks that compute.
+* If connections that have not failed take all places, the oldest is closed for the next one, but none younger
+  than :data:`GRACE_S`, and those that have named this job last: a rank names it with its first bytes.
 
 An authenticated connection gives up its place at once, so any number of ranks can connect at the same time.
 While many connections are refused they may have to try again, which :class:`~.connect.Dial` does.
+
+A rank dials several addresses, or one several times, and keeps the first authenticated connection. So a
+connection that its peer closes after sending nothing, or after naming this job, is reported as refused only
+while there is no free place. A Unix socket connection of another user of this machine is closed unread.
 """
 
 from __future__ import annotations
 
 import errno
 import resource
-import selectors
 import socket
 from collections import deque
 from functools import partial
@@ -37,7 +35,7 @@ from ..clock import monotonic
 from ..errors import AuthenticationError, ProtocolError
 from ..wire.auth import Admission, Claim, Responder, parting_answer
 from ..wire.signing import Session
-from .connect import BACKLOG, check_user, is_short_of_descriptors, place_here, trust
+from .connect import check_user, is_short_of_descriptors, place_here, trust
 from .reactor import READ, Reactor
 from .secure import ClosedEarly, Encryption, SecureSocket
 
@@ -45,16 +43,11 @@ HANDSHAKE_S = 2.0
 MAX_HALF_OPEN = 128
 PLACE_S = 0.3
 """How long a failed connection keeps its place: 427 can fail in a second."""
+PAUSE_S = 0.1
 GRACE_S = 0.5
-LOOK_EVERY_S = 0.1
+"""Twice that for a connection that has named this job: many ranks may come to a busy machine at once."""
 _TOLERATED = 15
-"""Up to this many failures within :data:`PLACE_S` may be accidents and change nothing."""
-_ACCEPTS_AT_ONCE = 256
-_CROWDED_BACKLOG = 64
-"""The listeners' backlog while many connections fail: connections before a rank's are served before it."""
-_POLL_S = 0.01
-"""Polling interval where the system has neither epoll nor kqueue."""
-_SOON_S = 0.005
+"""Up to this many failures within :data:`PLACE_S` may be accidents."""
 _DRAIN_BYTES = 4096
 _PENDING = {
     errno.ENETDOWN, errno.EPROTO, errno.ENOPROTOOPT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH,
@@ -116,8 +109,7 @@ class _HalfOpen:
             self.refuse(str(problem.strerror or problem).lower())
             return
         trust(self.sock)
-        self.acceptor.release(self)
-        self.acceptor.arrived(self.sock, self.responder.claim, self.responder.session)
+        self.acceptor.authenticated(self)
 
     def _read(self, most: int) -> bytes:
         data = self.sock.recv(most)
@@ -180,12 +172,8 @@ class Acceptor:
         self._place_s = place_s
         self._failed_until_s: Deque[float] = deque()
         self.kept_waiting = False  # whether refused peers may have delayed a rank; the reader resets it
-        self._resting = self._sweeping = self._was_crowded = False
-        # Unauthenticated connections have their own selector, so that they can be ignored for a while.
-        self._selector = selectors.DefaultSelector()
-        for listener in self._listeners:
-            self._selector.register(listener, READ, partial(self._accept, listener))
-        self._watch()
+        self._paused = True
+        self._resume()
 
     @property
     def shut(self) -> bool:
@@ -193,7 +181,7 @@ class Acceptor:
         if len(self._half_open) + self._failed < self._places:
             return False
         oldest = self._oldest()
-        return oldest is None or monotonic() < oldest.since_s + GRACE_S
+        return oldest is None or monotonic() < oldest.since_s + GRACE_S * (2 if oldest.named_job else 1)
 
     @property
     def _failed(self) -> int:
@@ -203,69 +191,43 @@ class Acceptor:
             self._failed_until_s.popleft()
         return len(self._failed_until_s)
 
-    @property
-    def _crowded(self) -> bool:
-        return self._failed > _TOLERATED
-
-    def _look(self) -> None:
-        """Serve all unauthenticated connections, and decide when to look again."""
-        if not self._listeners:
-            return  # An alarm that was set before all was closed.
-        for key, _ in self._selector.select(0):
-            # Serving one may have closed another.
-            if self._selector.get_map().get(key.fd) is key:
-                key.data()
-        if not self._listeners:
-            return
-        crowded, shut = self._crowded, self.shut
-        self.kept_waiting |= crowded and shut
-        if crowded != self._was_crowded:
-            self._was_crowded = crowded
+    def _resume(self) -> None:
+        if self._paused:
+            self._paused = False
             for listener in self._listeners:
-                listener.listen(_CROWDED_BACKLOG if crowded else BACKLOG)
-        if crowded or shut:
-            # Connections in the backlog would wake this thread all the time. The pause is short unless many
-            # connections are refused.
-            self._resting = True
-            self._reactor.forget(self._selector)
-            self._reactor.after(LOOK_EVERY_S if crowded else _SOON_S, self._look)
-        elif self._resting or not hasattr(self._selector, "fileno"):
-            self._resting = False
-            self._watch()
+                self._reactor.watch(listener, READ, partial(self._accept, listener))
 
-    def _watch(self) -> None:
-        """Look when something is ready; without epoll and kqueue (selectors have no descriptor), soon."""
-        if hasattr(self._selector, "fileno"):
-            self._reactor.watch(self._selector, READ, self._look)
-        else:
-            self._reactor.after(_POLL_S, self._look)
+    def _pause(self) -> None:
+        """Leave connections in the backlog, which would wake this thread all the time, for a moment."""
+        self.kept_waiting |= self.shut and self._failed > _TOLERATED
+        if not self._paused:
+            self._paused = True
+            for listener in self._listeners:
+                self._reactor.forget(listener)
+            self._reactor.after(PAUSE_S, self._resume)
 
     def _accept(self, listener: socket.socket) -> None:
-        for _ in range(_ACCEPTS_AT_ONCE):
-            if self.shut:
-                return
+        while not self.shut:
             try:
                 sock, origin = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                break
             except OSError as problem:
                 if problem.errno in _PENDING:
-                    self._keep(1)
+                    self._keep_place()
                     continue
-                if not is_short_of_descriptors(problem) or not (self._may_wait or self._crowded):
+                if not is_short_of_descriptors(problem) or not self._may_wait:
                     raise
-                # Out of descriptors: close the oldest unauthenticated connection and try again next time. If
-                # there is none, all places count as taken for a moment: the listener stays readable, and
-                # would cause a busy loop.
-                if not self._evict():
-                    self._keep(self._places)
+                # Out of descriptors: close the oldest unauthenticated connection and try again later.
+                self._evict()
+                self._pause()
                 return
             sock.setblocking(False)
             try:
                 check_user(sock)
             except OSError as problem:
                 sock.close()
-                self._keep(1)
+                self._keep_place()
                 self._refused("this host", str(problem.strerror))
                 continue
             if len(self._half_open) + self._failed >= self._places:
@@ -275,64 +237,58 @@ class Acceptor:
             # Most have sent something already, and are through or refused before there is need to watch.
             half_open.readable()
             if half_open in self._half_open:
-                self._wait_for(half_open)
-
-    def _wait_for(self, half_open: _HalfOpen) -> None:
-        """Continue with a connection when more bytes arrive, until the handshake's time limit."""
-        half_open.watched = True
-        self._selector.register(half_open.sock, READ, half_open.readable)
-        if not self._sweeping:
-            self._sweeping = True
-            self._reactor.after(HANDSHAKE_S, self._sweep)
+                half_open.watched = True
+                self._reactor.watch(half_open.sock, READ, half_open.readable)
+                self._reactor.after(HANDSHAKE_S, partial(self._expire, half_open))
+        if self.shut or self._failed > _TOLERATED:
+            self._pause()
 
     def _oldest(self) -> Optional[_HalfOpen]:
-        """Return the oldest connection that has not named this job; else, if many fail, the oldest of all."""
+        """Return the oldest connection that has not named this job; else the oldest of all."""
         without_job = next((item for item in self._half_open if not item.named_job), None)
-        return without_job or (next(iter(self._half_open), None) if self._crowded else None)
+        return without_job or next(iter(self._half_open), None)
 
-    def _evict(self) -> bool:
-        """Close the oldest connection, if possible one that has not named this job; return whether any."""
-        victim = self._oldest() or next(iter(self._half_open), None)
+    def _evict(self) -> None:
+        """Close the oldest connection, if there is any, if possible one that has not named this job."""
+        victim = self._oldest()
         if victim is not None:
             victim.refuse("too many unproven connections at once")
-        return victim is not None
 
-    def _sweep(self) -> None:
-        """Close the connections that have not authenticated themselves in time."""
-        limit = monotonic() - HANDSHAKE_S
-        for half_open in [item for item in self._half_open if item.since_s <= limit]:
+    def _expire(self, half_open: _HalfOpen) -> None:
+        """Close a connection that has not authenticated itself in time."""
+        if half_open in self._half_open:
             half_open.refuse(f"it proved nothing within {HANDSHAKE_S:g} s")
-        self._sweeping = bool(self._half_open)
-        if self._sweeping:
-            self._reactor.after(HANDSHAKE_S / 4, self._sweep)
+
+    def authenticated(self, half_open: _HalfOpen) -> None:
+        """Hand over a connection; its place is free now."""
+        self.release(half_open)
+        self._resume()
+        self.arrived(half_open.sock, half_open.responder.claim, half_open.responder.session)
 
     def failed(self, half_open: _HalfOpen, reason: str, given_up: bool) -> None:
         """Count a refused connection and report it. ``given_up``: the other end closed it as a rank closes a
-        superfluous connection; that is reported only where many fail.
+        superfluous connection; that is reported only while there is no free place.
         """
-        self._keep(1)
-        if not given_up or self._crowded:
+        self._keep_place()
+        if not given_up or self.shut:
             self._refused(half_open.origin, reason)
 
-    def _keep(self, places: int) -> None:
-        self._failed_until_s.extend([monotonic() + self._place_s] * places)
+    def _keep_place(self) -> None:
+        self._failed_until_s.append(monotonic() + self._place_s)
 
     def release(self, half_open: _HalfOpen) -> None:
         """Stop watching a connection that is authenticated or refused."""
         self._half_open.pop(half_open, None)
         if half_open.watched:
             half_open.watched = False
-            self._selector.unregister(half_open.sock)
+            self._reactor.forget(half_open.sock)
 
     def close(self) -> None:
         """Close the listeners and all unauthenticated connections."""
-        if not self._listeners:
-            return
-        self._reactor.forget(self._selector)
         for listener in self._listeners:
+            self._reactor.forget(listener)
             listener.close()
         self._listeners.clear()
         for half_open in list(self._half_open):
             self.release(half_open)
             half_open.sock.close()
-        self._selector.close()
