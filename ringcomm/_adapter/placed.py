@@ -150,7 +150,7 @@ class PlacedJob:
     def ended(self, rank: int, how: str) -> None:
         """Report that a rank has failed with the error text ``how``; the others then do not wait for it."""
         if self._embedded is not None:
-            self._embedded.process_ended(rank, how, False)
+            self._embedded.process_exited(rank, how, False)
 
     def collect(self, poll: Callable[[float], Iterable[Tuple[int, RankOutcome]]]) -> List[Any]:
         """Return the ranks' results in rank order, when all have returned; RemoteError if one failed.

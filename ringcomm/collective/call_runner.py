@@ -16,8 +16,7 @@ import numpy as np
 from ..clock import POLLING, Stopwatch
 from ..config import Settings
 from ..errors import DeviceError, RingcommError
-from ..group.failures import FailureReporter
-from ..group.reporter import Reporter
+from ..group.failures import FailureReporter, Reporter
 from ..transport.base import Fabric, StoppableWatch
 from ..transport.huge_pages import MIN_BYTES
 from ..wire.signature import Signature

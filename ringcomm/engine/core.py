@@ -12,8 +12,7 @@ from ..collective.call_history import CallHistory
 from ..collective.progress import Progress
 from ..collective.runner import Runner
 from ..config import Settings
-from ..group.failures import FailureReporter
-from ..group.reporter import Reporter
+from ..group.failures import FailureReporter, Reporter
 from ..schedule.select import Selector
 from ..transport.base import Channels, Fabric, StoppableWatch
 from .bucket_runner import BucketRunner

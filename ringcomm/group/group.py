@@ -24,11 +24,11 @@ from ..job.flight_recorder import FlightRecorder, GroupFacts
 from ..job.timeline import Recording
 from ..schedule.select import Selector
 from ..transport.base import Channels, StoppableWatch
-from .reporter import Reporter
+from .failures import Reporter
 from .view import Peer
 
 if TYPE_CHECKING:
-    from ..rendezvous.joined import Joined
+    from ..rendezvous.client import Joined
     from .message_history import MessageHistory
 
 

@@ -15,7 +15,7 @@ from ..clock import monotonic
 from ..collective.call_history import DONE, FAILED, RUNNING, SUBMITTED, Row
 from ..collective.call_sites import Site, site_text
 from ..collective.totals import OperationTotal, Totals
-from .work import Work
+from .operation_queue import Work
 
 SEND, RECEIVE = "send", "recv"
 KIND = "message"

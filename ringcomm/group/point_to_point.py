@@ -13,8 +13,8 @@ from .failures import FailureReporter
 from .message_channel import Channel, Disagreement
 from .message_history import RECEIVE, SEND, MessageHistory
 from .message_matching import Address, Matcher, Receive
+from .operation_queue import Work
 from .turn import Turn
-from .work import Work
 
 LARGE_BYTES = 256 * 1024
 """A caller that starts a longer message leaves it to the thread, and returns at once."""

@@ -28,9 +28,9 @@ from .flight_recorder import forget_what_is_closed
 from .timeline import timeline_path
 
 if TYPE_CHECKING:
+    from ..rendezvous.client import Joined
     from ..rendezvous.control import Resume
     from ..rendezvous.embedded import EmbeddedRendezvous
-    from ..rendezvous.joined import Joined
     from ..schedule.cost import CostModel
     from .entry import Entry
     from .preparation import Preparation, Prepared

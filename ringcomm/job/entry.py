@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import NamedTuple, Optional
 
 from ..config import Membership, Settings
-from ..rendezvous.client import NEW, join
+from ..rendezvous.client import NEW, Joined, join
 from ..rendezvous.control import Resume
 from ..rendezvous.embedded import EmbeddedRendezvous, OwnRendezvous
-from ..rendezvous.joined import Joined
 from ..rendezvous.launched import join_launched
 
 

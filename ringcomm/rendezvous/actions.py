@@ -7,6 +7,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Union
 from ..config import Slot
 from ..wire.messages import Message
 
+ADDED, REMOVED = 2, 1
+"""Changes of the membership, as bits: as in Horovod's ``HostUpdateResult``."""
+
 
 class Seat(NamedTuple):
     """A place in the job that a process is expected to take."""

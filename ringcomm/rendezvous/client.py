@@ -6,7 +6,7 @@ import logging
 import os
 import platform
 import socket
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import Deadline
 from ..config import Membership, Settings
@@ -19,21 +19,31 @@ from ..errors import (
     StartTimeoutError,
     StartupError,
 )
+from ..group.view import Peer
+from ..transport.base import Channels
 from ..transport.encryption import encryption_of
 from ..transport.kinds import LOOPBACK
+from ..transport.local import make_links
 from ..transport.nics import Interface, local_socket, machine, own_addresses
+from ..transport.pace import Counted, Expected, Paces, counted
 from ..transport.reactor import READ, Reactor
 from ..transport.shortage import check_descriptors, release_spare, shortage_error
+from ..transport.tcp import SocketFabric, SocketLink
 from ..version import __version__
-from ..wire.auth import job_digest
+from ..wire.auth import Purpose, job_digest
 from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
-from ..wire.signing import Session
-from .aborts import error_from, left_behind
-from .connect_server import DIAL_S, RendezvousSearch, Watched, pause
-from .control import Resume, await_close, shortage_message
-from .joined import Joined, established, make_control
-from .links import LinkSetup
-from .probe import PROBE_AGAIN_S
+from ..wire.signing import Signer
+from .connect_server import DIAL_S, RendezvousSearch, Watched, ask, pause
+from .control import (
+    Connection,
+    ControlChannel,
+    Resume,
+    await_close,
+    error_from,
+    left_behind,
+    shortage_message,
+)
+from .links import PROBE_AGAIN_S, LinkSetup, Proven
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -52,19 +62,26 @@ def join(
     out of the job, StartupError if the job could not start or cannot continue with this process, ConfigError
     for unusable settings.
     """
-    short: Optional[OSError] = None
-    try:
-        check_descriptors(membership.size - 1)
-    except OSError as problem:
-        short = problem
-    return Joiner(membership, settings, resume, watched).join(short)
+    return Joiner(membership, settings, resume, watched).join()
 
 
 def running_size(membership: Membership, settings: Settings) -> int:
     """Return the number of ranks of the present view; 0 before the first one, so that this process must join.
     Raises StartupError if the rendezvous does not answer.
     """
-    return Joiner(membership, settings, NEW, None).count()
+    reactor, encryption = Reactor(), encryption_of(membership.certificate, settings.encrypt)
+    deadline = Deadline(settings.start_timeout_s + DIAL_S)
+    try:
+        connection = RendezvousSearch(reactor, membership, settings, encryption, None).find(deadline)
+    finally:
+        reactor.close()
+    try:
+        answer = ask(*connection, {"type": "count"}, "counted", deadline)
+    except (OSError, ProtocolError) as problem:
+        raise StartupError(_ended_text(problem)) from None
+    if answer is None:
+        raise StartTimeoutError(_timeout_text(membership, deadline))
+    return int(answer["size"])
 
 
 class Joiner:
@@ -83,9 +100,7 @@ class Joiner:
         # The server's own limit passes first, and its error names the missing ranks; this one is for a
         # server that does not answer.
         self._deadline = Deadline(settings.start_timeout_s + DIAL_S)
-        self._reader = MessageReader(MAX_MESSAGE_BYTES)
-        self._session: Optional[Session] = None
-        self._control: Optional[socket.socket] = None
+        self._connection: Optional[Connection] = None
         self._failure: Optional[RingcommError] = None
         self._abort: Optional[RingcommError] = None
         self._assignment: Optional[Message] = None
@@ -97,14 +112,15 @@ class Joiner:
         self._changes = 0
         self._failed_view = False
         self._attempts = 0
-        self._size: Optional[int] = None
 
-    def join(self, short: Optional[OSError] = None) -> Joined:
-        """Become a rank of the job; see :func:`join`. With ``short`` (of descriptors) report only that."""
+    def join(self) -> Joined:
+        """Become a rank of the job; see :func:`join`."""
         try:
-            if short is not None:
-                raise short
-            return self._run()
+            check_descriptors(self.membership.size - 1)
+            interfaces = self._interfaces()
+            self._connect()
+            self._introduce(interfaces)
+            return self._complete()
         except StartupError as problem:
             self.abandon()
             unreachable = problem is self._failure or isinstance(problem, StartTimeoutError)
@@ -129,43 +145,20 @@ class Joiner:
             self._setup.close()
         release_spare()
         try:
-            if self._control is None:
-                self._connect()
-            assert self._control is not None
+            sock = self._connect() if self._connection is None else self._connection[0]
             self._send(shortage_message(error, self.membership.elastic))
-            await_close(self._control, DIAL_S)
+            await_close(sock, DIAL_S)
         except (RingcommError, OSError) as second:
             logger.warning("the other ranks cannot be told of it (%s): %s", second, error)
 
-    def count(self) -> int:
-        """Ask for the number of ranks; see :func:`running_size`."""
-        try:
-            self._connect()
-            self._send({"type": "count"})
-            while self._size is None and self._failure is None:
-                self._wait()
-        finally:
-            self.abandon()
-            self.reactor.close()
-        if self._size is None:
-            assert self._failure is not None
-            raise self._failure
-        return self._size
-
-    def _connect(self) -> None:
+    def _connect(self) -> socket.socket:
         """Take the connection of the last view, or else dial the rendezvous."""
-        if self._resume.connection is not None:
-            self._control, self._reader, self._session = self._resume.connection
-        else:
-            self._control, self._session = self._search.find(self._deadline)
-            self._reader = MessageReader(MAX_MESSAGE_BYTES, self._session)
-        self.reactor.watch(self._control, READ, self._readable)
-
-    def _run(self) -> Joined:
-        interfaces = self._interfaces()
-        self._connect()
-        self._introduce(interfaces)
-        return self._complete()
+        self._connection = self._resume.connection
+        if self._connection is None:
+            sock, session = self._search.find(self._deadline)
+            self._connection = sock, MessageReader(MAX_MESSAGE_BYTES, session), session
+        self.reactor.watch(self._connection[0], READ, self._readable)
+        return self._connection[0]
 
     def _complete(self) -> Joined:
         """Continue until all links are established, or joining has failed."""
@@ -203,23 +196,11 @@ class Joiner:
         if self._failed_view:
             self._start_over()
         elif self._deadline.expired():
-            raise StartTimeoutError(self._timeout_text())
+            raise StartTimeoutError(_timeout_text(self.membership, self._deadline))
         elif self._rejoin:
             self._join_again()
         else:
             self.reactor.run_once(self._deadline.remaining_s())
-
-    def _timeout_text(self) -> str:
-        limit = f"{self._deadline.timeout_s:g} s"
-        if not self.membership.elastic:
-            return (
-                f"The job's {self.membership.size} ranks did not start within {limit}, and the rendezvous "
-                "has sent no reason."
-            )
-        return (
-            f"The rendezvous has sent nothing for {limit}: its host is down, or this host is cut off from "
-            "it. The job may be going on there without this process."
-        )
 
     def _start_over(self) -> None:
         """Ask for the next view: one has failed while its members were connecting."""
@@ -231,15 +212,11 @@ class Joiner:
 
     def _finish(self) -> Joined:
         """Hand the established links to their users."""
-        assert self._assignment is not None and self._go is not None and self._setup is not None
-        assert self._control is not None
-        self.reactor.forget(self._control)
-        kept = self._control, self._reader, self._session
-        control = make_control(*kept, self._assignment, self._changes)
+        assert self._assignment is not None and self._connection is not None
+        self.reactor.forget(self._connection[0])
+        control = _make_control(self._connection, self._assignment, self._changes)
         try:
-            return established(
-                control, self._assignment, self._go, self._setup, self.membership, self.settings
-            )
+            return self._joined(control, self._assignment)
         except BaseException as problem:
             # In an elastic job a member may have been lost after the last link was established.
             resume = control.detach(self._resume.position)
@@ -251,14 +228,31 @@ class Joiner:
         self.reactor.watch(resume.connection[0], READ, self._readable)
         return self._complete()
 
+    def _joined(self, control: ControlChannel, assignment: Message) -> Joined:
+        """Return the place in the job; raises StartupError if a link is unusable."""
+        assert self._go is not None and self._setup is not None
+        rank, generation = int(assignment["rank"]), int(assignment["generation"])
+        peers = tuple(
+            Peer(
+                int(m["rank"]), str(m["host"]), int(m["host_index"]), int(m["local_rank"]), int(m["pid"]),
+                int(m.get("member", -1)),
+            )
+            for m in assignment["members"]
+        )  # fmt: skip
+        channels = make_channels(rank, len(peers), self._setup.take_links(), control, self.settings)
+        paces = paces_of(rank, peers, self._setup.chosen, channels)
+        channels.control.slow_links = paces.look
+        signer = Signer(self.membership.key, self.membership.job, generation)
+        return Joined(rank, generation, peers, channels, control, str(self._go["table"]), paces, signer)
+
     def _join_again(self) -> None:
         """Join again after the rendezvous closed the connection before it had assigned a rank. That happens
         without a launcher if the rank that serves the rendezvous has ended the last generation but not
         started the next one when this rank joins.
         """
-        assert self._control is not None and self._setup is not None
+        assert self._connection is not None and self._setup is not None
         self._rejoin = False
-        self._control.close()
+        self._connection[0].close()
         pause(self.reactor)
         self._connect()
         self._send(self._introduction(self._setup.offers()))
@@ -267,8 +261,8 @@ class Joiner:
         """Close everything that joining has opened."""
         if self._setup is not None:
             self._setup.close()
-        if self._control is not None:
-            self._control.close()
+        if self._connection is not None:
+            self._connection[0].close()
 
     # ---- the rendezvous ----------------------------------------------------------------------
 
@@ -297,42 +291,40 @@ class Joiner:
         return message
 
     def _send(self, message: Message) -> None:
-        assert self._control is not None
+        assert self._connection is not None
+        sock, _, session = self._connection
         try:
-            self._control.settimeout(DIAL_S)
-            self._control.sendall(encode(message, self._session))
-            self._control.setblocking(False)
+            sock.settimeout(DIAL_S)
+            sock.sendall(encode(message, session))
+            sock.setblocking(False)
         except OSError as problem:
-            self._connection_failed(self._ended_text(problem))
+            self._connection_failed(problem)
 
     def _readable(self) -> None:
-        assert self._control is not None
+        assert self._connection is not None
+        sock, reader, _ = self._connection
         try:
-            data = self._control.recv(65536)
+            data = sock.recv(65536)
             if not data:
                 raise ConnectionError("it closed the connection")
-            for message in self._reader.feed(data):
+            for message in reader.feed(data):
                 self._handle(message)
         except (BlockingIOError, InterruptedError):
             return
         except (OSError, ProtocolError) as problem:
-            self._connection_failed(self._ended_text(problem))
+            self._connection_failed(problem)
 
-    def _ended_text(self, problem: Exception) -> str:
-        why = getattr(problem, "strerror", None) or problem
-        if self._resume.epoch >= 0:
-            return f"the connection to the rendezvous broke ({why})."
-        return f"The rendezvous ended while the job was starting: {why}. Its own output says why."
-
-    def _connection_failed(self, text: str) -> None:
-        assert self._control is not None
-        self.reactor.forget(self._control)
+    def _connection_failed(self, problem: Exception) -> None:
+        assert self._connection is not None
+        self.reactor.forget(self._connection[0])
         # Without its control connection a process of an elastic job is lost for the others.
         may_rejoin = self.membership.slot is None and not self.membership.elastic
         if self._failure is None and self._assignment is None and may_rejoin:
             self._rejoin = True
-            return
-        self._failure = self._failure or StartupError(text)
+        elif self._failure is None and self._resume.epoch >= 0:
+            self._failure = StartupError(f"the connection to the rendezvous broke ({_reason(problem)}).")
+        elif self._failure is None:
+            self._failure = StartupError(_ended_text(problem))
 
     def _handle(self, message: Message) -> None:
         kind = message["type"]
@@ -340,51 +332,175 @@ class Joiner:
             # The rendezvous pings processes that wait, so silence means that it cannot be reached.
             limit_s = self.settings.dead_after_s or self.settings.start_timeout_s
             self._deadline = Deadline(limit_s + DIAL_S)
-        if kind == "excluded":
-            raise ExcludedError(str(message["reason"]))
-        if kind == "counted":
-            self._size = int(message["size"])
-        elif kind == "waiting":
-            self._member = int(message["member"])
-        elif kind == "updated":
-            self._changes |= int(message["change"])
-        elif kind == "announced":
-            pass  # the program does not run between two views
-        elif kind == "abort" and "epoch" in message:
-            # An older epoch's abort was on its way while this process asked for the next view.
-            generation = -1 if self._assignment is None else int(self._assignment["generation"])
-            self._failed_view = self._failed_view or int(message["epoch"]) == generation
-            self._go = None if self._failed_view else self._go
-        else:
-            if kind == "probe":
-                self._changes = 0  # Earlier reports are about processes that this view takes into account.
-            self._handle_start(message)
-
-    def _handle_start(self, message: Message) -> None:
-        kind = message["type"]
-        setup = self._setup
-        assert setup is not None
-        too_early = self._assignment is None or (kind == "go" and not setup.linked)
-        if kind in ("probe_again", "measure", "link", "go") and too_early:
-            raise ProtocolError(f"the rendezvous sent {kind!r} too early")
-        if kind == "refused":
-            self._failure = RefusedError(f"The rendezvous refused this process: {message['reason']}")
-        elif kind == "abort":
-            self._failure = self._abort = error_from(message)
-        elif kind == "ping":
-            self._send({"type": "pong", "heard": [], "silent": []})
-        elif kind == "probe":
-            self._assignment = message
-            setup.assign_rank(int(message["rank"]), int(message["generation"]))
-            if message["targets"]:
-                setup.probe(message["targets"])
-        elif kind == "probe_again":
-            setup.probe(message["targets"], PROBE_AGAIN_S)
-        elif kind == "measure":
-            setup.measure(message["pairs"])
-        elif kind == "link":
-            setup.link(message["routes"], self._deadline)
-        elif kind == "go":
-            self._go = message
-        else:
+        if kind not in _HANDLERS:
             raise ProtocolError(f"the rendezvous may not send {kind!r}")
+        assert self._setup is not None
+        too_early = self._assignment is None or (kind == "go" and not self._setup.linked)
+        if kind in _WITH_RANK and too_early:
+            raise ProtocolError(f"the rendezvous sent {kind!r} too early")
+        _HANDLERS[kind](self, self._setup, message)
+
+    def _excluded(self, setup: LinkSetup, message: Message) -> None:
+        raise ExcludedError(str(message["reason"]))
+
+    def _refused(self, setup: LinkSetup, message: Message) -> None:
+        self._failure = RefusedError(f"The rendezvous refused this process: {message['reason']}")
+
+    def _waiting(self, setup: LinkSetup, message: Message) -> None:
+        self._member = int(message["member"])
+
+    def _pinged(self, setup: LinkSetup, message: Message) -> None:
+        self._send({"type": "pong", "heard": [], "silent": []})
+
+    def _updated(self, setup: LinkSetup, message: Message) -> None:
+        self._changes |= int(message["change"])
+
+    def _announced(self, setup: LinkSetup, message: Message) -> None:
+        """Do nothing: the program does not run between two views."""
+
+    def _aborted(self, setup: LinkSetup, message: Message) -> None:
+        if "epoch" not in message:
+            self._failure = self._abort = error_from(message)
+            return
+        # An older epoch's abort was on its way while this process asked for the next view.
+        generation = -1 if self._assignment is None else int(self._assignment["generation"])
+        self._failed_view = self._failed_view or int(message["epoch"]) == generation
+        self._go = None if self._failed_view else self._go
+
+    def _assigned(self, setup: LinkSetup, message: Message) -> None:
+        self._changes = 0  # Earlier reports are about processes that this view takes into account.
+        self._assignment = message
+        setup.assign_rank(int(message["rank"]), int(message["generation"]))
+        if message["targets"]:
+            setup.probe(message["targets"])
+
+    def _probe_again(self, setup: LinkSetup, message: Message) -> None:
+        setup.probe(message["targets"], PROBE_AGAIN_S)
+
+    def _measure(self, setup: LinkSetup, message: Message) -> None:
+        setup.measure(message["pairs"])
+
+    def _link(self, setup: LinkSetup, message: Message) -> None:
+        setup.link(message["routes"], self._deadline)
+
+    def _started(self, setup: LinkSetup, message: Message) -> None:
+        self._go = message
+
+
+_HANDLERS: Dict[str, Callable[[Joiner, LinkSetup, Message], None]] = {
+    "excluded": Joiner._excluded,
+    "refused": Joiner._refused,
+    "waiting": Joiner._waiting,
+    "ping": Joiner._pinged,
+    "updated": Joiner._updated,
+    "announced": Joiner._announced,
+    "abort": Joiner._aborted,
+    "probe": Joiner._assigned,
+    "probe_again": Joiner._probe_again,
+    "measure": Joiner._measure,
+    "link": Joiner._link,
+    "go": Joiner._started,
+}
+"""The messages that a process may receive until all ranks are linked."""
+_WITH_RANK = ("probe_again", "measure", "link", "go")
+
+
+def _reason(problem: Exception) -> str:
+    return str(getattr(problem, "strerror", None) or problem)
+
+
+def _ended_text(problem: Exception) -> str:
+    return f"The rendezvous ended while the job was starting: {_reason(problem)}. Its own output says why."
+
+
+def _timeout_text(membership: Membership, deadline: Deadline) -> str:
+    limit = f"{deadline.timeout_s:g} s"
+    if not membership.elastic:
+        return (
+            f"The job's {membership.size} ranks did not start within {limit}, and the rendezvous "
+            "has sent no reason."
+        )
+    return (
+        f"The rendezvous has sent nothing for {limit}: its host is down, or this host is cut off from "
+        "it. The job may be going on there without this process."
+    )
+
+
+class Joined(NamedTuple):
+    """The result of joining: a place in a job and the links to every other rank."""
+
+    rank: int
+    generation: int  # generations of the job that have run before
+    peers: Tuple[Peer, ...]  # all ranks, this one among them, in rank order
+    channels: Channels
+    control: ControlChannel
+    table: str  # of links
+    paces: Paces
+    signer: Signer
+
+
+def _make_control(connection: Connection, assignment: Message, changes: int) -> ControlChannel:
+    """Return the control channel of a rank, from the message that assigned it and the changes since."""
+    sock, reader, session = connection
+    members = sorted(assignment["members"], key=lambda item: int(item["rank"]))
+    rank = int(assignment["rank"])
+    number = members[rank].get("member")
+    return ControlChannel(
+        sock, reader, rank, [str(item["host"]) for item in members], session,
+        None if number is None else int(number), int(assignment["generation"]), changes,
+    )  # fmt: skip
+
+
+def make_channels(
+    rank: int, size: int, found: Dict[int, Dict[int, Proven]], control: ControlChannel, settings: Settings
+) -> Channels:
+    """Make the links of all three channels, each over the best transport that works for it. Raises
+    StartupError, and closes the connections ``found`` (by purpose and peer), if a link cannot be set up.
+    """
+    try:
+        data = [
+            {peer: sock for peer, (sock, _) in found[purpose].items()}
+            for purpose in (Purpose.DIRECT, Purpose.BACKGROUND)
+        ]
+        calls, engine = (
+            SocketFabric(
+                rank,
+                make_links(socks, settings.transport, settings.congestion, settings.measure),
+                control,
+                size,
+            )
+            for socks in data
+        )
+        between_engines = {
+            peer: SocketLink(peer, *link) for peer, link in found[Purpose.ENGINE_CONTROL].items()
+        }
+        return Channels(calls, engine, SocketFabric(rank, between_engines, control, size))
+    except (OSError, StartupError) as problem:
+        for links in found.values():
+            for sock, _ in links.values():
+                sock.close()
+        raise StartupError(f"The links to the ranks of this host could not be set up: {problem}") from None
+
+
+def paces_of(rank: int, peers: Sequence[Peer], chosen: Sequence[Expected], channels: Channels) -> Paces:
+    """Watch the speed of those links to other hosts for which there was a choice of networks."""
+    by_rank = {peer.rank: peer for peer in peers}
+    own = by_rank[rank]
+    mates = sum(peer.host_index == own.host_index for peer in peers)
+    hosts = len({peer.host_index for peer in peers})
+
+    def read(peer: int) -> List[Optional[Counted]]:
+        links = (channel.link(peer) for channel in (channels.direct, channels.background))
+        return [counted(link.sock) if isinstance(link, SocketLink) else None for link in links]
+
+    def describe(item: Expected, mb_per_s: float, better: str) -> str:
+        other = by_rank[item.peer]
+        return (
+            f"rank {rank} ({own.host}) reaches rank {item.peer} ({other.host}) over {item.iface} at "
+            f"{mb_per_s:.1f} MB/s, although more waits to be sent; when the job started, it was "
+            f"{item.mb_per_s:.0f} MB/s, and {dict(item.others)[better]:.0f} over {better}, which connects "
+            f"them, too. Look at the cable, the switch and other traffic of {item.iface}; if it stays slow, "
+            f"start with --iface '{own.host}=!{item.iface}' (on {own.host}: RINGCOMM_IFACE='!{item.iface}')."
+        )
+
+    return Paces(chosen, read, describe, shared=max(1, hosts - 1) * mates)

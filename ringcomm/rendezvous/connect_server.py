@@ -1,7 +1,8 @@
 """Connects to a server that has several addresses, only some of which may lead to it from this machine.
 
 An address that this machine has itself, like docker0's, leads to this machine. It is not dialled unless the
-server is known to be on this machine.
+server is known to be on this machine. :class:`RendezvousSearch` dials a job's rendezvous until it answers;
+:func:`post` and :func:`await_entry` use an own connection for one request.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 from ..clock import Deadline
 from ..config import Membership, Settings
 from ..configuration.endpoints import format_endpoint
-from ..errors import AuthenticationError, RefusedError, StartTimeoutError, StartupError
+from ..errors import AuthenticationError, ProtocolError, RefusedError, StartTimeoutError, StartupError
 from ..transport.connect import Dial
+from ..transport.encryption import encryption_of
 from ..transport.nics import machine, own_addresses
 from ..transport.reactor import Reactor
 from ..transport.secure import Encryption
 from ..wire.auth import Claim, Purpose, job_digest
+from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
 from ..wire.signing import Session
 
 DIAL_S = 5.0
@@ -106,6 +109,16 @@ def reach(
     )
 
 
+def _reach_rendezvous(
+    reactor: Reactor, membership: Membership, encryption: Optional[Encryption], timeout_s: float
+) -> Reached:
+    claim = Claim(Purpose.CONTROL, job_digest(membership.job))
+    return reach(
+        reactor, membership.rendezvous, membership.key, claim, encryption, timeout_s,
+        membership.rendezvous_last, membership.rendezvous_machine not in ("", machine()),
+    )  # fmt: skip
+
+
 class RendezvousSearch:
     """Dials a job's rendezvous until it answers. ``watched``: the source of an address that may change."""
 
@@ -129,13 +142,9 @@ class RendezvousSearch:
         if the address has changed, AuthenticationError for another key or job, RefusedError for another
         version of the protocol, StartTimeoutError if no endpoint answers.
         """
-        membership, watched = self._membership, self._watched
-        claim = Claim(Purpose.CONTROL, job_digest(membership.job))
+        watched = self._watched
         while True:
-            found = reach(
-                self._reactor, membership.rendezvous, membership.key, claim, self._encryption, DIAL_S,
-                membership.rendezvous_last, membership.rendezvous_machine not in ("", machine()),
-            )  # fmt: skip
+            found = _reach_rendezvous(self._reactor, self._membership, self._encryption, DIAL_S)
             if found.sock is not None:
                 return found.sock, found.session
             if watched is not None and watched.moved():
@@ -191,3 +200,60 @@ def _resolve(host: str, problems: List[str]) -> Sequence[str]:
         problems.append(f"  {host}: {getattr(problem, 'strerror', None) or problem}")
         return []
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def post(membership: Membership, entry: str, text: str, timeout_s: float) -> None:
+    """Post an entry for all ranks of the job; raises StartupError if the rendezvous does not take it."""
+    _ask_at(membership, {"type": "post", "entry": entry, "text": text}, timeout_s)
+
+
+def await_entry(membership: Membership, entry: str, timeout_s: float) -> str:
+    """Return the text of an entry, as soon as a rank has posted it. Raises StartTimeoutError if none has in
+    time, StartupError if the rendezvous cannot be reached or has ended.
+    """
+    return _ask_at(membership, {"type": "await", "entry": entry}, timeout_s)
+
+
+def _ask_at(membership: Membership, message: Message, timeout_s: float) -> str:
+    deadline = Deadline(timeout_s)
+    reactor, encryption = Reactor(), encryption_of(membership.certificate)
+    try:
+        found = _reach_rendezvous(reactor, membership, encryption, min(DIAL_S, timeout_s))
+    finally:
+        reactor.close()
+    if found.sock is None:
+        raise StartupError("No answer from the job's rendezvous. Tried:\n" + "\n".join(found.tried))
+    try:
+        answer = ask(found.sock, found.session, message, "entry", deadline)
+    except (OSError, ProtocolError) as problem:
+        raise StartupError(f"The job's rendezvous has ended during a request: {problem}.") from None
+    if answer is None:
+        raise StartTimeoutError(
+            f"No rank has posted {message['entry']} at the job's rendezvous within {timeout_s:g} s."
+        )
+    return str(answer["text"])
+
+
+def ask(
+    sock: socket.socket, session: Optional[Session], message: Message, kind: str, deadline: Deadline
+) -> Optional[Message]:
+    """Send one message, and close the connection after the answer; return that, or None if it does not come
+    in time. Raises OSError or ProtocolError for a broken connection, and an answer of another kind.
+    """
+    reader = MessageReader(MAX_MESSAGE_BYTES, session)
+    with sock:
+        sock.settimeout(DIAL_S)
+        sock.sendall(encode(message, session))
+        while not deadline.expired():
+            sock.settimeout(max(0.01, deadline.remaining_s()))
+            try:
+                data = sock.recv(65536)
+            except socket.timeout:
+                continue
+            if not data:
+                raise ConnectionError("it closed the connection")
+            for answer in reader.feed(data):
+                if answer["type"] != kind:
+                    raise ProtocolError(f"it sent {answer['type']!r}")
+                return answer
+    return None

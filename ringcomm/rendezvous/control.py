@@ -6,15 +6,19 @@ import logging
 import select
 import socket
 import threading
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 from ..clock import Deadline
 from ..errors import (
+    ExcludedError,
+    LinkLostError,
     MismatchError,
+    NoRouteError,
     PeerLostError,
     PeerStalledError,
     ProtocolError,
     RingcommError,
+    StartTimeoutError,
     StartupError,
     fresh_copy,
     interruption_text,
@@ -24,9 +28,8 @@ from ..transport.secure import SecureSocket
 from ..transport.shortage import drop_spare, keep_spare, shortage_error
 from ..wire.messages import Message, MessageReader, encode
 from ..wire.signing import Session
-from .aborts import error_from, without_rendezvous
-from .changes import Changes, Listener
-from .link_table import ranges_of
+from .actions import ADDED
+from .routing import ranges_of
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -40,13 +43,17 @@ _SILENT_KINDS = ("silent", "still", "cut off")
 """Kinds of reports about peers that have sent nothing for long."""
 
 
+Connection = Tuple[socket.socket, MessageReader, Optional[Session]]
+"""An authenticated connection to the rendezvous; without a session there is no other process."""
+
+
 class Resume(NamedTuple):
     """What a member takes from one view to the next."""
 
     member: Optional[int] = None  # a new process has none
     epoch: int = -1  # the last epoch that it was in; -1: none
     position: int = 0  # commits or steps that its state contains
-    connection: Optional[Tuple[socket.socket, MessageReader, Optional[Session]]] = None
+    connection: Optional[Connection] = None
 
 
 class ControlChannel(Watch):
@@ -345,3 +352,114 @@ def await_close(sock: socket.socket, limit_s: float) -> None:
                 return
     except OSError as problem:
         logger.debug("the rendezvous closed the connection first: %s", problem)
+
+
+logger = logging.getLogger("ringcomm.rendezvous")
+
+Listener = Callable[[int, bool], None]
+"""Takes changes of the membership as bits (1: processes leave, 2: join), and whether they are ready now."""
+
+
+class Changes:
+    """The reported changes, and the listener of the program that is called for each."""
+
+    def __init__(self, rank: int, reported: int) -> None:
+        self._rank = rank
+        self._reported = reported
+        self._heard: List[Tuple[int, bool]] = []
+        self._listener: Optional[Listener] = None
+        self._lock = threading.Lock()
+        self._delivering = threading.RLock()
+
+    def reported(self, message: Message) -> None:
+        """Take a message: members must ask for the next view, or a process is being started."""
+        with self._lock:
+            if message["type"] == "updated":
+                self._reported |= int(message["change"])
+                self._heard.append((int(message["change"]), True))
+            else:
+                self._heard.append((ADDED, False))
+
+    def take(self) -> int:
+        """Return the changes since the last call; see :meth:`.ControlChannel.take_changes`."""
+        with self._lock:
+            changes, self._reported = self._reported, 0
+        return changes
+
+    def listen(self, listener: Optional[Listener]) -> None:
+        """Set the function called for each change; see :meth:`.ControlChannel.on_changes`."""
+        with self._delivering:
+            self._listener = listener
+            with self._lock:
+                changes, self._heard = self._reported, []
+            if changes:
+                self._call(changes, True)
+
+    def deliver(self) -> None:
+        """Call the listener for the reported changes. It runs code of the program: hold no lock."""
+        with self._delivering:
+            with self._lock:
+                heard, self._heard = self._heard, []
+            for change, ready in heard:
+                self._call(change, ready)
+
+    def _call(self, change: int, ready: bool) -> None:
+        if self._listener is None:
+            return
+        try:
+            self._listener(change, ready)
+        except Exception:  # noqa: BLE001  code of the program; without this thread the rank would be lost
+            logger.exception("on_hosts_updated() failed on rank %d; training goes on.", self._rank)
+
+
+_ERRORS: Dict[str, Type[RingcommError]] = {
+    "lost": PeerLostError,
+    "stalled": PeerStalledError,
+    "cut": LinkLostError,
+    "mismatch": MismatchError,
+    "timeout": StartTimeoutError,
+    "no_route": NoRouteError,
+    "startup": StartupError,
+}
+
+
+def error_from(message: Message) -> RingcommError:
+    """Return the error of an ``abort`` message."""
+    kind = _ERRORS.get(str(message["kind"]), RingcommError)
+    rank, host = message.get("rank"), message.get("host")
+    if issubclass(kind, LinkLostError):
+        ranks, hosts = message.get("ranks", ()), message.get("hosts", ())
+        return kind(str(message["text"]), ranks=tuple(map(int, ranks)), hosts=tuple(map(str, hosts)))
+    if issubclass(kind, PeerLostError):
+        return kind(str(message["text"]), rank=rank, host=host)
+    if issubclass(kind, MismatchError):
+        return kind(str(message["text"]), rank=rank)
+    return kind(str(message["text"]))
+
+
+def without_rendezvous(reason: str, server: Optional[int], name: str, host: Optional[str]) -> PeerLostError:
+    """Return the error when the connection to the rendezvous has ended. ``server``, ``name`` and ``host`` are
+    of the rank that served it; None: the launcher did, or it is unknown.
+    """
+    if server is None:
+        return PeerLostError(
+            f"The rendezvous of this job is gone ({reason}): ringrun, or the process that served it, has "
+            "ended. Without it failures cannot be reported to other ranks, so this rank stops."
+        )
+    text = f"{name} was lost: {reason}. Its process served the rendezvous, over which failures are reported."
+    return PeerLostError(text, rank=server, host=host)
+
+
+def left_behind(host: Optional[str], silent_s: float, problem: RingcommError) -> ExcludedError:
+    """Return the error of a member of an elastic job that cannot reach its rendezvous any more. ``silent_s``:
+    since the rendezvous' last message, or since this process asked for a view; ``problem``: of the last
+    attempt.
+    """
+    return ExcludedError(
+        f"this rank on {host or 'this host'} was cut off from its job: no message for {silent_s:.0f} s, "
+        f"then: {problem} The job has gone on without this rank, or has ended, so this process ends. A host "
+        "that can be reached again gets new ranks by itself while ringrun runs; if it does not, write "
+        f"`ringrun add {host or 'HOST'}` on the machine where ringrun runs. If the job has ended, start it "
+        "again.",
+        lost=True,
+    )

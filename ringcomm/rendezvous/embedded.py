@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from typing import Callable, List, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Callable, List, Optional, Sequence, Set, Tuple, Type
 
 from ..clock import Deadline
 from ..config import Membership, Settings
-from ..errors import RingcommError, StartupError
+from ..errors import StartupError
 from ..transport.encryption import encryption_of
 from ..transport.kinds import LOOPBACK, VIRTUAL
 from ..transport.nics import own_addresses
@@ -24,11 +24,8 @@ _FAILED_LEAVE_S = 1.0
 """How long the rank that serves the rendezvous waits, when it leaves, for the others to leave as well."""
 
 
-class EmbeddedRendezvous:
+class EmbeddedRendezvous(RendezvousServer):
     """A rendezvous server inside a rank, for jobs without a launcher."""
-
-    def __init__(self, server: RendezvousServer) -> None:
-        self._server = server
 
     @classmethod
     def serve(
@@ -52,44 +49,32 @@ class EmbeddedRendezvous:
         # Processes of this machine should not depend on an interface that may go away: loopback comes first.
         offered = [item for item in offered if item.address in preferred] or offered
         offered.sort(key=lambda item: (item.kind != LOOPBACK, item.kind == VIRTUAL))
-        server = RendezvousServer(
-            key=key,
-            job=job,
-            size=size,
-            seats=seats,
-            addresses=list(dict.fromkeys(item.address for item in offered if not item.scope)),
-            start_timeout_s=settings.start_timeout_s,
-            notify=_log if notify is None else notify,
-            encryption=encryption_of(certificate, settings.encrypt),
-            forwarded=settings.allow_forwarding,
-        )
-        return cls(server), server.start()
+        addresses = list(dict.fromkeys(item.address for item in offered if not item.scope))
+        server = cls._of(key, certificate, job, settings, size, addresses, notify=notify or _log, seats=seats)
+        return server, server.start()
 
-    def process_ended(self, rank: int, how: str, ok: bool) -> None:
-        """Report how the process of a rank ended; see :meth:`.RendezvousServer.process_exited`."""
-        self._server.process_exited(rank, how, ok)
-
-    @property
-    def failure(self) -> Optional[RingcommError]:
-        """The error that all ranks were aborted with; None while the job has not failed."""
-        return self._server.failure
-
-    @property
-    def culprit(self) -> int:
-        """The rank that this error names, or -1."""
-        return self._server.culprit
+    @classmethod
+    def _of(
+        cls, key: bytes, certificate: str, job: str, settings: Settings, size: int, addresses: List[str],
+        **options: Any,
+    ) -> EmbeddedRendezvous:  # fmt: skip
+        return cls(
+            key=key, job=job, size=size, addresses=addresses, start_timeout_s=settings.start_timeout_s,
+            encryption=encryption_of(certificate, settings.encrypt), forwarded=settings.allow_forwarding,
+            **options,
+        )  # fmt: skip
 
     def stop(self, failed: bool = False) -> None:
         """Stop serving once all others have left as well, or after a while: soon if the job has ``failed``,
         since the abort is sent at once, and a frozen rank never leaves.
         """
         limit_s = _FAILED_LEAVE_S if failed else _LEAVE_S
-        if not self._server.wait_idle(limit_s) and not failed:
+        if not self.wait_idle(limit_s) and not failed:
             logger.warning(
                 "this rank served the rendezvous and ends now, although others have not left after %g s",
                 limit_s,
             )
-        self._server.stop()
+        super().stop()
 
 
 class OwnRendezvous:
@@ -129,23 +114,16 @@ class OwnRendezvous:
 
     def _start(self) -> bool:
         membership, settings = self._membership, self._settings
-        server = RendezvousServer(
-            key=membership.key,
-            job=membership.job,
-            size=membership.size,
-            addresses=self._addresses,
-            start_timeout_s=settings.start_timeout_s,
-            notify=_log,
-            port=membership.rendezvous[0][1],
-            encryption=encryption_of(membership.certificate, settings.encrypt),
-            forwarded=settings.allow_forwarding,
-        )
+        server = EmbeddedRendezvous._of(
+            membership.key, membership.certificate, membership.job, settings, membership.size,
+            self._addresses, notify=_log, port=membership.rendezvous[0][1],
+        )  # fmt: skip
         try:
             server.start()
         except StartupError as problem:
             logger.debug("this rank does not serve the rendezvous: %s", problem)
             return False
-        self.embedded = EmbeddedRendezvous(server)
+        self.embedded = server
         return True
 
 

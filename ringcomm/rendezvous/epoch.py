@@ -12,17 +12,19 @@ from __future__ import annotations
 from enum import Enum
 from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
+from ..clock import is_due
 from ..config import Slot
 from ..errors import ProtocolError
 from ..wire.messages import Message
 from .actions import Action, Notice, Send, Timer
-from .link_table import link_table
-from .linking import Linking
-from .listening import census, listen
 from .membership import Member
-from .remarks import Remarks
-from .root_cause import SETTLE_S, VANISHED, RootCause, RootCauseAnalysis
-from .routing import Known, NoRoute
+from .root_cause import SETTLE_S, VANISHED, RootCause, RootCauseAnalysis, silence
+from .routing import Known, Linking, NoRoute, link_table
+
+_MAX_TOPICS = 16
+"""The maximum number of warnings that are passed on."""
+PINGS_PER_LIMIT = 6
+"""Number of pings within the time after which a silent process counts as failed."""
 
 
 class Phase(Enum):
@@ -64,7 +66,7 @@ class Epoch:
                 self._by_slot.setdefault(member.slot, []).append(member)
         self._staying: Set[int] = set(self.members)
         self._linking = Linking(ordered, generation, self.known)
-        self._remarks = Remarks()
+        self._warned: Set[str] = set()
 
     @property
     def is_linking(self) -> bool:
@@ -89,9 +91,22 @@ class Epoch:
         return [] if member is None or self.phase not in phases else handler(self, member, message, now_s)
 
     def _listen(self, now_s: float) -> List[Action]:
-        """Ping the members, and abort if one has not answered for too long."""
-        pings, silent = listen(self._by_rank.values(), self.phase is Phase.RUNNING, now_s)
-        return self._abort_for(silent[0]) if silent else pings
+        """Ping every member, or abort if one has not answered for too long.
+
+        While the job runs, ranks exchange heartbeats with each other. The rendezvous pings them while links
+        are built, and when the first ranks have left: the last rank has no peer that would notice.
+        """
+        here = [item for item in self._by_rank.values() if item.is_here and item.dead_after_s]
+        if not here:
+            return []
+        limit_s = min(member.dead_after_s for member in here)
+        silent = min(here, key=lambda member: member.heard_s)
+        if is_due(silent.heard_s + limit_s, now_s):
+            running = self.phase is Phase.RUNNING
+            when = "others have left already" if running else "links were being built"
+            return self._abort_for(silence(silent, now_s - silent.heard_s, when))
+        pings = [Send(member.connection, {"type": "ping"}) for member in here]
+        return [*pings, Timer(limit_s / PINGS_PER_LIMIT)]
 
     def answered(self, member: Member, message: Message, now_s: float) -> List[Action]:
         """Take a member's answer to a ping: the peers with and without heartbeats."""
@@ -147,7 +162,13 @@ class Epoch:
         if peer is None:
             return []
         wait_s = self._analysis.lost(member.rank, peer, message, now_s)
-        return [*census(self.members.values()), Timer(wait_s)]
+        # Ask every member from which peers it receives heartbeats, and from which it does not. After a loss
+        # all ranks report at the same time. A rank that has not answered yet is not asked again, or a
+        # thousand reports would have a thousand ranks answer a thousand times.
+        asked = [item for item in self.members.values() if item.is_here and not item.asked]
+        for item in asked:
+            item.asked = True
+        return [*(Send(item.connection, {"type": "ping"}) for item in asked), Timer(wait_s)]
 
     def closed(self, member: Member, message: Message, now_s: float) -> List[Action]:
         """Note that an idle link between two ranks ended without a goodbye."""
@@ -164,8 +185,14 @@ class Epoch:
         return [Timer(SETTLE_S)]
 
     def told(self, member: Member, message: Message, now_s: float) -> List[Action]:
-        """Pass on a rank's message to the user; see :class:`.Remarks`."""
-        return self._remarks.told(member.rank, message)
+        """Pass on a rank's note or warning to the user; of several warnings of one topic only the first."""
+        if message["type"] == "note":
+            return [Notice("note", message["text"])]
+        topic = str(message["topic"])
+        if topic in self._warned or len(self._warned) >= _MAX_TOPICS:
+            return []
+        self._warned.add(topic)
+        return [Notice("warning", message["text"], detail={"topic": topic})]
 
     def leaving(self, member: Member, message: Message, now_s: float) -> List[Action]:
         """Note that a rank leaves: it shut down, or its program ended."""
@@ -273,8 +300,8 @@ class Epoch:
         separated: Sequence[Member] = (),
     ) -> List[Action]:
         """End the generation with an error, which every member is sent. ``kind``: see
-        :func:`~.aborts.error_from`; ``culprit``: the rank at fault; ``separated``: the members whose link was
-        cut.
+        :func:`~.control.error_from`; ``culprit``: the rank at fault; ``separated``: the members whose link
+        was cut.
         """
         self.had_started = self.phase is Phase.RUNNING
         self.phase = Phase.ABORTED

@@ -22,10 +22,9 @@ from ..errors import ConfigError, StartTimeoutError, StartupError
 from ..storage.certificate import make_certificate
 from ..storage.files import read_private, remove_file, write_private
 from ..transport.nics import machine
-from .client import join
+from .client import Joined, join
 from .connect_server import Moved, Watched
 from .embedded import EmbeddedRendezvous
-from .joined import Joined
 
 LOOK_AGAIN_S = 0.1
 GRACE_S = 10.0

@@ -4,6 +4,10 @@ Each rank listens on every address it may use, one socket each. The first rank o
 all addresses of the first ranks of the other hosts at the same time and records which of them lead
 to those ranks. The rendezvous selects one route per pair of hosts, and links are built only over these
 routes. When the last link is established, all listeners close: from then on no port is open.
+
+An address leads to a rank if the process that answers there authenticates itself as a member of the same job
+and sends that rank. If several wires do (a wire is a pair of interfaces, one of each host), they are measured
+over separate connections (:mod:`.measuring`), so that the fastest can be chosen.
 """
 
 from __future__ import annotations
@@ -11,26 +15,25 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
+from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from ..clock import Deadline
 from ..errors import StartupError
 from ..transport.accept import Acceptor
 from ..transport.connect import Dial, is_local, is_short_of_descriptors, listen
-from ..transport.kinds import LOCAL
-from ..transport.nics import Interface, interface_of
+from ..transport.kinds import LOCAL, LOOPBACK, VIRTUAL, WIRED, worse_kind
+from ..transport.nics import Interface, interface_of, machine, own_addresses
 from ..transport.pace import Expected
 from ..transport.reactor import Reactor
 from ..transport.refusals import Refusals
+from ..transport.routes import Attempt, not_dialled
 from ..transport.secure import Encryption
 from ..wire.auth import Claim, Purpose
 from ..wire.messages import Message
 from ..wire.signing import Session
-from .echo import Echo, await_echo, send_rank
-from .link_table import ranges_of
-from .probe import PROBE_S
-from .probing import Probing
-from .race import Race, WireSpeed
+from .measuring import Echo, Race, WireSpeed, await_echo, send_rank
+from .routing import ranges_of
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -40,6 +43,18 @@ _PLACE_S = 0.03
 close before the computation begins that unauthenticated peers could slow down, and a rank that is not
 accepted has only 5 s to try again."""
 _CHANNELS = (Purpose.DIRECT, Purpose.BACKGROUND, Purpose.ENGINE_CONTROL)
+
+PROBE_S = 3.0
+"""Time limit for the slowest address to answer."""
+PROBE_AGAIN_S = 10.0
+"""The same in the second round, on hosts that are busy with other work."""
+_GRACE_S = 0.3
+"""Minimum time to wait for the rest once every host has answered on a real interface,"""
+_GRACE_FACTOR = 3.0
+"""and in multiples of the time that this has taken: on busy hosts the right address may answer late."""
+_LINK_LOCAL_GRACE_S = 0.03
+"""The minimum where only link-local addresses are left, of interfaces that have answered at another address:
+they are dialled by every interface of this machine, and all but one of these lead nowhere."""
 
 Channel = Tuple[int, int]
 """The purpose of a link, and the peer at the other end."""
@@ -255,6 +270,7 @@ class LinkSetup:
 
     def _confirm_link(self, channel: Channel, link: Proven, failed: Callable[[str], None]) -> None:
         """Wait, after dialling, until the other end confirms that it is the expected rank."""
+
         def refused(reason: str) -> None:
             link[0].close()
             failed(reason)
@@ -335,3 +351,216 @@ class LinkSetup:
             self.reactor.forget(sock)
             sock.close()
         self._links = {}
+
+
+def grace_s(answered_s: float, least_s: float = _GRACE_S) -> float:
+    """Return the seconds to wait for other addresses after all hosts have answered on a real one."""
+    return max(least_s, _GRACE_FACTOR * answered_s)
+
+
+def scopes_of(address: str, interfaces: Sequence[Interface]) -> List[int]:
+    """Return the scopes with which to dial an address: every interface's if it is link-local, else 0."""
+    if ":" in address and ipaddress.ip_address(address).is_link_local:
+        return sorted({item.scope for item in interfaces if item.scope})
+    return [0]
+
+
+class Probing:
+    """One round of probes: all addresses of all targets at once. ``finished`` gets all attempts."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        interfaces: Sequence[Interface],
+        key: bytes,
+        claim: Claim,
+        encryption: Optional[Encryption],
+        finished: Report,
+    ) -> None:
+        self._reactor = reactor
+        self._interfaces = interfaces
+        self._key = key
+        self._claim = claim
+        self._encryption = encryption
+        self._report = finished
+        self._probes: List[Probe] = []
+        self._own: List[Attempt] = []
+        self._unsettled = 0
+        self._unreached: Set[int] = set()
+        self._ifaces: Set[Tuple[int, str]] = set()
+        self._active = False
+        self._limit_s: Optional[float] = None
+        self._since = Deadline(None)
+
+    def begin(self, targets: Sequence[Dict[str, Any]], limit_s: float) -> None:
+        """Dial every address of every target at once, and report when all attempts have ended. A target has a
+        ``rank``, its ``addresses`` and its ``machine``; ``limit_s`` is for the slowest address.
+        """
+        self._active = True
+        self._limit_s = None
+        self._since = Deadline(limit_s)
+        probes: List[Probe] = []
+        own = {item.address for item in own_addresses()}
+        for target in targets:
+            elsewhere = target.get("machine") != machine()
+            claim = self._claim._replace(target=int(target["rank"]))
+            for offer in target["addresses"]:
+                if offer.get("kind") in (LOOPBACK, LOCAL):
+                    continue
+                if elsewhere and offer["address"] in own:
+                    # It leads to this host (docker0's does, on many hosts), not to the target.
+                    self._own.append(not_dialled(claim.source, claim.target, offer))
+                    continue
+                for scope in scopes_of(str(offer["address"]), self._interfaces):
+                    probes.append(
+                        Probe(
+                            self._reactor,
+                            self._key,
+                            claim,
+                            offer,
+                            scope,
+                            self._interfaces,
+                            self._settled,
+                            limit_s,
+                            self._encryption,
+                        )
+                    )
+        self._probes = probes
+        self._unsettled = len(probes)
+        self._unreached = {probe.target for probe in probes}
+        self._ifaces = set()
+        if not probes:
+            self._finish()
+
+    def _settled(self, probe: Probe) -> None:
+        """Report if all probes have ended; wait only a moment longer if every host has answered."""
+        self._unsettled -= 1
+        if probe.why == "":
+            self._ifaces.add((probe.target, probe.iface))
+            if probe.attempt().kind != VIRTUAL:
+                self._unreached.discard(probe.target)
+        if not self._active:
+            return
+        if not self._unsettled:
+            self._finish()
+        elif not self._unreached:
+            going = (item for item in self._probes if item.why is None)
+            again = all(item.scope and (item.target, item.iface) in self._ifaces for item in going)
+            least_s = _LINK_LOCAL_GRACE_S if again else _GRACE_S
+            if self._limit_s is None or least_s < self._limit_s:
+                self._limit_s = least_s
+                wait_s = grace_s(self._since.elapsed_s(), least_s)
+                self._reactor.after(wait_s, partial(self._stop_waiting, list(self._probes)))
+
+    def _stop_waiting(self, probes: Sequence[Probe]) -> None:
+        for probe in probes:
+            if probe.why is None:
+                waited_s = self._since.elapsed_s()
+                probe.give_up(f"no answer within {waited_s:.1f} s, while another address had answered")
+
+    def _finish(self) -> None:
+        attempts = [item.to_json() for item in (*(probe.attempt() for probe in self._probes), *self._own)]
+        self.close()
+        self._report(attempts)
+
+    def close(self) -> None:
+        """Close everything that is still open; nothing is reported any more."""
+        self._active = False
+        for probe in self._probes:
+            probe.close()
+        self._probes = []
+
+
+class Probe:
+    """The asking side of a probe: dials one address, at once, and checks which rank answers.
+
+    Its connection is for this question alone; :meth:`close` closes it. ``claim`` names this rank and the
+    expected one; ``offer`` is the address as that rank offered it: ``address``, ``port``, ``iface`` and
+    ``kind``; ``settled`` is called once, with this object, when the probe has succeeded or failed.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        key: bytes,
+        claim: Claim,
+        offer: Dict[str, Any],
+        scope: int,
+        interfaces: Sequence[Interface],
+        settled: Callable[[Probe], None],
+        limit_s: float = PROBE_S,
+        encryption: Optional[Encryption] = None,
+    ) -> None:
+        self.target = claim.target
+        self.iface = str(offer.get("iface", "?"))
+        self.scope = scope
+        self.why: Optional[str] = None  # the failure; "" on success, None until the probe has ended
+        self._reactor = reactor
+        self._source = claim.source
+        self._offer = offer
+        self._interfaces = interfaces
+        self._settled = settled
+        self._local = ""
+        address = (str(offer["address"]), int(offer["port"]))
+        self._dial = Dial(
+            reactor,
+            address,
+            key,
+            claim._replace(purpose=Purpose.PROBE),
+            self._proven,
+            limit_s,
+            scope,
+            encryption,
+        )
+
+    @property
+    def _sock(self) -> socket.socket:
+        assert self._dial.sock is not None
+        return self._dial.sock
+
+    def _proven(self, dial: Dial) -> None:
+        if dial.sock is None:
+            self._settle(dial.reason)
+        else:
+            await_echo(self._reactor, dial.sock, dial.session, self.target, self._confirmed, self._settle)
+
+    def _confirmed(self) -> None:
+        self._local = str(self._sock.getsockname()[0]).split("%")[0]
+        iface = interface_of(self._local, self._interfaces)
+        self._settle("" if iface != "?" else f"it goes out by {self._local}, which --iface excludes")
+
+    def _settle(self, why: str) -> None:
+        if self.why is not None:
+            return
+        self.why = why
+        if self._dial.sock is not None:
+            self._reactor.forget(self._sock)
+        self._settled(self)
+
+    def give_up(self, why: str) -> None:
+        """Stop waiting for an answer."""
+        self._dial.give_up(why)
+        self._settle(why)
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        self._dial.give_up("the probe is over")
+        if self._dial.sock is not None:
+            self._reactor.forget(self._sock)
+            self._sock.close()
+
+    def attempt(self) -> Attempt:
+        """Return the result, as it is reported to the rendezvous."""
+        local = next((item for item in self._interfaces if item.address == self._local), None)
+        return Attempt(
+            source=self._source,
+            target=self.target,
+            address=str(self._offer["address"]),
+            port=int(self._offer["port"]),
+            local=self._local,
+            local_iface=local.name if local else "?",
+            remote_iface=self.iface,
+            kind=worse_kind(local.kind if local else WIRED, str(self._offer.get("kind", WIRED))),
+            why=self.why or "",
+            too_slow=bool(self.why) and self._dial.too_slow,
+        )

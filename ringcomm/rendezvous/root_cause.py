@@ -138,8 +138,7 @@ class RootCauseAnalysis:
         while lost not in seen:
             seen.add(lost)
             earlier = next(
-                (item for item in self._suspicions if item.reporter == lost and item.peer not in seen),
-                None,
+                (item for item in self._suspicions if item.reporter == lost and item.peer not in seen), None
             )
             if earlier is None or members[lost].gone == VANISHED:
                 break
@@ -249,9 +248,7 @@ def _cut(members: Mapping[int, Member], pairs: Set[Pair], why: str) -> RootCause
         ranks = [rank for rank in separated if members[rank].host == alone[0]]
         others = _names(members, [rank for rank in separated if rank not in ranks])
         verb = "is" if len(ranks) == 1 else "are"
-        text = (
-            f"{_names(members, ranks)} {verb} cut off from {others}, but not from the rendezvous: {why}."
-        )
+        text = f"{_names(members, ranks)} {verb} cut off from {others}, but not from the rendezvous: {why}."
         return RootCause("stalled", text, members[ranks[0]])
     where = (
         f"The network between {' and '.join(sorted(hosts))} is broken or blocks TCP: check cables, switches "

@@ -1,15 +1,22 @@
-"""Chooses how each rank reaches each other one, from the attempts of the hosts' first ranks."""
+"""How the members of one generation connect: probes, measurements, routes, links, and their table. Pure.
+
+The first ranks of the hosts probe which addresses lead where, and measure where several networks connect two
+hosts (:class:`Linking`). From that :class:`Routing` chooses one route for each pair of hosts. Then every rank
+builds its links.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, Collection, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Collection, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..errors import ProtocolError
 from ..transport.kinds import LOCAL, LOOPBACK
 from ..transport.routes import Attempt, Wire, candidates, choose, explain_no_route, wire_of
-from .membership import Located, as_target
+from ..wire.messages import Message
+from .actions import Action, Send
+from .membership import Located, Member, as_target
 
 _NEAREST = {LOCAL: 0, LOOPBACK: 1}
 
@@ -188,7 +195,6 @@ class Routing:
         speeds = [found[wire_of(item)] for found in self._measured[pair] if wire_of(item) in found]
         return item._replace(mb_per_s=min(speeds) if speeds else None)
 
-
     def ways(self) -> Dict[int, List[Dict[str, Any]]]:
         """Return, by host, how its ranks reach those of the other hosts, as it is sent to them. Raises
         NoRoute if there is no route between two of them.
@@ -251,3 +257,190 @@ def _no_route(low: Located, high: Located, attempts: Sequence[Attempt]) -> str:
         "Check that both are on one network and that no firewall blocks TCP between them "
         f"(`ringrun doctor -H {low.host},{high.host}` shows the direction); --iface chooses interfaces."
     )
+
+
+class Linking:
+    """The probes, the measurements, the routes and the links of one generation. ``members``: in rank order,
+    with hosts and local ranks assigned; ``known``: measurements of earlier generations.
+    """
+
+    def __init__(self, members: Sequence[Member], generation: int, known: Optional[Known] = None) -> None:
+        self._members = list(members)
+        self._generation = generation
+        self._known = known or {}
+        self._leaders = [member for member in members if member.local_rank == 0]
+        # probes and measurements have ended: :meth:`link` can choose
+        self.probed_all = len(self._leaders) == 1
+        self._probing = {leader.rank for leader in self._leaders}
+        self._probed_again = False
+        self._reports: Dict[int, List[Attempt]] = {}
+        self._measuring: Set[int] = set()
+        self._routing = Routing((), {})
+        self._routes: Routes = {}
+        self._links: Dict[int, List[Dict[str, Any]]] = {}
+        self._unlinked = len(self._members)
+
+    def begin(self) -> List[Action]:
+        """Send every member its rank, and the first ranks of the hosts their targets to probe."""
+        rows = [member.describe() for member in self._members]
+        return [Send(member.connection, self._assignment(member, rows)) for member in self._members]
+
+    def _assignment(self, member: Member, rows: List[Dict[str, Any]]) -> Message:
+        others = [leader for leader in self._leaders if leader is not member]
+        return {
+            "type": "probe",
+            "rank": member.rank,
+            "generation": self._generation,
+            "members": rows,
+            "targets": [as_target(other) for other in others] if member.local_rank == 0 else [],
+        }
+
+    def probed(self, member: Member, message: Message) -> List[Action]:
+        """Take the attempts of a host's first rank."""
+        if member.rank not in self._probing:
+            return []
+        attempts = [Attempt.from_json(item)._replace(source=member.rank) for item in message["attempts"]]
+        self._reports[member.rank] = with_second_round(self._reports.get(member.rank, ()), attempts)
+        self._probing.discard(member.rank)
+        if self._probing:
+            return []
+        self._routing = Routing(self._leaders, self._reports, self._known)
+        return self._probe_again() or self._measure()
+
+    def _probe_again(self) -> List[Action]:
+        """Let ranks dial again, once, the addresses that failed only because they took too long."""
+        targets = {} if self._probed_again else self._routing.to_probe_again()
+        self._probed_again, self._probing = True, set(targets)
+        ranks = ((self._members[rank].connection, found) for rank, found in targets.items())
+        return [Send(connection, {"type": "probe_again", "targets": found}) for connection, found in ranks]
+
+    def measured(self, member: Member, message: Message) -> List[Action]:
+        """Take the measurements of a host's first rank."""
+        if member.rank not in self._measuring:
+            return []
+        self._routing.measured(member.rank, message["speeds"])
+        self._measuring.discard(member.rank)
+        return [] if self._measuring else self._measure()
+
+    def _measure(self) -> List[Action]:
+        wanted = self._routing.wanted()
+        self.probed_all = not wanted
+        self._measuring = set(wanted)
+        requests = ((self._members[rank], pairs) for rank, pairs in wanted.items())
+        return [Send(item.connection, {"type": "measure", "pairs": pairs}) for item, pairs in requests]
+
+    def known(self) -> Known:
+        """Return the measurements between hosts, for later generations."""
+        return {**self._known, **self._routing.known()}
+
+    def link(self) -> List[Action]:
+        """Choose routes, and have every rank build its links. Raises NoRoute between unreachable hosts."""
+        self._routes = self._routing.routes()
+        ways = self._routing.ways()
+        routes = (
+            (item.connection, routes_of(item, self._members, ways.get(item.host_index, [])))
+            for item in self._members
+        )
+        return [Send(connection, {"type": "link", "routes": found}) for connection, found in routes]
+
+    def linked(self, member: Member, links: List[Dict[str, Any]]) -> bool:
+        """Note that a rank has an authenticated link to every other; return whether all ranks have. Raises
+        ProtocolError if it reports a link to a rank that does not exist.
+        """
+        check_ranges(links, len(self._members))
+        self._unlinked -= not member.linked
+        member.linked = True
+        self._links[member.rank] = links
+        return not self._unlinked
+
+    def rows(self) -> List[Dict[str, Any]]:
+        """Return the first rows of the table of links; see :func:`.link_rows`."""
+        return link_rows(self._members, self._links, self._routes)
+
+
+MAX_LINES = 500
+"""Of the table as text. A thousand ranks have half a million links; a message may have 4 MiB."""
+MAX_ROWS = 2016
+"""Of the table: all links of 64 ranks. Half a million rows would take seconds to make, without a reader."""
+
+
+def ranges_of(ranks: Iterable[int]) -> List[List[int]]:
+    """Return ranks as ranges, each its first and its last.
+
+    >>> ranges_of([5, 1, 2, 3])
+    [[1, 3], [5, 5]]
+    """
+    ranges: List[List[int]] = []
+    for rank in sorted(ranks):
+        if ranges and ranges[-1][1] == rank - 1:
+            ranges[-1][1] = rank
+        else:
+            ranges.append([rank, rank])
+    return ranges
+
+
+def check_ranges(links: Sequence[Mapping[str, Any]], size: int) -> None:
+    """Raise ProtocolError unless the peers in a report of links are ranges of the job's ranks."""
+    for link in links:
+        for item in link["peers"]:
+            whole = isinstance(item, list) and len(item) == 2 and all(type(end) is int for end in item)
+            if not whole or not 0 <= item[0] <= item[1] < size:
+                raise ProtocolError(f"a report of links to ranks that do not exist: {str(item)[:40]}")
+
+
+def link_rows(
+    members: Sequence[Member], links: Mapping[int, Sequence[Mapping[str, Any]]], routes: Routes
+) -> List[Dict[str, Any]]:
+    """Return one row for each pair of ranks, from both sides' reports: the first :data:`MAX_ROWS`. ``links``:
+    by rank, the groups of peers that it reaches from the same address.
+    """
+    rows = []
+    for member, peer in itertools.islice(itertools.combinations(members, 2), MAX_ROWS):
+        near, far = _end(links, member, peer), _end(links, peer, member)
+        if near is None:
+            continue
+        route = routes.get((min(member.host_index, peer.host_index), max(member.host_index, peer.host_index)))
+        rows.append(
+            {
+                "rank": member.rank,
+                "host": member.host,
+                "iface": near["iface"],
+                "address": near["local"],
+                "peer": peer.rank,
+                "peer_host": peer.host,
+                "peer_iface": "?" if far is None else far["iface"],
+                "peer_address": "?" if far is None else far["local"],
+                "mb_per_s": None if route is None else route.mb_per_s,
+            }
+        )
+    return rows
+
+
+def _end(
+    links: Mapping[int, Sequence[Mapping[str, Any]]], member: Member, peer: Member
+) -> Optional[Mapping[str, Any]]:
+    """Return one end of a link, as the rank there has reported it."""
+    for link in links.get(member.rank, ()):
+        if any(first <= peer.rank <= last for first, last in link["peers"]):
+            return link
+    return None
+
+
+def link_table(rows: Sequence[Mapping[str, Any]], size: int) -> str:
+    """Return the first rows as aligned text."""
+    cells = [
+        (
+            f"rank {row['rank']} ({row['host']})",
+            f"{row['iface']} {row['address']}",
+            "<->",
+            f"{row['peer_iface']} {row['peer_address']}",
+            f"rank {row['peer']} ({row['peer_host']})",
+            f"{row['mb_per_s']:.0f} MB/s" if row["mb_per_s"] else "",
+        )
+        for row in rows[:MAX_LINES]
+    ]
+    widths = [max((len(line[column]) for line in cells), default=0) for column in range(6)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
+    left = size * (size - 1) // 2 - MAX_LINES
+    more = [f"and {left} more"] if left > 0 else []
+    return "\n".join(["links:"] + ["  " + line for line in [*lines, *more]])

@@ -1,36 +1,51 @@
-"""The rendezvous server: sockets and a thread around a job's state machine, which has no I/O."""
+"""The rendezvous server: sockets and a thread around a job's state machine, which has no I/O.
+
+It also keeps entries that ranks post for each other: process groups of other libraries use them, where one
+rank serves a rendezvous for the group and posts its address.
+"""
 
 from __future__ import annotations
 
+import logging
+import queue
+import socket
 import threading
-from typing import Callable, Optional, Sequence
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
-from ..clock import monotonic
+from ..clock import Deadline, monotonic
 from ..config import Slot
 from ..configuration.limits import Limits
-from ..errors import RingcommError
+from ..errors import ProtocolError, RingcommError, StartupError
+from ..transport.accept import Acceptor
+from ..transport.connect import is_short_of_descriptors, listen
+from ..transport.reactor import READ, WRITE, Reactor
+from ..transport.refusals import Refusals
 from ..transport.secure import Encryption
+from ..transport.wake_up import WakeUp
 from ..version import __version__
-from ..wire.auth import Purpose
-from ..wire.messages import Message
-from .aborts import error_from
+from ..wire.auth import Claim, Purpose, job_digest
+from ..wire.messages import MAX_REPORT_BYTES, Message, MessageReader, encode
+from ..wire.signing import Session
 from .actions import Action, Drop, Notice, Seat, Send, Timer
-from .board import Board
-from .elastic_terms import ElasticTerms
+from .control import error_from
 from .epoch import Phase
-from .fixed_terms import FixedTerms
-from .message_server import MessageServer
 from .state import Rendezvous
 from .terms import Terms
 
+logger = logging.getLogger("ringcomm.rendezvous")
 
-class RendezvousServer(MessageServer):
-    """Connects the ranks of one job; in one of fixed size it aborts all of them when one is lost.
+_REFUSALS_EVERY_S = 1.0
+MAX_ENTRIES = 10_000
+MAX_ENTRY_BYTES = 64 * 1024
+
+
+class RendezvousServer:
+    """Connects the ranks of one job, in a thread; a job of fixed size it aborts when a rank is lost.
 
     Either ``seats`` (one per rank, in rank order: a launcher planned the job) or ``size`` (ranks come on
     their own) is given for a job of fixed size, or ``limits`` for an elastic one. If an elastic job is
-    ``launched``, only processes that :meth:`expect` has announced may join. ``notify`` is called in the
-    server's thread.
+    ``launched``, only processes that :meth:`expect` has announced may join. Each of the ``addresses`` is
+    bound by itself; with port 0 the system chooses ports. ``notify`` is called in the server's thread.
     """
 
     def __init__(
@@ -47,30 +62,82 @@ class RendezvousServer(MessageServer):
         notify: Callable[[Notice], None],
         port: int = 0,
         encryption: Optional[Encryption] = None,
-        forwarded: bool = False,
+        forwarded: bool = False,  # see :class:`~ringcomm.transport.accept.Acceptor`
     ) -> None:
-        super().__init__(
-            title="rendezvous",
-            key=key,
-            job=job,
-            purpose=Purpose.CONTROL,
-            addresses=addresses,
-            port=port,
-            encryption=encryption,
-            forwarded=forwarded,
-        )
-        terms: Terms = (
-            FixedTerms(size or len(seats), seats, __version__, start_timeout_s)
-            if limits is None
-            else ElasticTerms(limits, __version__, launched, start_timeout_s)
-        )
+        size = 0 if limits is not None else size or len(seats)
+        terms = Terms(__version__, start_timeout_s, size, tuple(seats), limits, launched)
         self._state = Rendezvous(terms)
         self._board = Board()
         self._notify = notify
         self._awaited = False
-        self._busy = -1
         self._idle = threading.Event()
         self._idle.set()
+        self._key, self._job = key, job_digest(job)
+        self._addresses, self._port = list(addresses), port
+        self._encryption, self._forwarded = encryption, forwarded
+        self._connections: Dict[int, _Connection] = {}
+        self._numbers = 0
+        self._refused = Refusals()  # since the last line in the log
+        self.refusals = Refusals()  # connections that were turned away; for the thread that serves
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._reactor = Reactor()
+        self._wake_up = WakeUp()
+        self._thread: Optional[threading.Thread] = None
+        self._stopping = False
+        self._acceptor: Optional[Acceptor] = None
+
+    # ---- any thread --------------------------------------------------------------------------
+
+    def start(self) -> List[Tuple[str, int]]:
+        """Bind, start serving in a thread, and return the (address, port) pairs. Raises StartupError if none
+        of the addresses can be bound, OSError if this process has no descriptors or memory left.
+        """
+        listeners: List[socket.socket] = []
+        problems: List[str] = []
+        shortage: Optional[OSError] = None
+        for address in self._addresses:
+            try:
+                listeners.append(listen(address, port=self._port))
+            except OSError as problem:
+                problems.append(f"{address}: {problem.strerror or problem}")
+                shortage = shortage or (problem if is_short_of_descriptors(problem) else None)
+        if not listeners:
+            self._reactor.close()
+            self._wake_up.close()
+            if shortage is not None:
+                raise shortage
+            raise StartupError("The rendezvous cannot listen anywhere: " + "; ".join(problems))
+        for line in problems:
+            logger.info("the rendezvous does not listen on %s", line)
+        endpoints = [listener.getsockname()[:2] for listener in listeners]
+        self._acceptor = Acceptor(
+            self._reactor,
+            listeners,
+            self._key,
+            self._job,
+            self._accept,
+            self._count_refusal,
+            self._encryption,
+            forwarded=self._forwarded,
+        )
+        self._reactor.watch(self._wake_up, READ, self._run_calls)
+        self._thread = threading.Thread(target=self._serve, name="ringcomm-rendezvous", daemon=True)
+        self._thread.start()
+        return [(str(address), int(port)) for address, port in endpoints]
+
+    def stop(self) -> None:
+        """Close everything and end the thread (any thread but the server's own)."""
+        if self._thread is None:
+            return
+        self.order(self._stop)
+        self._thread.join()
+        self._thread = None
+        self._wake_up.close()
+
+    def order(self, action: Callable[[], None]) -> None:
+        """Call a function in the server's thread, unless that has ended."""
+        self._calls.put(action)
+        self._wake_up.wake()
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until only processes that wait for the next generation are connected; return whether that
@@ -79,59 +146,6 @@ class RendezvousServer(MessageServer):
         self._awaited = True
         self.order(self.changed)
         return self._idle.wait(timeout_s)
-
-    def arrived(self, number: int) -> None:
-        """Note that a process of the job has authenticated itself."""
-        self._idle.clear()
-
-    def received(self, number: int, message: Message) -> None:
-        """Give one message to the state machine and perform the actions that it returns."""
-        if message["type"] in ("post", "await"):
-            take = self._board.posted if message["type"] == "post" else self._board.awaited
-            self._act(take(number, message))
-            return
-        self._act(self._state.handle(number, message, monotonic()))
-        self.changed()
-
-    def lost(self, number: int) -> None:
-        """Handle the end of a rank's connection."""
-        self._board.left(number)
-        self._act(self._state.disconnected(number, monotonic()))
-
-    def changed(self) -> None:
-        """Update whether any rank of the current generation is connected."""
-        # This is called for every message. So all connections are looked at only if a thread waits for it,
-        # and not again while the one that was found before is there.
-        busy = self._busy in self._connections and not self._state.is_waiting(self._busy)
-        if not busy and (self._awaited or not self._connections):
-            others = (number for number in self._connections if not self._state.is_waiting(number))
-            self._busy = next(others, -1)
-            busy = self._busy >= 0
-            if not busy:
-                self._idle.set()
-        if busy:
-            self._idle.clear()
-
-    def refused_connections(self, text: str) -> None:
-        """Report refused connections to the launcher."""
-        self._notify(Notice("log", text))
-
-    def _act(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Send):
-                self.send_message(action.connection, action.message)
-            elif isinstance(action, Drop):
-                self.drop(action.connection)
-            elif isinstance(action, Timer):
-                self.after(action.delay_s, self._tick)
-            elif isinstance(action, Notice):
-                self._notify(action)
-
-    def _tick(self) -> None:
-        self._state.refused_connections = str(self.refusals)
-        self._act(self._state.tick(monotonic()))
-
-    # ---- for the launcher ----------------------------------------------------------------------
 
     def process_exited(self, number: int, how: str, ok: bool) -> None:
         """Report to the rendezvous that a process ended (any thread). ``number`` is its planned rank, or its
@@ -165,3 +179,247 @@ class RendezvousServer(MessageServer):
         """Return the rank that this error names, or -1."""
         rank = (self._state.abort_message or {}).get("rank")
         return -1 if rank is None else int(rank)
+
+    # ---- messages, in the server's thread ----------------------------------------------------
+
+    def arrived(self, number: int) -> None:
+        """Note that a process of the job has authenticated itself."""
+        self._idle.clear()
+
+    def received(self, number: int, message: Message) -> None:
+        """Give one message to the state machine and perform the actions that it returns."""
+        if message["type"] in ("post", "await"):
+            take = self._board.posted if message["type"] == "post" else self._board.awaited
+            self._act(take(number, message))
+            return
+        self._act(self._state.handle(number, message, monotonic()))
+        self.changed()
+
+    def lost(self, number: int) -> None:
+        """Handle the end of a rank's connection."""
+        self._board.left(number)
+        self._act(self._state.disconnected(number, monotonic()))
+
+    def changed(self) -> None:
+        """Update whether any rank of the current generation is connected."""
+        # This is called for every message. So connections are looked at only if a thread waits for it.
+        if not self._awaited and self._connections:
+            return
+        if any(not self._state.is_waiting(number) for number in self._connections):
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    def refused_connections(self, text: str) -> None:
+        """Report refused connections to the launcher."""
+        self._notify(Notice("log", text))
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self.send_message(action.connection, action.message)
+            elif isinstance(action, Drop):
+                self.drop(action.connection)
+            elif isinstance(action, Timer):
+                self.after(action.delay_s, self._tick)
+            elif isinstance(action, Notice):
+                self._notify(action)
+
+    def _tick(self) -> None:
+        self._state.refused_connections = str(self.refusals)
+        self._act(self._state.tick(monotonic()))
+
+    # ---- connections, in the server's thread -------------------------------------------------
+
+    def send_message(self, number: int, message: Message) -> None:
+        """Send a message, if that connection still exists."""
+        connection = self._connections.get(number)
+        if connection is not None:
+            connection.send_message(message)
+
+    def drop(self, number: int) -> None:
+        """Close a connection once all messages for it have been sent."""
+        connection = self._connections.get(number)
+        if connection is not None:
+            connection.closing = True
+            self.rewatch(connection)
+
+    def after(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """Call a function in the server's thread after some seconds."""
+        self._reactor.after(delay_s, callback)
+
+    @property
+    def numbers(self) -> List[int]:
+        """Return the numbers of all present connections."""
+        return list(self._connections)
+
+    def _run_calls(self) -> None:
+        self._wake_up.clear()
+        while not self._calls.empty():
+            self._calls.get()()
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _serve(self) -> None:
+        try:
+            while not self._stopping:
+                self._reactor.run_once(3600.0)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        # Send queued messages (such as an abort), for half a second at most.
+        deadline = Deadline(0.5)
+        while any(item.outgoing for item in self._connections.values()) and not deadline.expired():
+            self._reactor.run_once(deadline.remaining_s())
+        if self._acceptor is not None:
+            self._acceptor.close()
+        for connection in self._connections.values():
+            connection.sock.close()
+        self._connections.clear()
+        self.changed()
+        self._reactor.close()
+
+    def _accept(self, sock: socket.socket, claim: Claim, session: Session) -> None:
+        if claim.purpose != Purpose.CONTROL:
+            self._count_refusal("a rank", "it dialled the rendezvous for another purpose")
+            sock.close()
+            return
+        self._numbers += 1
+        connection = self._connections[self._numbers] = _Connection(self, self._numbers, sock, session)
+        self.arrived(connection.number)
+        self.rewatch(connection)
+
+    def rewatch(self, connection: _Connection) -> None:
+        """Watch for writability only while bytes wait to be sent; close a dropped connection after them."""
+        if connection.closing and not connection.outgoing:
+            self._forget(connection)
+        elif connection.number in self._connections:
+            events = (0 if connection.closing else READ) | (WRITE if connection.outgoing else 0)
+            self._reactor.watch(connection.sock, events, connection.serve)
+
+    def _forget(self, connection: _Connection) -> None:
+        if self._connections.pop(connection.number, None) is not None:
+            self._reactor.forget(connection.sock)
+            connection.sock.close()
+            self.changed()
+
+    def lose(self, connection: _Connection, reason: str) -> None:
+        """End a control connection that ended or sent an invalid message."""
+        if connection.number not in self._connections:
+            return
+        if reason:
+            logger.info("control connection %d: %s", connection.number, reason)
+        connection.outgoing.clear()
+        self._forget(connection)
+        self.lost(connection.number)
+
+    def _count_refusal(self, origin: str, reason: str) -> None:
+        """Count a refusal for the log, which gets at most one line a second."""
+        self.refusals.add(origin, reason)
+        if not self._refused:
+            self._reactor.after(_REFUSALS_EVERY_S, self._log_refusals)
+        self._refused.add(origin, reason)
+
+    def _log_refusals(self) -> None:
+        text = f"refused {self._refused} at the rendezvous"
+        self._refused.clear()
+        if self._acceptor is not None and self._acceptor.kept_waiting:
+            self._acceptor.kept_waiting = False
+            text += "; their rate is limited, so a new rank may have to wait for some seconds"
+        logger.info(text)
+        self.refused_connections(text)
+
+
+class _Connection:
+    """An authenticated control connection: messages in, messages out."""
+
+    def __init__(self, server: RendezvousServer, number: int, sock: socket.socket, session: Session) -> None:
+        self.server = server
+        self.number = number
+        self.sock = sock
+        self.session = session
+        self.reader = MessageReader(MAX_REPORT_BYTES, session)
+        self.outgoing = bytearray()
+        self.closing = False
+
+    def serve(self) -> None:
+        """Send and receive; called when the socket is readable or writable."""
+        try:
+            self._flush()
+            if not self.closing:
+                self._read()
+        except OSError as problem:
+            self.server.lose(self, str(problem.strerror or problem).lower())
+        except ProtocolError as problem:
+            self.server.lose(self, str(problem))
+
+    def _read(self) -> None:
+        try:
+            data = self.sock.recv(65536)
+        except (BlockingIOError, InterruptedError):
+            return
+        if not data:
+            self.server.lose(self, "")
+            return
+        for message in self.reader.feed(data):
+            self.server.received(self.number, message)
+
+    def send_message(self, message: Message) -> None:
+        self.outgoing += encode(message, self.session)
+        try:
+            self._flush()
+        except OSError as problem:
+            # The read that follows fails too, and reports that the connection has ended.
+            logger.debug("control connection %d: %s", self.number, problem)
+
+    def _flush(self) -> None:
+        while self.outgoing:
+            try:
+                sent = self.sock.send(self.outgoing)
+            except (BlockingIOError, InterruptedError):
+                break
+            del self.outgoing[:sent]
+        self.server.rewatch(self)
+
+
+class Board:
+    """The posted entries, and which connections wait for which entries."""
+
+    def __init__(self) -> None:
+        self._entries: Dict[str, str] = {}
+        self._waiting: Dict[str, Set[int]] = {}
+
+    def posted(self, connection: int, message: Message) -> List[Send]:
+        """Post an entry, and send it to the connections that wait for it. Raises ProtocolError if there are
+        too many entries, or this one is too long.
+        """
+        entry, text = message["entry"], message["text"]
+        if len(entry) + len(text) > MAX_ENTRY_BYTES or len(self._entries) >= MAX_ENTRIES:
+            raise ProtocolError("an entry that is too long, or one too many")
+        self._entries[entry] = text
+        waiting = sorted(self._waiting.pop(entry, ()))
+        own = _entry_message(connection, entry, text)
+        return [own, *(_entry_message(number, entry, text) for number in waiting)]
+
+    def awaited(self, connection: int, message: Message) -> List[Send]:
+        """Send an entry now, or when it is posted. Raises ProtocolError if ranks wait for too many."""
+        entry = message["entry"]
+        if entry in self._entries:
+            return [_entry_message(connection, entry, self._entries[entry])]
+        if len(self._waiting) >= MAX_ENTRIES:
+            raise ProtocolError("ranks wait for too many entries")
+        self._waiting.setdefault(entry, set()).add(connection)
+        return []
+
+    def left(self, connection: int) -> None:
+        """Forget a connection that has ended."""
+        for entry in [entry for entry, waiting in self._waiting.items() if connection in waiting]:
+            self._waiting[entry].discard(connection)
+            if not self._waiting[entry]:
+                del self._waiting[entry]
+
+
+def _entry_message(connection: int, entry: str, text: str) -> Send:
+    return Send(connection, {"type": "entry", "entry": entry, "text": text})

@@ -4,7 +4,7 @@ Events go in (a process joined, left, disconnected, reported a failure), actions
 close a connection, notify the launcher); :mod:`.server` is the I/O shell around it.
 
 Each view is one :class:`~.epoch.Epoch`: it connects the members, collects their failure reports and finds the
-root cause. This module decides which processes are members, by the job's :class:`~.terms.Terms`. In a job of
+root cause. This module publishes the views, on which the job's :class:`~.terms.Assembly` decides. In a job of
 fixed size a view has all ranks, and the next one begins when all of them have left and joined again; the
 failure of an epoch is that of the job.
 
@@ -15,25 +15,25 @@ with the new processes that are ready by then. A root cause ends the job only if
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence, Tuple
+import math
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
+from ..clock import is_due
 from ..config import Slot
 from ..errors import ProtocolError
 from ..group.view import NO_VIEW, View, ViewMember
 from ..wire.messages import Message
-from .actions import Action, Drop, Notice, Seat, Send, exclude, refuse
-from .elastic_notices import lost_notice, view_notice
-from .epoch import Epoch, Phase
-from .joining import REMOVED, Joining
-from .losses import Losses
-from .membership import Member, Refusal, named_twice, number_hosts
-from .pings import Pings
-from .processes import Process, Stage
+from .actions import ADDED, REMOVED, Action, Drop, Notice, Seat, Send, Timer, exclude, refuse
+from .epoch import PINGS_PER_LIMIT, Epoch, Phase
+from .membership import Member, Process, Refusal, Stage, named_twice, number_hosts
 from .root_cause import VANISHED
-from .terms import Step, Terms
+from .terms import Assembly, Step, Terms
 
 _NO_MEMBER = -1
 """In place of the connection of a process outside the view: its reports have no effect."""
+TOGETHER_S = 30.0
+"""How long a process waits at most for those that were started with it on its host. The members continue."""
+_MAX_PING_INTERVAL_S = 5.0
 
 
 class Rendezvous:
@@ -45,13 +45,14 @@ class Rendezvous:
         self.abort_message: Optional[Message] = None  # sent to every process once the job has failed
         self.refused_connections = ""  # the connections that failed to authenticate, as text
         self._terms = terms
-        self._processes = terms.processes
-        self._joining = Joining(self._processes, terms.most)
-        self._losses = Losses()
-        self._pings = Pings(self._processes)
+        self._assembly = Assembly(terms)
+        self._processes = self._assembly.processes
         self._before: View = NO_VIEW
         self._over = self._excludes = self._network_changed = False
         self._paused_since_s: Optional[float] = None
+        self._holds = False  # processes wait for others of their host, before the members are asked
+        self._ping_at_s: Optional[float] = None
+        self._cut_off: FrozenSet[int] = frozenset()  # members that did not reach each other in the last epoch
 
     @property
     def phase(self) -> Phase:
@@ -61,19 +62,27 @@ class Rendezvous:
     # ---- what the launcher reports ------------------------------------------------------------
 
     def expect(self, number: int, slot: Slot, host: str) -> List[Action]:
-        """Expect a process of an elastic job that is about to be started."""
-        return self._joining.expect(number, Seat(slot, host))
+        """Expect a process of an elastic job that is about to be started; its members continue."""
+        self._processes.expected[number] = Seat(slot, host)
+        return self._to_members({"type": "announced"})
+
+    def _to_members(self, message: Message) -> List[Action]:
+        return [Send(item.connection, message) for item in self._processes.among(Stage.IN_VIEW)]
+
+    def _ask(self, change: int) -> List[Action]:
+        """Ask the members to come to the next view at the next boundary between steps."""
+        return self._to_members({"type": "updated", "change": change})
 
     def process_exited(self, number: int, how: str, ok: bool, now_s: float) -> List[Action]:
         """Note the launcher's report that a process has ended. ``number`` is its member number, in a job of
         fixed size its rank; ``ok``: a normal end.
         """
-        slot, number = self._terms.slot_of(number), self._terms.number_of(number)
+        number, slot = self._assembly.reported(number)
         self._processes.exits[number] = how, ok
         process = self._processes.get(number)
         actions: List[Action] = []
         if process is None:
-            actions += self._invite(now_s) if self._joining.held else []  # perhaps for this one
+            actions += self._invite(now_s) if self._holds else []  # perhaps for this one
         else:
             is_member = self._with_rank(process.rank) is process and process.stage is not Stage.WAITING
             slot = process.place.slot if slot is None and is_member and process.place is not None else slot
@@ -102,7 +111,7 @@ class Rendezvous:
         process.excluded, self._excludes = why, True
         if process.stage is Stage.WAITING and process.is_new:
             return self._dismiss(process, why)
-        return self._joining.ask(REMOVED) if process.stage is Stage.IN_VIEW else self._advance(now_s)
+        return self._ask(REMOVED) if process.stage is Stage.IN_VIEW else self._advance(now_s)
 
     # ---- what processes send ------------------------------------------------------------------
 
@@ -130,7 +139,7 @@ class Rendezvous:
         if known is not None and not elastic:
             raise ProtocolError("a rank may join only once on one connection")
         if self.abort_message is not None:
-            return self._terms.too_late(connection, message, self.abort_message, self.epoch.had_started)
+            return self._assembly.too_late(connection, message, self.abort_message, self.epoch.had_started)
         if self._over:
             return exclude(connection, "the job has ended")
         number = message.get("member")
@@ -143,7 +152,7 @@ class Rendezvous:
         if old == connection and too_early:
             raise ProtocolError("a process may ask for the next view only after the last one has ended")
         try:
-            admitted = self._terms.admit(message)
+            admitted = self._assembly.admit(message)
         except Refusal as refusal:
             return refuse(connection, str(refusal))
         process = self._processes.enter(connection, message, *admitted, now_s)
@@ -155,12 +164,28 @@ class Rendezvous:
         if stage is not None and old != connection:
             actions.append(Drop(old))
         if process.is_new:
-            actions += self._terms.welcome(process) + self._invite(now_s)
+            actions += self._assembly.welcome(process) + self._invite(now_s)
         return actions + self._advance(now_s)
 
     def _invite(self, now_s: float) -> List[Action]:
-        """Ask the members of a running view to take in the waiting processes, now or later."""
-        return self._joining.invite(self.view.size, now_s) if self.epoch.phase is Phase.RUNNING else []
+        """Ask the members of a running view to take in the waiting processes, now or later.
+
+        Processes of one host are ready at different moments, and each change of the view costs all members a
+        pause. So the first ones wait for the others of their host, unless these have ended.
+        """
+        if self.epoch.phase is not Phase.RUNNING:
+            return []
+        self._holds = False
+        waiting = self._processes.among(Stage.WAITING) if self.view.size < self._terms.most else []
+        if not waiting:
+            return []
+        missing = {place.host for _, place in self._processes.missing()}
+        rest_s = min(
+            item.asked_s + TOGETHER_S - now_s if item.is_new and item.host in missing else 0.0
+            for item in waiting
+        )
+        self._holds = not is_due(rest_s, 0.0)
+        return [Timer(rest_s)] if self._holds else self._ask(ADDED)
 
     def is_waiting(self, connection: int) -> bool:
         """Return whether the process of this connection waits for the next view."""
@@ -252,11 +277,31 @@ class Rendezvous:
         for process in self._processes.among(Stage.IN_VIEW):
             process.heard_s = now_s
         culprit = self._with_rank(notice.culprit)
-        actions: List[Action] = [lost_notice(notice, self.view.epoch, culprit)]
-        apart = [self._with_rank(rank) for rank in self.epoch.apart]
-        for process in self._losses.left_out(kind, culprit, apart, self._before):
-            actions += self._drop(process, f"in epoch {self.view.epoch} {notice.text}")
+        detail: Dict[str, Any] = {
+            "epoch": self.view.epoch, "kind": kind, "rank": notice.culprit,
+            "member": None if culprit is None else culprit.number,
+            "host": None if culprit is None else culprit.host,
+        }  # fmt: skip
+        actions: List[Action] = [Notice("lost", notice.text, culprit=notice.culprit, detail=detail)]
+        left_out = culprit if kind == "stalled" and culprit is not None else self._left_out(kind)
+        if left_out is not None and left_out.stage is Stage.IN_VIEW:
+            actions += self._drop(left_out, f"in epoch {self.view.epoch} {notice.text}")
         return actions + self._advance(now_s)
+
+    def _left_out(self, kind: str) -> Optional[Process]:
+        """Return the member without which the job continues after a failed epoch, if links were at fault."""
+        if kind not in ("cut", "no_route"):
+            return None
+        apart = [self._with_rank(rank) for rank in self.epoch.apart]
+        found = [item for item in apart if item is not None and item.stage is Stage.IN_VIEW]
+        # A link that has worked may work again: a member is left out only if it is cut off in two epochs, one
+        # after the other.
+        numbers = frozenset(item.number for item in found)
+        again, self._cut_off = numbers & self._cut_off, numbers
+        if len(found) < 2 or (kind == "cut" and not again):
+            return None
+        # New processes are left out first.
+        return max(found, key=lambda item: (item.number not in self._before.numbers, item.rank))
 
     def _with_rank(self, rank: Optional[int]) -> Optional[Process]:
         if rank is None or not 0 <= rank < self.view.size:
@@ -301,16 +346,14 @@ class Rendezvous:
         for process in self._processes.among(Stage.WAITING) if self._excludes else ():
             if process.excluded is not None:
                 actions += self._dismiss(process, process.excluded)
-        decision = self._terms.decide(self.view, self.refused_connections, now_s)
+        decision = self._assembly.decide(self.view, self.refused_connections, now_s)
         if decision.step is Step.PUBLISH:
             return actions + self._publish(decision.order, now_s)
         if decision.step is Step.FAIL:
             return actions + self._fail(decision.kind, decision.text, decision.culprit)
         if decision.step is Step.END:
             return actions + self._end_job()
-        if decision.is_new:
-            actions += self._terms.wait(decision, self.view)
-        return actions + self._keep_pinging(now_s)
+        return [*actions, *decision.actions, *self._keep_pinging(now_s)]
 
     def _end_job(self) -> List[Action]:
         self._over = True
@@ -335,7 +378,8 @@ class Rendezvous:
             member.number = number if self._terms.is_elastic else -1
             process.stage, process.heard_s = Stage.IN_VIEW, now_s
             members.append(member)
-        number_hosts(members, self._terms.is_planned)
+        planned = bool(self._terms.seats)
+        number_hosts(members, planned)
         self._before = self.view
         joined = (ViewMember(number, item.host, item.pid) for number, item in zip(order, members))
         self.view = View(self.view.epoch + 1, tuple(joined))
@@ -344,33 +388,69 @@ class Rendezvous:
         for item, number in zip(members, order):
             self.epoch.had_exited(item, self._processes.exits.get(number))
         self._network_changed = False
-        text = named_twice(members) if self._terms.is_planned and not self._before.members else ""
+        text = named_twice(members) if planned and not self._before.members else ""
         notices: List[Action] = [Notice("warning", text, detail={"topic": "one machine"})] if text else []
         return notices + self._relay(self.epoch.begin(now_s), now_s) + self._keep_pinging(now_s)
 
     def _started(self, notice: Notice, now_s: float) -> List[Action]:
         """Report that the members of a view are connected; ask them to the next one if necessary."""
         since_s, self._paused_since_s = self._paused_since_s, None
-        members = self._processes.among(Stage.IN_VIEW)
-        for process in members:
+        present = self._processes.among(Stage.IN_VIEW)
+        for process in present:
             process.heard_s = now_s
-        change = REMOVED if any(item.excluded for item in members) else 0
+        view, members = self.view, self.epoch.members.values()
+        gone = [item.number for item in view.lost(self._before)]
         left = {item.number for item in self._processes.among(Stage.LEFT)}
-        pause_s = None if since_s is None else now_s - since_s
-        ordered = self.epoch.members.values()
-        report = view_notice(notice, self.view, self._before, ordered, left, pause_s)
-        return [report, *(self._joining.ask(change) if change else []), *self._invite(now_s)]
+        detail: Dict[str, Any] = {
+            "epoch": view.epoch,
+            "members": [
+                {**item.describe(), "slot": None if item.slot is None else list(item.slot)}
+                for item in members
+            ],
+            "joined": [item.number for item in view.joined(self._before)],
+            "lost": [number for number in gone if number not in left],
+            "left": [number for number in gone if number in left],
+            "pause_s": 0.0 if since_s is None else now_s - since_s,
+            "table": notice.text, "links": notice.detail["links"],
+        }  # fmt: skip
+        text = f"{view.size} rank{'' if view.size == 1 else 's'}"
+        if since_s is not None:
+            text = f"going on with {text} after {now_s - since_s:.1f} s"
+        change = self._ask(REMOVED) if any(item.excluded for item in present) else []
+        return [Notice("view", text, detail=detail), *change, *self._invite(now_s)]
 
     # ---- time ---------------------------------------------------------------------------------
 
+    def _pinged(self) -> List[Process]:
+        """Return the processes of an elastic job that are pinged here: all that wait, and the members of a
+        view unless it is being set up: then its epoch does that.
+        """
+        return self._processes.among(Stage.WAITING, *([] if self.epoch.is_linking else [Stage.IN_VIEW]))
+
     def _keep_pinging(self, now_s: float) -> List[Action]:
-        if self.abort_message is not None or not self._terms.is_elastic:
+        """Ping the processes, unless the last pings are recent."""
+        if self.abort_message is not None or not self._terms.is_elastic or self._ping_at_s is not None:
             return []
-        return self._pings.keep_up(self.epoch.is_linking, now_s)
+        processes = self._pinged()
+        if not processes:
+            return []
+        limits_s = (item.dead_after_s / PINGS_PER_LIMIT or math.inf for item in processes)
+        interval_s = min(_MAX_PING_INTERVAL_S, *limits_s)
+        self._ping_at_s = now_s + interval_s
+        return [*(Send(item.connection, {"type": "ping"}) for item in processes), Timer(interval_s)]
 
     def _look_for_silent(self, now_s: float) -> List[Action]:
-        """Drop the processes that have not answered pings for too long."""
-        silent = self._pings.silent(self.epoch.is_linking, self.epoch.phase is Phase.RUNNING, now_s)
+        """Drop the processes that have not answered pings for too long, when it is time to ping again."""
+        if self._ping_at_s is None or not is_due(self._ping_at_s, now_s):
+            return []
+        self._ping_at_s = None
+        limits = [(item, item.dead_after_s) for item in self._pinged()]
+        silent = [item for item, limit_s in limits if limit_s and now_s - item.heard_s >= limit_s]
+        members = self._processes.among(Stage.IN_VIEW)
+        # While a view runs its members monitor each other; only if none of them answers any more, no member
+        # can report that.
+        if self.epoch.phase is Phase.RUNNING and not set(members) <= set(silent):
+            silent = [item for item in silent if item not in members]
         actions: List[Action] = []
         for process in silent:
             actions += self._drop(process, f"it has been silent for {now_s - process.heard_s:.0f} s")
@@ -387,5 +467,5 @@ class Rendezvous:
         if self._processes.count(Stage.IN_VIEW) or not self._terms.is_elastic:
             actions += self._relay(self.epoch.tick(now_s), now_s)
         actions += self._look_for_silent(now_s)
-        actions += self._invite(now_s) if self._joining.held else []
+        actions += self._invite(now_s) if self._holds else []
         return actions + self._advance(now_s)

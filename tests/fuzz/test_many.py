@@ -18,9 +18,9 @@ from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError, Sta
 from ringcomm.group.message_channel import OVERHEAD_BYTES, Channel, Disagreement
 from ringcomm.group.message_matching import Matcher, Receive
 from ringcomm.rendezvous.actions import Seat
-from ringcomm.rendezvous.board import Board
-from ringcomm.rendezvous.fixed_terms import FixedTerms
+from ringcomm.rendezvous.server import Board
 from ringcomm.rendezvous.state import Rendezvous
+from ringcomm.rendezvous.terms import Terms
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.wire import frames, messages, signature
 from ringcomm.wire.auth import Initiator, Responder
@@ -149,7 +149,7 @@ def header(rng: random.Random) -> None:
 def rendezvous(rng: random.Random) -> None:
     """Ranks that say the right things with wrong contents, or at the wrong time."""
     state = Rendezvous(
-        FixedTerms(2, [Seat(Slot(rank, 0), "h") for rank in range(2)] if rng.randrange(2) else [], "1", 9.0)
+        Terms("1", 9.0, 2, tuple(Seat(Slot(rank, 0), "h") for rank in range(rng.randrange(2) * 2)))
     )
     for now in range(rng.randrange(2, 9)):
         message = dict(rng.choice(RIGHT) if rng.randrange(3) else RIGHT[min(now, 5)])

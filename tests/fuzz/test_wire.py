@@ -18,9 +18,9 @@ from ringcomm.engine.process_sets import ProcessSets
 from ringcomm.errors import AuthenticationError, ProtocolError, RingcommError
 from ringcomm.rendezvous.actions import Seat
 from ringcomm.rendezvous.control import error_from
-from ringcomm.rendezvous.echo import Echo
-from ringcomm.rendezvous.fixed_terms import FixedTerms
+from ringcomm.rendezvous.measuring import Echo
 from ringcomm.rendezvous.state import Rendezvous
+from ringcomm.rendezvous.terms import Terms
 from ringcomm.storage.certificate import make_certificate
 from ringcomm.transport.encryption import encryption_of
 from ringcomm.transport.memory import memory_fabrics
@@ -210,7 +210,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(RIGHT) | control_m
 def test_the_rendezvous(right_first, steps, planned):
     """Ranks that say anything, in any order: refusals and aborts, and no other exception."""
     state = Rendezvous(
-        FixedTerms(2, [Seat(Slot(rank, 0), f"h{rank}") for rank in range(2)] if planned else [], "1", 10.0)
+        Terms("1", 10.0, 2, tuple(Seat(Slot(rank, 0), f"h{rank}") for rank in range(2 * planned)))
     )
     prefix = [(0, RIGHT[0]), (1, RIGHT[1]), (0, RIGHT[2]), (1, RIGHT[2]), (0, RIGHT[3]), (1, RIGHT[4])]
     now = 0.0

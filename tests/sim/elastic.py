@@ -14,8 +14,8 @@ from ringcomm.config import Slot
 from ringcomm.configuration.limits import Limits
 from ringcomm.errors import ProtocolError, RingcommError
 from ringcomm.rendezvous.actions import Drop, Notice, Send, Timer
-from ringcomm.rendezvous.elastic_terms import ElasticTerms
 from ringcomm.rendezvous.state import Rendezvous
+from ringcomm.rendezvous.terms import Terms
 from ringcomm.testing.faulty import Faults, Turns
 from ringcomm.wire.messages import encode, validate
 from tests.sim.elastic_process import VERSION, Epoch, Process
@@ -40,7 +40,7 @@ class ElasticSim:
         self.faults = Faults(seed=seed, would_block=0.1, short=0.4, most_bytes=60, delay=0.02, most_turns=30)
         most = dice.choice((None, self.start_size, self.start_size + 1))
         limits = Limits(self.start_size, self.min_size, most, timeout_s=30.0)
-        self.state = Rendezvous(ElasticTerms(limits, VERSION, self.launched, 20.0))
+        self.state = Rendezvous(Terms(VERSION, 20.0, limits=limits, launched=self.launched))
         self.processes: List[Process] = []
         self.connections: Dict[int, Process] = {}
         self.epochs: Dict[int, Epoch] = {}

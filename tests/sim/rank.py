@@ -8,7 +8,7 @@ from ringcomm.collective.progress import Progress
 from ringcomm.engine.peer_channels import PeerChannels, SilenceLimits
 from ringcomm.errors import PeerLostError, PeerStalledError, RingcommError
 from ringcomm.rendezvous.control import error_from
-from ringcomm.rendezvous.link_table import ranges_of
+from ringcomm.rendezvous.routing import ranges_of
 from ringcomm.testing.faulty import FaultyFabric
 from ringcomm.transport.base import Fabric, Link, LinkClosed
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.group import view
-from ringcomm.rendezvous import elastic_terms, state
+from ringcomm.rendezvous import state, terms
 from tests.sim.elastic import EVENTS, ElasticSim
 
 BLOCK = 100
@@ -38,7 +38,7 @@ def test_the_simulation_notices_mistakes(monkeypatch, broken):
     if broken == "any rank 0":
         order = view.rank_order
         equal = lambda found: [item._replace(position=1) for item in found]  # noqa: E731
-        monkeypatch.setattr(elastic_terms, "rank_order", lambda found, most: order(equal(found), most))
+        monkeypatch.setattr(terms, "rank_order", lambda found, most: order(equal(found), most))
     elif broken == "an epoch twice":
         monkeypatch.setattr(state, "View", lambda epoch, members: view.View(epoch // 2, members))
     elif broken == "keeps stopped members":

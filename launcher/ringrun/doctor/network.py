@@ -12,8 +12,8 @@ import time
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ringcomm.rendezvous.links import PROBE_AGAIN_S, PROBE_S
 from ringcomm.rendezvous.membership import as_target
-from ringcomm.rendezvous.probe import PROBE_AGAIN_S, PROBE_S
 from ringcomm.rendezvous.routing import Pair, Routing, with_second_round
 from ringcomm.transport.kinds import PREFERENCE, worse_kind
 from ringcomm.transport.routes import Attempt, Wire, pairings, wire_of

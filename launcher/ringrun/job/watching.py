@@ -68,7 +68,7 @@ class Watching:
         self.history.take(process, data, self._loop.clock())
 
     def linked(self, links: Sequence[Mapping[str, Any]]) -> None:
-        """Store the links of the ranks; see :func:`ringcomm.rendezvous.link_table.link_rows`."""
+        """Store the links of the ranks; see :func:`ringcomm.rendezvous.routing.link_rows`."""
         self.history.linked(links)
 
     # -- the live view -------------------------------------------------------------------------

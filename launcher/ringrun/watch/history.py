@@ -153,7 +153,7 @@ class History:
         return True
 
     def linked(self, links: Sequence[Mapping[str, Any]]) -> None:
-        """Take the links of an epoch (:func:`ringcomm.rendezvous.link_table.link_rows`); no rows: unknown."""
+        """Take the links of an epoch (:func:`ringcomm.rendezvous.routing.link_rows`); no rows: unknown."""
         if links:
             self.interfaces = {}
         for row in links:

@@ -20,10 +20,10 @@ from ...engine.observer import EventSource
 from ...engine.peer_channels import SilenceLimits
 from ...engine.single_rank import OwnTrace
 from ...errors import RingcommError
-from ...group.abort_watch import GroupWatch
+from ...group.failures import GroupWatch
 from ...group.group import Group
 from ...group.view import Peer
-from ...rendezvous.joined import Joined
+from ...rendezvous.client import Joined
 from ...transport.base import Channels
 from ...transport.memory import memory_channels
 from ._steps import optimizer_steps

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from ...clock import Deadline
 from ...errors import PeerStalledError
-from ...group.abort_watch import GroupWatch
+from ...group.failures import GroupWatch
 from ...group.point_to_point import PointToPoint
 from ._work import RingcommWork
 

@@ -21,7 +21,7 @@ from ... import api
 from ...config import Membership, launchers_rank_from_environment, torchrun_from_environment
 from ...configuration.endpoints import numeric
 from ...job.context import Context
-from ...rendezvous.posting import await_entry, post
+from ...rendezvous.connect_server import await_entry, post
 from ._store import adopt
 
 logger = logging.getLogger("ringcomm.torch")

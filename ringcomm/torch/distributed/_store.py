@@ -28,11 +28,9 @@ from ...config import (
 )
 from ...configuration.endpoints import is_loopback
 from ...errors import ConfigError, RingcommError, StartupError, describe_error
-from ...rendezvous.client import join
-from ...rendezvous.connect_server import Moved, Watched
+from ...rendezvous.client import Joined, join
+from ...rendezvous.connect_server import Moved, Watched, await_entry, post
 from ...rendezvous.embedded import EmbeddedRendezvous
-from ...rendezvous.joined import Joined
-from ...rendezvous.posting import await_entry, post
 from ...storage.files import open_standard_descriptors
 from ...transport.nics import machine
 from ...transport.shortage import check_descriptors, shortage_error

@@ -12,10 +12,10 @@ import torch
 
 from ringcomm.errors import PeerStalledError
 from ringcomm.group import point_to_point
+from ringcomm.group.failures import Reporter
 from ringcomm.group.message_channel import SHORT_BYTES, Disagreement
 from ringcomm.group.operation_queue import OperationQueue
 from ringcomm.group.point_to_point import PointToPoint
-from ringcomm.group.reporter import Reporter
 from ringcomm.torch.distributed._elements import type_code, type_name
 from ringcomm.torch.distributed._work import RingcommWork
 from ringcomm.transport.memory import memory_fabrics

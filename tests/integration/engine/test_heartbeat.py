@@ -13,7 +13,7 @@ from ringcomm.engine.heartbeat import HeartbeatThread
 from ringcomm.engine.observer import Observer
 from ringcomm.engine.peer_channels import SilenceLimits
 from ringcomm.errors import BrokenInvariantError, PeerStalledError, ProtocolError
-from ringcomm.group.reporter import Reporter
+from ringcomm.group.failures import Reporter
 from ringcomm.transport.tcp import SocketFabric, SocketLink
 from ringcomm.wire.messages import encode
 from tests.support.service import eventually

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.errors import NotInitializedError
+from ringcomm.group.failures import Reporter
 from ringcomm.group.message_channel import SHORT_BYTES
 from ringcomm.group.point_to_point import PointToPoint
-from ringcomm.group.reporter import Reporter
 from ringcomm.transport.memory import memory_fabrics
 from tests.integration.group.works import Task
 from tests.support.service import eventually

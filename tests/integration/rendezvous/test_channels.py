@@ -9,7 +9,7 @@ import pytest
 from ringcomm.config import Settings
 from ringcomm.errors import StartupError
 from ringcomm.group.view import Peer
-from ringcomm.rendezvous.channels import make_channels, paces_of
+from ringcomm.rendezvous.client import make_channels, paces_of
 from ringcomm.rendezvous.control import ControlChannel
 from ringcomm.transport.pace import Expected
 from ringcomm.wire.auth import Purpose

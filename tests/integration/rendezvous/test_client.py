@@ -182,7 +182,7 @@ def test_a_rendezvous_that_is_gone_when_the_rank_asks(fake, monkeypatch):
 
     def wait(joiner, interfaces):
         assert gone.wait(60.0)
-        assert select.select([joiner._control], [], [], 60.0)[0], "the reset has arrived"
+        assert select.select([joiner._connection[0]], [], [], 60.0)[0], "the reset has arrived"
         introduce(joiner, interfaces)
 
     monkeypatch.setattr(Joiner, "_introduce", wait)

@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Iterator, List
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,15 +21,13 @@ from ringcomm.job import preparation
 from ringcomm.job.context import Context
 from ringcomm.job.newcomer import newcomer_of
 from ringcomm.job.preparation import Preparation
-from ringcomm.rendezvous import channels, client, connect_server
+from ringcomm.rendezvous import client, connect_server
 from ringcomm.rendezvous.actions import Notice
 from ringcomm.rendezvous.client import Joiner, join, running_size
 from ringcomm.rendezvous.control import Resume
 from ringcomm.rendezvous.server import RendezvousServer
-from ringcomm.storage.certificate import make_certificate
 from ringcomm.transport.encryption import encryption_of
 from tests.integration.rendezvous.fake_rendezvous import ABORT, PROBE, FakeRendezvous
-from tests.integration.rendezvous.peer import Peer
 from tests.support.service import eventually
 
 SETTINGS = Settings(spin_us=0.0, measure=False, start_timeout_s=20.0)
@@ -46,7 +45,10 @@ class Job:
             limits=Limits(), launched=True, encryption=encryption_of(certificate),
         )  # fmt: skip
         self.membership = Membership(
-            rendezvous=tuple(self.server.start()), key=key, job="threads", elastic=True,
+            rendezvous=tuple(self.server.start()),
+            key=key,
+            job="threads",
+            elastic=True,
             certificate=certificate,
         )
 
@@ -164,27 +166,11 @@ def test_a_new_process_is_reported_while_the_others_compute(job: Job) -> None:
     together(lambda item: item.close(), [*again, *new])
 
 
-def test_one_rank_alone_learns_of_a_new_process(job: Job) -> None:
-    (alone,) = job.start(1)
-    assert alone.size == 1 and alone.allreduce(np.ones(2), rc.Sum)[0] == 1
-    thread_result: List[Context] = []
-    thread = threading.Thread(target=lambda: thread_result.append(Context.start(job.member(1), SETTINGS)))
-    thread.start()
-    pause = threading.Event()
-    while not alone.take_changes():
-        pause.wait(0.01)
-    both = [alone.restart(1)]
-    thread.join(60)
-    both += thread_result
-    assert total(both) == 2
-    together(lambda item: item.close(), both)
-
-
 def test_a_member_lost_after_the_last_link_costs_one_more_view(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contexts = job.start(3)
-    real, lock, failures = channels.make_links, threading.Lock(), []
+    real, lock, failures = client.make_links, threading.Lock(), []
 
     def make_links(*arguments: Any) -> Any:
         with lock:
@@ -194,7 +180,7 @@ def test_a_member_lost_after_the_last_link_costs_one_more_view(
             raise OSError(errno.ECONNRESET, "Connection reset by peer")
         return real(*arguments)
 
-    monkeypatch.setattr(channels, "make_links", make_links)
+    monkeypatch.setattr(client, "make_links", make_links)
     again = together(lambda item: item.restart(1), contexts)
     assert len({item.generation for item in again}) == 1 and again[0].generation > 1
     assert total(again) == 3
@@ -236,35 +222,21 @@ def test_links_that_can_never_be_used_are_an_error(job: Job, monkeypatch: pytest
     def make_links(*_: Any) -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(channels, "make_links", make_links)
+    monkeypatch.setattr(client, "make_links", make_links)
     with pytest.raises(rc.StartupError, match="Too many open files"):
         job.start(1)
 
 
-def test_a_report_about_the_last_view_does_not_interrupt_the_next(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_about_the_last_view_does_not_interrupt_the_next(job: Job) -> None:
     """What was on its way when a member asked for the next view is about processes that are in it."""
     joiner = Joiner(job.member(0), SETTINGS, Resume(), None)
-    monkeypatch.setattr(Joiner, "_handle_start", lambda *_: None)
+    joiner._setup = Mock(linked=True)
     joiner._handle({"type": "updated", "change": 2})
-    joiner._handle({"type": "probe", "generation": 1})
+    joiner._handle({"type": "probe", "rank": 0, "generation": 1, "targets": []})
     assert joiner._changes == 0
     joiner._handle({"type": "updated", "change": 2})
     assert joiner._changes == 2, "another process has come since"
     joiner.reactor.close()
-
-
-def test_views_of_a_job_that_encrypts() -> None:
-    job = Job(make_certificate())
-    try:
-        contexts = job.start(2)
-        assert total(contexts) == 2
-        again = together(lambda item: item.restart(1), contexts)
-        assert total(again) == 2
-        together(lambda item: item.close(), again)
-    finally:
-        job.server.stop()
 
 
 def test_an_excluded_member_ends_at_the_next_boundary_and_the_others_go_on(job: Job) -> None:
@@ -286,11 +258,6 @@ def test_an_excluded_member_ends_at_the_next_boundary_and_the_others_go_on(job: 
     rest = [item for item in results if isinstance(item, Context)]
     assert total(rest) == 2
     together(lambda item: item.close(), rest)
-
-
-def test_a_process_that_no_launcher_has_announced_is_refused(job: Job) -> None:
-    with pytest.raises(rc.StartupError, match="was not started by this job's launcher"):
-        Context.start(replace(job.membership, member=7, host="here"), SETTINGS)
 
 
 def test_a_rendezvous_that_has_ended_before_a_view_is_dialled_in_vain(
@@ -371,10 +338,3 @@ def test_how_a_member_ended_is_what_the_others_raise(job: Job) -> None:
     again = together(lambda item: item.restart(1), rest)
     assert total(again) == 2 and {item.generation for item in again} == {1}
     together(lambda item: item.close(), [*again, gone])
-
-
-def test_what_only_a_rendezvous_sends_ends_the_connection(job: Job) -> None:
-    peer = Peer(job.membership.rendezvous, job.membership.key, job.membership.job)
-    with peer.sock:
-        peer.send({"type": "go", "table": ""})
-        assert peer.read() == []

@@ -73,7 +73,7 @@ def test_how_a_process_ended_is_the_error_of_all(serve):
     with ThreadPoolExecutor(1) as pool:
         start = pool.submit(join, member(endpoints, slot=Slot(0, 0)), SETTINGS)
         assert eventually(lambda: any(item.kind == "joined" for item in notices))
-        served.process_ended(1, "exit code 3", False)
+        served.process_exited(1, "exit code 3", False)
         with pytest.raises(StartupError, match=r"rank 1 \(desk\) ended \(exit code 3\)"):
             start.result(60.0)
     assert isinstance(served.failure, StartupError) and "exit code 3" in str(served.failure)

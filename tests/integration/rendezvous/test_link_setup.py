@@ -11,8 +11,8 @@ import pytest
 from ringcomm.clock import Deadline
 from ringcomm.errors import StartupError
 from ringcomm.rendezvous import links
-from ringcomm.rendezvous.link_table import ranges_of
 from ringcomm.rendezvous.links import LinkSetup
+from ringcomm.rendezvous.routing import ranges_of
 from ringcomm.transport.connect import Dial
 from ringcomm.transport.kinds import LOOPBACK, WIRED
 from ringcomm.transport.nics import Interface, machine
@@ -162,6 +162,22 @@ def test_a_peer_that_looks_for_another_rank_is_told_which_one_it_has_found(netwo
     assert network.answers(sock, session, 2) == [echo(1), None]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"generation": 2}, {"generation": 4}, {"target": 0}, {"target": 2}, {"source": 1},
+        {"purpose": Purpose.CONTROL}, {"purpose": 99},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_others_of_the_same_job_are_sent_away(network, change):
+    """They hold the key, and are of an old start, or found an address that two hosts have."""
+    rank = network.rank(1)
+    sock, _ = network.dial(rank, CLAIM._replace(**change))
+    network.until(lambda: _is_closed(sock))
+    assert network.linked(rank) == {purpose: [] for purpose in CHANNELS}
+
+
 def test_a_peer_that_is_gone_when_it_would_be_answered_is_not_linked(network):
     for target in (1, 2):
         rank = network.rank(-1)
@@ -237,9 +253,9 @@ def test_another_rank_at_the_address_of_the_peer_is_reported(network, refusing):
     one.setup.link([route(1, refusing, *wrong.setup.offers())], Deadline(60.0))
     network.until(lambda: len(one.sent) == len(CHANNELS))
     tried = "127.0.0.1: connection refused; 127.0.0.1: rank 2 answered there, not rank 1"
-    assert one.sent == [
-        {"type": "unlinked", "peer": 1, "reason": f"rank 1 did not answer ({tried})"}
-    ] * len(CHANNELS)
+    assert one.sent == [{"type": "unlinked", "peer": 1, "reason": f"rank 1 did not answer ({tried})"}] * len(
+        CHANNELS
+    )
 
 
 @pytest.mark.parametrize("words, why", [(b"", "it closed the connection"), (b"\xff" * 4, "at most 4096")])
@@ -256,6 +272,16 @@ def test_a_peer_that_does_not_say_which_rank_it_is_gets_no_link(network, words, 
     assert {item["type"] for item in one.sent} == {"unlinked"}
     assert all("rank 1 did not answer (127.0.0.1: " in item["reason"] for item in one.sent)
     assert all(why in item["reason"] for item in one.sent)
+
+
+def test_once_it_is_closed_it_reports_nothing(network, refusing):
+    """The rendezvous would take it for a report about the next view."""
+    rank = network.rank(0)
+    rank.setup.link([route(1, refusing)], Deadline(0.01))
+    rank.setup.close()
+    over = Deadline(0.2)
+    network.until(over.expired)
+    assert rank.sent == []
 
 
 def test_a_peer_that_offers_no_address_on_the_route_is_reported_at_once(network):
@@ -278,7 +304,7 @@ def test_a_link_that_is_made_after_the_start_has_ended_is_closed(network):
 
 def _is_closed(sock):
     try:
-        return sock.recv(1) == b""
+        return sock.recv(1000) == b""
     except BlockingIOError:
         return False
 

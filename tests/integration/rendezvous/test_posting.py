@@ -9,9 +9,8 @@ import pytest
 
 from ringcomm.config import Membership
 from ringcomm.errors import StartTimeoutError, StartupError
-from ringcomm.rendezvous.message_server import MessageServer
-from ringcomm.rendezvous.posting import await_entry, post
-from ringcomm.wire.auth import Purpose
+from ringcomm.rendezvous.connect_server import await_entry, post
+from ringcomm.rendezvous.server import RendezvousServer
 from ringcomm.wire.messages import encode
 from tests.support.relay import Relay
 from tests.support.service import Service
@@ -60,11 +59,13 @@ def test_posting_does_not_disturb_a_job(service):
     assert service.server.wait_idle(5.0)
 
 
-class Odd(MessageServer):
+class Odd(RendezvousServer):
     """A program with the key that does not answer as a rendezvous does."""
 
     def __init__(self, key, job, answer):
-        super().__init__(title="odd", key=key, job=job, purpose=Purpose.CONTROL, addresses=["127.0.0.1"])
+        super().__init__(
+            key=key, job=job, size=2, addresses=["127.0.0.1"], start_timeout_s=20.0, notify=print
+        )
         self.answer = answer
 
     def received(self, number, message):

@@ -7,10 +7,8 @@ import socket
 
 import pytest
 
-from ringcomm.rendezvous import probing as probing_module
-from ringcomm.rendezvous.links import LinkSetup
-from ringcomm.rendezvous.probe import Probe
-from ringcomm.rendezvous.probing import Probing, scopes_of
+from ringcomm.rendezvous import links as probing_module
+from ringcomm.rendezvous.links import LinkSetup, Probe, Probing, grace_s, scopes_of
 from ringcomm.transport.kinds import LOOPBACK, VIRTUAL, WIRED
 from ringcomm.transport.nics import Interface, machine
 from ringcomm.transport.reactor import Reactor
@@ -198,3 +196,9 @@ def test_a_link_local_address_is_dialled_by_every_interface_that_has_a_scope():
     assert scopes_of("fe80::9", found) == [2, 4]
     assert scopes_of("fd00::9", found) == scopes_of("10.0.0.9", found) == scopes_of("@name", found) == [0]
     assert scopes_of("fe80::9", found[2:3]) == []
+
+
+def test_busy_hosts_get_more_time():
+    for answered_s, wait_s in ((0.0, 0.3), (0.02, 0.3), (0.5, 1.5), (1.0, 3.0)):
+        assert grace_s(answered_s) == wait_s
+    assert [grace_s(answered_s, 0.03) for answered_s in (0.0, 0.02, 0.5)] == [0.03, 0.06, 1.5]

@@ -10,11 +10,9 @@ import time
 import pytest
 
 from ringcomm.clock import Deadline
-from ringcomm.rendezvous import race as race_module
-from ringcomm.rendezvous.echo import BLOCK, REQUEST, Echo
+from ringcomm.rendezvous import measuring as race_module
 from ringcomm.rendezvous.links import LinkSetup
-from ringcomm.rendezvous.meter import BURST_BYTES, LIMIT_BYTES, TAIL_S
-from ringcomm.rendezvous.race import Race
+from ringcomm.rendezvous.measuring import BLOCK, BURST_BYTES, LIMIT_BYTES, REQUEST, TAIL_S, Race
 from ringcomm.transport.accept import Acceptor
 from ringcomm.transport.connect import listen
 from ringcomm.transport.kinds import LOOPBACK
@@ -22,8 +20,7 @@ from ringcomm.transport.nics import Interface
 from ringcomm.transport.reactor import READ, WRITE, Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 from ringcomm.wire.messages import encode
-from ringcomm.wire.signing import session_of
-from tests.support.service import eventually, turn_until
+from tests.support.service import turn_until
 
 KEY, JOB = b"k" * 32, job_digest("job")
 CLAIM = Claim(Purpose.PROBE, JOB, generation=3, source=0, target=1)
@@ -61,18 +58,6 @@ def test_every_wire_has_a_speed(mesh):
     for speed in speeds:
         assert speed.mb_per_s == min(speed.there_mb_per_s, speed.back_mb_per_s) > 10.0
         assert speed.round_trip_ms is None or 0.0 <= speed.round_trip_ms < 1000.0
-
-
-def test_one_direction_alone(mesh):
-    results = []
-    race = Race(mesh.reactor, KEY, CLAIM, wires(mesh), results.append, one_way=True)
-    turn_until(mesh.reactor, lambda: results)
-    sent = [runner._sent for runner in race._runners]
-    race.close()
-    assert sent == [0, 0]
-    for speed in results[0]:
-        # The loopback's segments are so long that an end that only receives delays its acknowledgements.
-        assert speed.back_mb_per_s == speed.there_mb_per_s > 0.5
 
 
 def test_a_wire_without_a_listener_has_none(mesh):
@@ -150,66 +135,6 @@ def test_acknowledgements_count_while_the_other_end_reports_nothing(no_leaks):
     silent.close()
     reactor.close()
     assert silent.told and speed.mb_per_s > 10.0
-
-
-@pytest.fixture
-def asked(no_leaks):
-    """An answering side, and the socket of the side that asks."""
-    here, there = socket.socketpair()
-    here.setblocking(False)
-    there.settimeout(5.0)
-    reactor, ended = Reactor(), []
-    echo = Echo(reactor, here, session_of(bytes(32), False), 1, ended.append)
-    assert b"echo" in there.recv(1000)
-    yield reactor, there, ended
-    reactor.forget(echo.sock)
-    reactor.close()
-    here.close()
-    there.close()
-
-
-def test_the_answer_says_what_has_arrived(asked):
-    reactor, there, ended = asked
-    there.sendall(REQUEST.pack(40_000) + bytes(30_000))
-    there.settimeout(0.0)
-    heads, data = [], bytearray()
-
-    def read():
-        reactor.run_once(0.0)
-        try:
-            data.extend(there.recv(1 << 20))
-        except BlockingIOError:
-            pass
-        while len(data) >= BLOCK.size and len(data) >= BLOCK.size + BLOCK.unpack_from(data)[-1]:
-            total, passed_us, *_, size = BLOCK.unpack_from(data)
-            heads.append((total, passed_us, size))
-            del data[: BLOCK.size + size]
-        return heads and heads[-1][0] == 30_000 and sum(head[2] for head in heads) == 40_000
-
-    assert eventually(read)
-    assert heads == sorted(heads, key=lambda head: head[:2])
-    there.send(bytes(5_000))
-    assert eventually(lambda: read() or heads[-1] == (35_000, heads[-1][1], 0))
-    assert not ended
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        REQUEST.pack(0),
-        REQUEST.pack(LIMIT_BYTES + 1),
-        REQUEST.pack(1000) + bytes(1001),
-    ],
-)
-def test_the_answering_side_has_limits(asked, data):
-    reactor, there, ended = asked
-    there.sendall(data)
-    turn_until(reactor, lambda: ended)
-
-
-def test_a_burst_of_a_mebibyte_leaves_something_to_measure():
-    assert BURST_BYTES > 1024 * 1024
-    assert LIMIT_BYTES > 2 * BURST_BYTES
 
 
 def test_after_a_time_without_a_processor_it_reads_before_it_decides(mesh, monkeypatch):

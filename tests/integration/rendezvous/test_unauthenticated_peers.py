@@ -35,10 +35,9 @@ def thrown(process):
     return int(output.split()[0])  # the rest of the line says how many were refused
 
 
-@pytest.mark.parametrize("encrypt", [False, True])
-def test_garbage_during_the_start(service, rank_ports, encrypt):
+def test_garbage_during_the_start(service, rank_ports):
     """Unauthenticated peers at the rendezvous and at the ports of two ranks that wait for a third."""
-    job = service(3, encrypt=encrypt)
+    job = service(3)
     started_s = time.monotonic()
     with ExitStack() as stack, ThreadPoolExecutor(3) as pool:
         starts = [pool.submit(job.start, rank) for rank in (0, 1)]
@@ -54,11 +53,10 @@ def test_garbage_during_the_start(service, rank_ports, encrypt):
         assert_only_log_lines(job, started_s)
 
 
-@pytest.mark.parametrize("encrypt", [False, True])
 @pytest.mark.full
-def test_garbage_during_a_run(service, encrypt):
+def test_garbage_during_a_run(service):
     """5,000 unauthenticated peers at the rendezvous while three ranks compute."""
-    job = service(3, encrypt=encrypt)
+    job = service(3)
     with ExitStack() as stack:
         contexts = job.start_all(stack)
         before = opened()
@@ -75,10 +73,9 @@ def test_garbage_during_a_run(service, encrypt):
         assert eventually(lambda: opened() == before), "connections of unauthenticated peers remain"
 
 
-@pytest.mark.parametrize("encrypt", [False, True])
-def test_a_rank_joins_past_more_unauthenticated_peers_than_are_accepted(service, encrypt):
-    """They come for longer than the start may take."""
-    job = service(2, encrypt=encrypt)
+def test_a_rank_joins_past_more_unauthenticated_peers_than_are_accepted(service):
+    """They come for longer than the start may take, to a job that encrypts."""
+    job = service(2, encrypt=True)
     with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
         first = pool.submit(job.start, 0)
         assert eventually(lambda: len(job.texts("joined")) == 1)

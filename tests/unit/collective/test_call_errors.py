@@ -15,7 +15,7 @@ from ringcomm.errors import (
     PeerStalledError,
     UnsupportedDtypeError,
 )
-from ringcomm.group.reporter import Reporter
+from ringcomm.group.failures import Reporter
 from ringcomm.ops import Average, Max, Sum
 from ringcomm.transport.huge_pages import MIN_BYTES
 from ringcomm.transport.memory import memory_fabrics

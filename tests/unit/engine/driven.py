@@ -18,7 +18,7 @@ from ringcomm.engine.request import Handle, Request
 from ringcomm.errors import (
     PeerLostError,
 )
-from ringcomm.group.reporter import Reporter
+from ringcomm.group.failures import Reporter
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.transport.base import StoppableWatch
 from ringcomm.transport.memory import memory_fabrics

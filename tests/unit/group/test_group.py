@@ -11,8 +11,8 @@ import pytest
 from ringcomm.config import Settings
 from ringcomm.engine.single_rank import OwnTrace
 from ringcomm.errors import NotInitializedError, PeerLostError
+from ringcomm.group.failures import Reporter
 from ringcomm.group.group import Group
-from ringcomm.group.reporter import Reporter
 from ringcomm.group.view import Peer
 from ringcomm.transport.base import Stopped
 from ringcomm.transport.memory import memory_channels

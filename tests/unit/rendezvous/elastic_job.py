@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ringcomm.config import Slot
 from ringcomm.configuration.limits import Limits
-from ringcomm.rendezvous.elastic_terms import ElasticTerms
 from ringcomm.rendezvous.state import Rendezvous
+from ringcomm.rendezvous.terms import Terms
 from ringcomm.wire.messages import validate
 from tests.unit.rendezvous.simulated import VERSION, Fed, join_message
 
@@ -14,7 +14,8 @@ class ElasticJob(Fed):
     """Feeds one :class:`Rendezvous`. The process of connection ``n`` is member ``n`` at first."""
 
     def __init__(self, launched=False, start_timeout_s=60.0, **limits):
-        super().__init__(Rendezvous(ElasticTerms(Limits(**limits), VERSION, launched, start_timeout_s)))
+        terms = Terms(VERSION, start_timeout_s, limits=Limits(**limits), launched=launched)
+        super().__init__(Rendezvous(terms))
         self.launched = launched
         self.answering = ()
 

@@ -7,8 +7,8 @@ from collections import defaultdict
 from ringcomm.config import Slot
 from ringcomm.rendezvous.actions import Drop, Notice, Seat, Send, Timer
 from ringcomm.rendezvous.epoch import Phase
-from ringcomm.rendezvous.fixed_terms import FixedTerms
 from ringcomm.rendezvous.state import Rendezvous
+from ringcomm.rendezvous.terms import Terms
 from ringcomm.wire.messages import encode, validate
 
 VERSION = "1.2.3"
@@ -95,7 +95,7 @@ class Job(Fed):
     """Feeds one :class:`Rendezvous`."""
 
     def __init__(self, size=3, seats=(), start_timeout_s=60.0):
-        super().__init__(Rendezvous(FixedTerms(size, seats, VERSION, start_timeout_s)))
+        super().__init__(Rendezvous(Terms(VERSION, start_timeout_s, size, tuple(seats))))
         self.seats = list(seats)
         self.size = size
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.errors import ProtocolError
-from ringcomm.rendezvous import board
+from ringcomm.rendezvous import server
 from ringcomm.rendezvous.actions import Send
-from ringcomm.rendezvous.board import Board
+from ringcomm.rendezvous.server import Board
 
 
 def post(entry, text):
@@ -44,8 +44,8 @@ def test_a_rank_that_has_left_gets_nothing():
 def test_there_are_limits(monkeypatch):
     here = Board()
     with pytest.raises(ProtocolError, match="too long"):
-        here.posted(0, post("a", "x" * board.MAX_ENTRY_BYTES))
-    monkeypatch.setattr(board, "MAX_ENTRIES", 2)
+        here.posted(0, post("a", "x" * server.MAX_ENTRY_BYTES))
+    monkeypatch.setattr(server, "MAX_ENTRIES", 2)
     for entry in "ab":
         here.posted(0, post(entry, ""))
         here.awaited(0, wait(entry + entry))

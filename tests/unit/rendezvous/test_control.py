@@ -9,13 +9,19 @@ import threading
 import pytest
 
 from ringcomm.errors import (
+    LinkLostError,
     MismatchError,
+    NoRouteError,
     PeerLostError,
     PeerStalledError,
+    RingcommError,
+    StartTimeoutError,
 )
 from ringcomm.rendezvous import control
-from ringcomm.rendezvous.control import ControlChannel
-from ringcomm.wire.messages import MessageReader, encode
+from ringcomm.rendezvous.control import ControlChannel, Resume, error_from
+from ringcomm.wire.messages import MAX_MESSAGE_BYTES, MessageReader, encode
+from ringcomm.wire.signing import session_of
+from tests.support.service import eventually
 
 HOSTS = ["desk", "jetson1", "jetson2"]
 LIMIT_S = 20.0
@@ -298,3 +304,139 @@ class TestLeaving:
         rendezvous.sock.close()
         channel.leave("its program ended", ok=True)
         assert not channel.open
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({}, PeerLostError),
+        ({"kind": "stalled"}, PeerStalledError),
+        ({"kind": "cut", "ranks": [0, 2], "hosts": ["desk", "jetson2"]}, LinkLostError),
+        ({"kind": "mismatch"}, MismatchError),
+        ({"kind": "timeout"}, StartTimeoutError),
+        ({"kind": "no_route"}, NoRouteError),
+        ({"kind": "of a later version"}, RingcommError),
+    ],
+)
+def test_errors_of_abort_messages(change, kind):
+    error = error_from({**ABORT, **change})
+    assert type(error) is kind and str(error) == ABORT["text"]
+    if kind is LinkLostError:
+        assert error.ranks == (0, 2) and error.hosts == ("desk", "jetson2")
+    elif issubclass(kind, PeerLostError):
+        assert (error.rank, error.host) == (2, "jetson2")
+
+
+# ---- while a view of an elastic job is in force ------------------------------------------------
+
+
+class Played:
+    """A rendezvous, and the channel of rank 0 in epoch 3 at the other end of its connection."""
+
+    def __init__(self):
+        self.sock, there = socket.socketpair()
+        self.sock.settimeout(30.0)
+        there.setblocking(False)
+        self.session = session_of(bytes(32), False)
+        self._reader = MessageReader(MAX_MESSAGE_BYTES, self.session)
+        other = session_of(bytes(32), True)
+        reader = MessageReader(MAX_MESSAGE_BYTES, other)
+        self.channel = ControlChannel(there, reader, 0, ["here", "there"], other, 7, 3, changes=1)
+
+    def send(self, *messages):
+        self.sock.sendall(b"".join(encode(message, self.session) for message in messages))
+
+    def read(self):
+        """The next messages."""
+        found = []
+        while not found:
+            data = self.sock.recv(4096)
+            assert data, "the connection is closed"
+            found += self._reader.feed(data)
+        return found
+
+
+@pytest.fixture
+def played(monkeypatch):
+    monkeypatch.setattr(control, "_LEAVE_S", 0.01)
+    played = Played()
+    yield played
+    played.channel.leave("the test is over", True)
+    played.sock.close()
+
+
+def woken(channel):
+    return select.select([channel], [], [], 0.0)[0] == [channel]
+
+
+def test_changes_are_reported_once(played):
+    assert played.channel.take_changes() == 1, "it was reported while the view was set up"
+    played.send({"type": "updated", "change": 2}, {"type": "updated", "change": 1}, {"type": "ping"})
+    assert played.read()[0]["type"] == "pong"
+    assert played.channel.take_changes() == 3 and played.channel.take_changes() == 0
+    played.channel.check()
+    assert not woken(played.channel)
+
+
+def test_a_listener_gets_changes_at_once(played):
+    heard, told = [], threading.Event()
+
+    def listener(change, ready):
+        heard.append((change, ready))
+        told.set()
+
+    played.channel.on_changes(listener)
+    assert heard == [(1, True)], "it was reported while the view was set up"
+    told.clear()
+    played.send({"type": "announced"}, {"type": "updated", "change": 2})
+    assert eventually(lambda: len(heard) == 3)
+    assert heard[1:] == [(2, False), (2, True)]
+    assert played.channel.take_changes() == 3, "what is only announced is no reason to stop"
+    played.channel.on_changes(None)
+    played.send({"type": "updated", "change": 1}, {"type": "ping"})
+    assert played.read()[0]["type"] == "pong" and len(heard) == 3
+
+
+def test_a_listener_that_fails_does_not_end_the_thread(played, caplog):
+    def listener(change, ready):
+        raise ValueError("a bug of the program")
+
+    played.channel.on_changes(listener)
+    played.send({"type": "updated", "change": 2}, {"type": "ping"})
+    assert played.read()[0]["type"] == "pong"
+    played.send({"type": "ping"})
+    assert played.read()[0]["type"] == "pong"
+    assert eventually(lambda: caplog.text.count("training goes on") == 2)
+
+
+def test_the_end_of_its_epoch_wakes_all_that_wait_and_the_end_of_another_does_not(played):
+    played.send({**ABORT, "epoch": 2}, {"type": "ping"})
+    assert played.read()[0]["type"] == "pong"
+    played.channel.check()
+    assert not woken(played.channel)
+    played.send({**ABORT, "epoch": 3})
+    assert eventually(lambda: woken(played.channel))
+    for _ in range(2):
+        with pytest.raises(PeerLostError, match="rank 2 .* was lost"):
+            played.channel.check()
+
+
+def test_the_connection_is_kept_for_the_next_view(played):
+    resume = played.channel.detach(5)
+    member, epoch, position, (sock, reader, session) = resume
+    assert (member, epoch, position) == (7, 3, 5)
+    assert not played.channel.open and played.channel.detach(6) == Resume(7, 3, 6, None)
+    played.send({"type": "ping"})
+    assert select.select([sock], [], [], 30.0)[0]
+    assert list(reader.feed(sock.recv(100))) == [{"type": "ping"}]
+    sock.sendall(encode({"type": "pong", "heard": [], "silent": []}, session))
+    assert played.read()[0]["type"] == "pong"
+    sock.close()
+
+
+def test_a_connection_that_has_ended_is_not_kept(played):
+    played.sock.close()
+    assert eventually(lambda: woken(played.channel))
+    with pytest.raises(PeerLostError, match="The rendezvous of this job is gone"):
+        played.channel.check()
+    assert played.channel.detach(5) == Resume(7, 3, 5, None)

@@ -8,8 +8,7 @@ import struct
 import pytest
 
 from ringcomm.clock import Deadline
-from ringcomm.rendezvous.echo import BLOCK, REQUEST, Echo, acknowledged, check_echo
-from ringcomm.rendezvous.meter import LIMIT_BYTES
+from ringcomm.rendezvous.measuring import BLOCK, LIMIT_BYTES, REQUEST, Echo, acknowledged, check_echo
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.messages import MessageReader
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.errors import ProtocolError
-from ringcomm.rendezvous.joining import ADDED, REMOVED
+from ringcomm.rendezvous.actions import ADDED, REMOVED
+from ringcomm.rendezvous.state import TOGETHER_S
+from tests.unit.calls import calls_in
 from tests.unit.rendezvous.elastic_job import ElasticJob
 from tests.unit.rendezvous.simulated import join_message
 
@@ -257,3 +259,85 @@ def test_a_number_that_a_process_has_asked_for_is_given_to_no_other():
     job.join(1)
     job.link(0, 1)
     assert job.members() == (0, 1)
+
+
+# ---- when the members are asked to take in processes that wait ----------------------------------
+
+ASKED = {"type": "updated", "change": ADDED}
+
+
+def started(size=2):
+    return ElasticJob(launched=True).start(size)
+
+
+def test_processes_of_one_host_join_together():
+    job = started()
+    job.expect(2, 3, host="jetson1")
+    job.join(2)
+    job.pass_time(TOGETHER_S - 4.0, answering=(0, 1, 2))
+    assert ASKED not in (job.last(0), job.last(1)), "the members go on"
+    job.join(3)
+    assert job.last(0) == ASKED == job.last(1)
+    job.again(0, 1)
+    assert job.members() == (0, 1, 2, 3) and job.state.view.epoch == 1
+
+
+def test_a_process_does_not_wait_for_those_of_other_hosts():
+    job = started()
+    job.expect(2, host="jetson1")
+    job.expect(3, host="jetson2")
+    job.join(2)
+    assert job.last(0) == ASKED
+
+
+def test_a_process_waits_for_its_hosts_others_for_a_limited_time():
+    job = started()
+    job.expect(2, 3, host="jetson1")
+    job.join(2)
+    job.pass_time(TOGETHER_S + 1.0, answering=(0, 1, 2))
+    assert ASKED in (job.last(0), job.last(1))
+    job.again(0, 1)
+    assert job.members() == (0, 1, 2)
+
+
+def test_a_process_that_ends_is_not_waited_for():
+    job = started()
+    job.expect(2, 3, host="jetson1")
+    job.join(2)
+    assert job.last(0) != ASKED
+    job.exit(3)
+    assert job.last(0) == ASKED
+
+
+def test_a_view_that_begins_meanwhile_takes_what_is_ready():
+    job = started(3)
+    job.expect(3, 4, host="jetson1")
+    job.join(3)
+    job.exit(2)
+    job.again(0, 1)
+    assert job.members() == (0, 1, 3)
+
+
+def test_a_process_asks_for_the_size_before_it_joins():
+    for job, size in ((started(), 2), (ElasticJob(launched=True), 0)):
+        job.take(job.state.handle(9, {"type": "count"}, job.now_s))
+        assert job.last(9) == {"type": "counted", "size": size}
+
+
+MORE = 1.15
+"""Four times as many ranks may need 4.6 times as much: numbers get longer."""
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_joining_the_first_view_of_an_elastic_job_takes_work_that_grows_with_the_ranks_only(launched):
+    """A view was considered anew, with all processes that had joined, whenever one more did."""
+    needed = {}
+    for size in (64, 256):
+        job = ElasticJob(launched=launched, start_np=size)
+        for number in range(size) if launched else ():
+            job.expect(number)
+        needed[size] = calls_in(lambda job=job, size=size: [job.join(number) for number in range(size - 1)])
+        job.join(size - 1)
+        job.link(*range(size))
+        assert job.state.view.size == size
+    assert needed[256] <= 4 * MORE * needed[64]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringcomm.rendezvous.link_table import ranges_of
+from ringcomm.rendezvous.routing import ranges_of
 from tests.unit.rendezvous.elastic_job import ElasticJob
 
 

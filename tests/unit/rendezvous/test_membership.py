@@ -9,9 +9,8 @@ import pytest
 
 from ringcomm.config import Slot
 from ringcomm.rendezvous.actions import Seat
-from ringcomm.rendezvous.fixed_terms import FixedTerms
-from ringcomm.rendezvous.membership import Member, Refusal, named_twice, number_hosts
-from ringcomm.rendezvous.processes import Process
+from ringcomm.rendezvous.membership import Member, Process, Refusal, named_twice, number_hosts
+from ringcomm.rendezvous.terms import Assembly, Terms
 from tests.unit.rendezvous.simulated import VERSION, join_message, seats_of
 
 
@@ -21,8 +20,8 @@ def member(connection, **message):
     return Member(connection, full, slot, str(full.get("host") or full["hostname"]))
 
 
-def terms(size, seats=()):
-    return FixedTerms(size, seats, VERSION, 60.0)
+def assembly(size, seats=()):
+    return Assembly(Terms(VERSION, 60.0, size, tuple(seats)))
 
 
 def process(number, **message):
@@ -39,10 +38,8 @@ def ranks(assignment, processes):
     members = [
         Member(item.connection, item.message, item.place and item.place.slot, item.host) for item in ordered
     ]
-    number_hosts(members, assignment.is_planned)
-    return {
-        item.connection: (rank, item.host_index, item.local_rank) for rank, item in enumerate(members)
-    }
+    number_hosts(members, bool(assignment.terms.seats))
+    return {item.connection: (rank, item.host_index, item.local_rank) for rank, item in enumerate(members)}
 
 
 # ---- which processes may join ---------------------------------------------------------------
@@ -59,7 +56,7 @@ def ranks(assignment, processes):
     ],
 )
 def test_place(seats, message, place):
-    assert terms(3, seats).place(join_message(**message)) == place
+    assert assembly(3, seats)._place(join_message(**message)) == place
 
 
 @pytest.mark.parametrize(
@@ -77,34 +74,26 @@ def test_place(seats, message, place):
 )
 def test_refused(seats, message, words):
     with pytest.raises(Refusal, match=words):
-        terms(3, seats).place(join_message(**message))
+        assembly(3, seats)._place(join_message(**message))
 
 
 @pytest.mark.parametrize("slot", [5, "ab", [], [0], ["x", 0], [None, 0], {}, [float("inf"), 0], [[0], 0]])
 def test_a_place_that_is_none(slot):
     with pytest.raises(Refusal, match="names an invalid place"):
-        terms(3, seats_of(3)).place({**join_message(), "slot": slot})
+        assembly(3, seats_of(3))._place({**join_message(), "slot": slot})
 
 
 # ---- which rank each becomes -----------------------------------------------------------------
 
 
-def test_seats_decide_whatever_the_order():
-    assignment = terms(4, seats_of(2, 2))
-    seats = enumerate(seats_of(2, 2))
-    members = [process(n, slot=seat.slot, hostname="same", pid=9 - n) for n, seat in seats]
-    for order in itertools.permutations(members):
-        assert ranks(assignment, order) == {0: (0, 0, 0), 1: (1, 0, 1), 2: (2, 1, 0), 3: (3, 1, 1)}
-
-
 def test_two_planned_hosts_with_one_hostname_are_two_hosts():
-    assignment = terms(2, seats_of(1, 1))
+    assignment = assembly(2, seats_of(1, 1))
     members = [process(n, slot=seat.slot, hostname="localhost") for n, seat in enumerate(seats_of(1, 1))]
     assert ranks(assignment, members) == {0: (0, 0, 0), 1: (1, 1, 0)}
 
 
 def test_without_a_plan_hostname_and_process_decide():
-    assignment = terms(4, [])
+    assignment = assembly(4, [])
     members = [
         process(0, hostname="b", pid=1),
         process(1, hostname="a", pid=20),
@@ -116,7 +105,7 @@ def test_without_a_plan_hostname_and_process_decide():
 
 
 def test_wanted_ranks_are_kept_and_the_rest_dealt_out():
-    assignment = terms(4, [])
+    assignment = assembly(4, [])
     members = [
         process(0, hostname="z", rank=0),
         process(1, hostname="b"),
@@ -130,15 +119,9 @@ def test_wanted_ranks_are_kept_and_the_rest_dealt_out():
 
 
 def test_equal_hostnames_on_different_machines_are_different_hosts():
-    assignment = terms(2, [])
+    assignment = assembly(2, [])
     members = [process(0, hostname="localhost", machine="A"), process(1, hostname="localhost", machine="B")]
     assert {place[1] for place in ranks(assignment, members).values()} == {0, 1}
-
-
-def test_two_ask_for_the_same_rank():
-    members = [process(0, hostname="a", rank=1), process(1, hostname="b", rank=1)]
-    with pytest.raises(Refusal, match="two processes ask for rank 1: one on a and one on b"):
-        terms(2, []).assign(members)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -146,7 +129,7 @@ def test_ranks_are_complete_and_reproducible(seed):
     print(f"seed {seed}")
     rng = random.Random(seed)
     size = rng.randrange(1, 10)
-    assignment = terms(size, [])
+    assignment = assembly(size, [])
     wishes = rng.sample(range(size), rng.randrange(size + 1))
     members = [
         process(n, hostname=rng.choice("abc"), pid=n, rank=wishes[n] if n < len(wishes) else None)
@@ -173,23 +156,6 @@ def test_one_machine_under_several_names_is_pointed_out():
     assert twice.endswith(" -H 10.0.0.5:2.")
     assert planned(("a", "a", "m1"), ("b", "b", "m1")) == ""  # containers
     assert planned(("a", "x", ""), ("b", "x", "")) == ""  # not known
-
-
-# ---- missing ranks ---------------------------------------------------------------------------
-
-
-def test_missing_seats_are_named():
-    assert terms(3, seats_of(1, 2)).describe_missing([], [0, 2]) == "rank 0 (host0), rank 2 (host1)"
-
-
-def test_many_missing_are_counted():
-    assert terms(20, seats_of(20)).describe_missing([], range(20)).endswith("rank 7 (host0) and 12 more")
-    assert "more" not in terms(8, seats_of(8)).describe_missing([], range(8))
-
-
-def test_without_a_plan_those_present_are_named():
-    text = terms(3).describe_missing([process(0, hostname="pc", pid=7)], [])
-    assert text == "2 more; these have joined: pc (process 7)"
 
 
 def test_names():

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ringcomm.rendezvous.meter import (
+from ringcomm.rendezvous.measuring import (
     BURST_BYTES,
     LIMIT_BYTES,
     LIMIT_S,
@@ -69,8 +69,8 @@ FAST = 125 * MB  # 1 Gbit/s
 SLOW = 2.5 * MB  # 20 Mbit/s
 
 
-@pytest.mark.parametrize("burst_bytes", [0, 64 * KB, 256 * KB, 512 * KB, 1024 * KB])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("burst_bytes", [0, 256 * KB, 1024 * KB])
+@pytest.mark.parametrize("seed", range(6))
 def test_a_burst_does_not_make_a_wire_fast(burst_bytes, seed):
     print(f"seed {seed}")
     slow = Wire(SLOW, burst_bytes, late_s=busy(seed))

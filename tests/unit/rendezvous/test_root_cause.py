@@ -9,7 +9,6 @@ import pytest
 
 from ringcomm.config import Slot
 from ringcomm.errors import another_call_text
-from ringcomm.rendezvous.link_table import ranges_of
 from ringcomm.rendezvous.membership import Member
 from ringcomm.rendezvous.root_cause import (
     EVIDENCE_S,
@@ -19,6 +18,7 @@ from ringcomm.rendezvous.root_cause import (
     RootCauseAnalysis,
     Suspicion,
 )
+from ringcomm.rendezvous.routing import ranges_of
 from tests.unit.rendezvous.simulated import join_message
 
 DOING = "allreduce(8 x float32), call number 4"

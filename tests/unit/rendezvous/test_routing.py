@@ -8,7 +8,7 @@ import pytest
 
 from ringcomm.errors import ProtocolError
 from ringcomm.rendezvous.epoch import Phase
-from ringcomm.rendezvous.link_table import ranges_of
+from ringcomm.rendezvous.routing import ranges_of
 from tests.unit.rendezvous.simulated import IFACES, Job, attempt, offer, seats_of, speed, three_hosts
 
 # ---- routes ----------------------------------------------------------------------------------

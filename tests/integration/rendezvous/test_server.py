@@ -10,8 +10,10 @@ import threading
 import pytest
 
 from ringcomm.errors import ProtocolError, StartupError
-from ringcomm.rendezvous import message_server
-from ringcomm.rendezvous.message_server import MessageServer
+from ringcomm.rendezvous import server as server_module
+from ringcomm.rendezvous.epoch import Phase
+from ringcomm.rendezvous.server import RendezvousServer
+from ringcomm.version import __version__
 from ringcomm.wire.auth import Purpose
 from tests.integration.rendezvous.peer import Peer
 from tests.support.service import KEY, eventually
@@ -22,12 +24,12 @@ MANY = 8
 """So many of them are more than the buffers of a connection hold."""
 
 
-class Server(MessageServer):
+class Server(RendezvousServer):
     """Records what happens, and answers as the test says."""
 
     def __init__(self, addresses=("127.0.0.1",), **options):
         super().__init__(
-            title="test server", key=KEY, job="job", purpose=Purpose.CONTROL, addresses=addresses, **options
+            key=KEY, job="job", size=2, addresses=addresses, start_timeout_s=20.0, notify=print, **options
         )
         self.events, self.refused = [], []
         self.answer = lambda number, message: None
@@ -145,7 +147,7 @@ def test_functions_are_called_in_the_servers_thread_after_some_time(server):
         done.set()
 
     here(server, lambda: server.after(0.01, ring))
-    assert done.wait(30.0) and names == ["ringcomm-test-server"]
+    assert done.wait(30.0) and names == ["ringcomm-rendezvous"]
 
 
 # ---- connections that end --------------------------------------------------------------------
@@ -197,12 +199,12 @@ def test_a_message_to_a_peer_that_is_gone_is_no_error_of_the_server(server, clie
 
 
 def test_a_peer_with_another_purpose_is_turned_away_and_reported(server, client, monkeypatch):
-    monkeypatch.setattr(message_server, "_REFUSALS_EVERY_S", 0.3)
+    monkeypatch.setattr(server_module, "_REFUSALS_EVERY_S", 0.3)
     for _ in range(2):
         assert client(Purpose.DIRECT).read() == []
     assert eventually(lambda: sum(int(text.split()[1]) for text in server.refused) == 2)
     assert server.events == [] and server.refusals.total == 2
-    assert all("(mostly a rank: it dialled the test server for another purpose)" in x for x in server.refused)
+    assert all("(mostly a rank: it dialled the rendezvous for another purpose)" in x for x in server.refused)
     assert "their rate is limited" not in server.refused[0]
     server._acceptor.kept_waiting = True
     assert client(Purpose.DIRECT).read() == []
@@ -219,12 +221,12 @@ def test_an_address_that_is_not_this_machines_is_left_out(no_leaks, caplog):
     ((address, port),) = server.start()
     server.stop()
     assert address == "127.0.0.1" and port > 0
-    assert "the test server does not listen on 192.0.2.1: " in caplog.text
+    assert "the rendezvous does not listen on 192.0.2.1: " in caplog.text
 
 
 def test_a_server_that_can_listen_nowhere_does_not_start(no_leaks):
     server = Server(["192.0.2.1"])
-    with pytest.raises(StartupError, match=r"The test server cannot listen anywhere: 192\.0\.2\.1: "):
+    with pytest.raises(StartupError, match=r"The rendezvous cannot listen anywhere: 192\.0\.2\.1: "):
         server.start()
     server.stop()
 
@@ -242,3 +244,63 @@ def test_after_its_end_nothing_is_called_any_more(server):
     server.stop()
     server.order(lambda: called.append(1))
     assert called == [] and server.numbers == []
+
+
+# ---- with ranks -------------------------------------------------------------------------------
+
+
+def join(peer, local):
+    request = {"type": "join", "version": __version__, "hostname": "here", "pid": 100 + local}
+    peer.send({**request, "addresses": [], "slot": [0, local]})
+
+
+@pytest.fixture
+def peer(service):
+    """`peer()`: another process of a job of two ranks; the job is `peer.job`."""
+    made = []
+
+    def connect():
+        made.append(Peer(connect.job.endpoints, connect.job.key, connect.job.job))
+        return made[-1]
+
+    connect.job = service(2)
+    yield connect
+    for item in made:
+        item.sock.close()
+
+
+def test_a_rank_that_fails_is_the_culprit(peer):
+    one, other = peer(), peer()
+    join(one, 0)
+    join(other, 1)
+    assert (one.until("probe")["rank"], other.until("probe")["rank"]) == (0, 1)
+    peer.job.server.process_exited(1, "killed by SIGKILL", False)
+    abort = one.until("abort")
+    assert abort["rank"] == 1 and "killed by SIGKILL" in abort["text"]
+    assert peer.job.server.phase is Phase.ABORTED
+    assert peer.job.server.culprit == 1 and "killed by SIGKILL" in str(peer.job.server.failure)
+
+
+def test_it_is_idle_when_no_rank_is_connected_but_those_that_wait_for_the_next_generation(peer):
+    server = peer.job.server
+    assert server.wait_idle(0.0)
+    one, other = peer(), peer()
+    join(one, 0)
+    join(other, 1)
+    assert one.until("probe") and other.until("probe")
+    assert not server.wait_idle(0.0)
+    one.sock.close()
+    other.sock.close()
+    assert server.wait_idle(30.0)
+
+
+def test_entries_of_a_process_that_has_gone_are_not_waited_for(peer):
+    """One waits for an entry and ends; the other one's wait is answered when it is posted."""
+    gone, waiting, posting = peer(), peer(), peer()
+    for item in (gone, waiting):
+        item.send({"type": "await", "entry": "group 1"})
+    gone.sock.close()
+    assert eventually(lambda: len(peer.job.server.numbers) == 2)
+    posting.send({"type": "post", "entry": "group 1", "text": "where it is"})
+    wanted = {"type": "entry", "entry": "group 1", "text": "where it is"}
+    assert waiting.next() == [wanted]

@@ -12,8 +12,7 @@ from ringcomm.errors import (
     PeerLostError,
     PeerStalledError,
 )
-from ringcomm.group.abort_watch import GroupWatch
-from ringcomm.group.reporter import Reporter
+from ringcomm.group.failures import GroupWatch, Reporter
 
 
 class Control(Reporter):
@@ -174,8 +173,7 @@ class TestTheGroupOfAllRanks:
         assert str(error) == text and str(watch.failure) == text
 
     @pytest.mark.parametrize(
-        "error",
-        [None, PeerLostError("rank 2 was lost", rank=2), PeerLostError("no name"), Misuse("no room")],
+        "error", [None, PeerLostError("rank 2 was lost", rank=2), PeerLostError("no name"), Misuse("no room")]
     )
     def test_it_has_no_earlier_one(self, control, error):
         watch = self.watched(control, error)
