@@ -42,7 +42,7 @@ PAIRS = [
 """Transports and numbers of ranks of tests of collectives: every kind of step of every algorithm. The
 symbolic checker proves each algorithm for 1 to 64 ranks."""
 PROGRAMS = {"quick": 6, "ci": 12, "all": 40}
-SCHEDULES = {"quick": 100, "ci": 300, "all": 1000}
+SCHEDULES = {"quick": 50, "ci": 150, "all": 1000}
 
 
 def pytest_addoption(parser):

@@ -116,7 +116,8 @@ def received(sock):
         return b""
 
 
-def test_an_admission_may_arrive_in_pieces(reactor):
+def test_an_admission_may_arrive_in_pieces(reactor, monkeypatch):
+    monkeypatch.setattr(accept, "HANDSHAKE_S", LONG_S)
     with ExitStack() as stack:
         street = Street(reactor, stack, encrypt=True)
         data = Admission.of(KEY) + HELLO

@@ -29,8 +29,9 @@ def refuse(*arguments, **options):
 
 
 @pytest.fixture
-def pair():
-    """The links at both ends of a Unix socket."""
+def pair(monkeypatch):
+    """The links at both ends of a Unix socket, with an arena that no earlier test has mapped."""
+    monkeypatch.setattr(arena, "_own", arena.Arena())
     ends = socket.socketpair()
     with ThreadPoolExecutor(2) as pool:
         tasks = [pool.submit(make_links, {1 - rank: ends[rank]}, "auto") for rank in range(2)]
