@@ -22,7 +22,7 @@ from ..transport.huge_pages import MIN_BYTES
 from ..wire.signature import Signature
 from .call_errors import CallErrors
 from .call_history import CallHistory, Row
-from .call_sites import CallSites, Site, find_site
+from .call_sites import Site, find_site
 from .drive import run
 from .mirror import Done, Mirror
 from .part import Part
@@ -95,8 +95,6 @@ class CallRunner:
         self.waited = Stopwatch()  # time in calls, moving data or waiting for other ranks
         self.history: Optional[CallHistory] = None
         self.called_at: Optional[Site] = None  # of the next call, if made in another thread
-        self.compares_sites = True  # all ranks make the next call at the same place
-        self.sites: Optional[CallSites] = None  # records calls of other ranks at other lines
         self.purpose: Optional[Callable[[], str]] = None  # describes calls that the program has not made
         self.tally: Optional[Tally] = None  # counts the calls for the present purpose
         self.before_call: Optional[Callable[[], None]] = None  # called outside of the lock
@@ -267,14 +265,11 @@ class CallRunner:
                 execution = self._plans.execution(plan, data.dtype)
             if data.nbytes >= MIN_BYTES:
                 self._fabric.prepare(data.ctypes.data, data.nbytes)
-            history, sites, number = self.history, self.sites, 0
-            if history is not None or sites is not None:
-                site = self.called_at or find_site(3, plan.site)  # inside are this method and its caller
-                if history is not None:
-                    history.begin(sequence, plan.call, site)
-                if sites is not None and self.compares_sites:
-                    number = plan.site_number(site)
-            execution.arm(sequence, data, source, number)
+            history = self.history
+            if history is not None:
+                # Inside are this method and its caller.
+                history.begin(sequence, plan.call, self.called_at or find_site(3, plan.site))
+            execution.arm(sequence, data, source)
             try:
                 # Not before: a call that fails earlier has sent nothing, and may be repeated.
                 self._sequence = sequence
@@ -292,8 +287,6 @@ class CallRunner:
                     plan.took_s += took_s
                     if self.tally is not None:
                         self.tally.add(plan.call, took_s)
-                    if sites is not None and execution.headers.other_sites:
-                        sites.met(sequence, plan.call, self._fabric, execution.headers.other_sites)
             except BaseException as problem:
                 # From here on the caller may overwrite what peers have not read.
                 self._fabric.revoke()

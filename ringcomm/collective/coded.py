@@ -123,9 +123,8 @@ class CodedExecution(Execution):
         sequence: int,
         data: np.ndarray[Any, Any],
         source: Optional[np.ndarray[Any, Any]] = None,
-        site: int = 0,
     ) -> None:
-        super().arm(sequence, self._memory.codes(self._codes_bytes), None, site)
+        super().arm(sequence, self._memory.codes(self._codes_bytes))
         self._values = data
         self._residuals = source
         for conversion in (*self._encodings, *self._decodings):

@@ -20,26 +20,13 @@ from ..schedule.hierarchy import Hosts, all_gather, reduce_scatter
 from ..schedule.steps import even_bounds
 from ..transport.base import Fabric, Link
 from ..wire.frames import Header
-from .call_sites import OtherSite
 from .execute import Execution
 from .flows import SegmentPool
-from .headers import Headers
 from .part import Part
 from .reduce import Kernel
 
 MakeCoded = Callable[[Tuple[int, ...], int], Part]
 """Makes the part that reduces a column of this many elements over these ranks with codes."""
-
-
-class _AllHeaders:
-    """The headers of several stages, for the runner, which looks for other call sites."""
-
-    def __init__(self, each: Sequence[Headers]) -> None:
-        self._each = list(each)
-
-    @property
-    def other_sites(self) -> List[OtherSite]:
-        return [site for headers in self._each for site in headers.other_sites]
 
 
 class HostCodedExecution(Part):
@@ -66,7 +53,6 @@ class HostCodedExecution(Part):
         coded = make_coded(tuple(ranks[place] for ranks in hosts), edges[place + 1] - edges[place])
         outward = Execution(all_gather(fabric.rank, (local,), spans), fabric, header, single, pool)
         self._stages: Tuple[Part, ...] = (inward, coded, outward)
-        self.headers = _AllHeaders([stage.headers for stage in self._stages])  # type: ignore[assignment]
         self.slept_s = {}
         self._stage = 0
         self._done_bytes = 0
@@ -81,9 +67,8 @@ class HostCodedExecution(Part):
         sequence: int,
         data: np.ndarray[Any, Any],
         source: Optional[np.ndarray[Any, Any]] = None,
-        site: int = 0,
     ) -> None:
-        self._armed = (sequence, data, source, site)
+        self._armed = (sequence, data, source)
         if source is not None:
             # Of other columns, from calls before the hosts had these ranks.
             for others in (slice(0, self._own.start), slice(self._own.stop, None)):
@@ -91,18 +76,18 @@ class HostCodedExecution(Part):
                     np.add(data[others], source[others], out=data[others])
                     source[others] = 0
         self._stage = self._done_bytes = 0
-        self._stages[0].arm(sequence, data, None, site)
+        self._stages[0].arm(sequence, data)
 
     def _arm_next(self) -> None:
-        sequence, data, source, site = self._armed
+        sequence, data, source = self._armed
         self._done_bytes += self._stages[self._stage].moved_bytes
         self._stages[self._stage].disarm()
         self._stage += 1
         if self._stage == 1:
             residuals = None if source is None else source[self._own]
-            self._stages[1].arm(sequence, data[self._own], residuals, site)
+            self._stages[1].arm(sequence, data[self._own], residuals)
         else:
-            self._stages[2].arm(sequence, data, None, site)
+            self._stages[2].arm(sequence, data)
 
     def disarm(self) -> None:
         self._stages[self._stage].disarm()

@@ -71,9 +71,8 @@ class Execution(Part):
         sequence: int,
         data: np.ndarray[Any, Any],
         source: Optional[np.ndarray[Any, Any]] = None,
-        site: int = 0,
     ) -> None:
-        self.headers.stamp(sequence, site)
+        self.headers.stamp(sequence)
         self._data = data
         # memoryview cannot cast bfloat16 and friends; a byte view of the array always works.
         view = data.view(_BYTE).data

@@ -8,7 +8,6 @@ from typing import Any, Dict, List, Optional, Tuple
 import numpy as np
 
 from ..transport.base import Link
-from .headers import Headers
 
 
 class Part(ABC):
@@ -19,7 +18,6 @@ class Part(ABC):
     # By peer, how long it has slept in all runs until that peer's bytes arrived. If it waited for several
     # peers at once, each has an equal part of that time.
     slept_s: Dict[int, float]
-    headers: Headers  # sent and expected in front of the bytes
 
     @abstractmethod
     def arm(
@@ -27,10 +25,9 @@ class Part(ABC):
         sequence: int,
         data: np.ndarray[Any, Any],
         source: Optional[np.ndarray[Any, Any]] = None,
-        site: int = 0,
     ) -> None:
         """Get ready to run with these flat contiguous arrays: the result grows in ``data``, ``source`` is
-        only read. ``sequence`` and ``site`` (:func:`~.call_sites.site_number`) are for the header.
+        only read. ``sequence`` is for the header.
         """
 
     @abstractmethod

@@ -6,12 +6,11 @@ from typing import Any, Callable, Dict, Optional, Sequence
 
 import numpy as np
 
-from ..ops import Collective
 from ..schedule.steps import Step
 from ..transport.base import Fabric
 from ..wire.frames import Header
 from ..wire.signature import Signature
-from .call_sites import Site, nowhere, number_of_known
+from .call_sites import nowhere
 from .flows import SegmentPool
 from .part import Part
 from .reduce import Kernel
@@ -25,7 +24,7 @@ class Plan:
     """The way to run a call, kept for the next equal call."""
 
     __slots__ = (
-        "call", "complete", "execution", "fold", "has_place", "header", "items", "runs", "schedule", "site",
+        "call", "complete", "execution", "fold", "header", "items", "runs", "schedule", "site",
         "took_s", "warns",
     )  # fmt: skip
 
@@ -37,23 +36,12 @@ class Plan:
         self.header = header
         self.fold = fold
         self.items = -1
-        # Ranks may well wait for each other at different lines: one prepares what the others then use.
-        self.has_place = call.kind != Collective.BARRIER
         self.warns = fold is not None and fold.warns
         self.execution: Optional[Part] = None
         self.site = nowhere()
         # complete runs; those of an exchange of numbers that were all of their call
         self.runs = self.complete = 0
         self.took_s = 0.0  # of all these runs
-
-    def site_number(self, site: Site) -> int:
-        """Return the call's place in the program for the header; 0 where ranks may be at different lines."""
-        if not self.has_place:
-            return 0
-        known = self.site
-        if site[1] == known[2] and site[0] is known[1]:
-            return int(known[3])
-        return number_of_known(site, known)
 
     def add_to(self, totals: Totals, rank_of: Callable[[int], int]) -> None:
         """Add its totals to sums; another thread may run it. ``rank_of``: a peer's rank in the whole job."""

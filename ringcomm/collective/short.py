@@ -207,8 +207,8 @@ class ShortExecution(Part):
         self._memory = self._memory[_aligned(length) :]
         return packet
 
-    def arm(self, sequence: int, data: Array, source: Optional[Array] = None, site: int = 0) -> None:
-        self.headers.stamp(sequence, site)
+    def arm(self, sequence: int, data: Array, source: Optional[Array] = None) -> None:
+        self.headers.stamp(sequence)
         for packet in self._headed:
             packet.bytes[:HEADER_BYTES] = packet.header  # type: ignore[assignment]
         self._arrays = (data, data if source is None else source)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..collective.call_sites import CallSites
 from ..collective.weighted import Total
 from ..configuration.bucket_sizes import FUSION_BYTES
 from ..errors import ProtocolError, RingcommError
@@ -103,7 +102,6 @@ class Coordinator:
         self._last_joined = -1
         self._blocked = BlockedRanks(self._size, stall_warning_s)
         self._issued = 0  # responses
-        self.sites = CallSites(self.warnings.append)
         self._lines: Dict[int, List[str]] = {}
         self._last: Dict[int, Tuple[Signature, Key, float]] = {}
         self.paused: Dict[int, str] = {}
@@ -210,8 +208,6 @@ class Coordinator:
 
     def _go_on(self, entry: Announced, first: Signature, now_s: float) -> None:
         """All members agree on an operation: settle it, or have it executed."""
-        if entry.key.number and first.kind != Collective.BARRIER:
-            self.sites.differ(entry.key.number, first, f"The operation {entry.key}", entry.sites)
         if len(entry.piggybacked) == len(entry.members):
             value = settle(first, entry.members, entry.piggybacked, entry.weights)
             self._settled.append((entry.key, first, value))

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
-from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence, Tuple
 
 from ..clock import StepClock
-from ..collective.call_sites import CallSites
 from ..collective.runner import Runner
 from ..config import Settings
 from ..configuration.polling import polling_s
@@ -66,7 +64,6 @@ class Group:
         channels.background.watch = reporter
         channels.direct.make_wakeable()
         self.runner = Runner(channels.direct, settings, self.generation, self.spin_s, reporter, selector)
-        self.runner.sites = CallSites(partial(reporter.warn, "lines"))
         self._pid = os.getpid()
 
     def record(

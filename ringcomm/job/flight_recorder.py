@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequenc
 
 from ..clock import Deadline, monotonic
 from ..collective.call_history import CallHistory, Row
-from ..collective.call_sites import CallSites
 from ..collective.runner import Runner
 from ..config import Settings, flight_channel_from_environment
 from ..engine.engine import Engine
@@ -94,17 +93,14 @@ class FlightRecorder:
             rows = [_dated(row) for row in self._runner.rows()]
             found.append({
                 "name": self.facts.channel, "ordered": True, "members": members, "operations": rows,
-                "lines": _lines(self._runner.sites, members),
             })  # fmt: skip
         if self._engine is not None and self._engine.history is not None:
             history, process_sets = self._engine.history, self._engine.sets
-            coordinator = self._engine.coordinator
             sets = {str(number): list(process_sets.members(number)) for number in process_sets.numbers()}
             rows = [_dated(row) for row in history.rows()]
             found.append({
                 "name": "engine", "ordered": False, "members": members, "sets": sets, "operations": rows,
                 "paused": history.paused,
-                "lines": _lines(None if coordinator is None else coordinator.sites, members),
             })  # fmt: skip
         if self.messages is not None:
             channel = self.messages.channel(f"messages of {self.facts.channel}", members)
@@ -194,14 +190,6 @@ def numbers(recorders: Sequence[FlightRecorder]) -> Dict[str, Any]:
         "type": "numbers", "at": round(time.time(), 6), "rank": facts.rank, "size": facts.size,
         "generation": facts.generation, **report([recorder.activity for recorder in recorders]),
     }  # fmt: skip
-
-
-def _lines(sites: Optional[CallSites], members: Sequence[int]) -> List[Row]:
-    """Return the calls that ranks made at different lines, with ranks of the whole job."""
-    return [
-        {**item, "sites": {str(members[int(rank)]): site for rank, site in item["sites"].items()}}
-        for item in (() if sites is None else sites.differences)
-    ]
 
 
 def _dated(row: Row) -> Row:

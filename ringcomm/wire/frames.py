@@ -3,7 +3,7 @@
 It costs no round trip: it is the first 64 bytes of the same stream. A rank that reads another header than its
 own call implies detects that the program has diverged, and both calls can be named. The header has the number
 of elements that follow it, and of those expected in return, so no rank takes the bytes of one call for those
-of the next. The last field, the line of the program that makes the call, is the only one that may differ.
+of the next.
 """
 
 from __future__ import annotations
@@ -12,15 +12,11 @@ import struct
 import zlib
 from typing import NamedTuple, Sequence, Tuple, Union
 
-_HEADER = struct.Struct("<HHIBBBBiQQQQ8xII")
+_HEADER = struct.Struct("<HHIBBBBiQQQQ16x")
 HEADER_BYTES = _HEADER.size
 """A cache line, so that numbers behind it in shared memory are aligned: unaligned ones take longer to add."""
 _SEQUENCE = struct.Struct("<I")
 _SEQUENCE_AT = 4
-_SITE = struct.Struct("<II")
-SITE_AT = HEADER_BYTES - _SITE.size
-"""The bytes before it must be as expected."""
-_LINE = 0xFFFFFFFF
 _MAGIC = 0x7C52
 NO_OP = 255
 NO_ROOT = -1
@@ -39,7 +35,6 @@ class Header(NamedTuple):
     digest: int  # of the name, the shape, the scale factors and the list of sizes
     sends: int = 0  # elements (with a codec: encoded bytes) to this peer in this call
     expects: int = 0  # the same from this peer
-    site: int = 0  # line of the program, see :func:`.call_sites.site_number`; may differ; 0: none
     codec: int = 0  # place in :data:`ringcomm.ops.CODECS`; 0: the elements themselves are sent
 
     def pack(self) -> bytes:
@@ -57,8 +52,6 @@ class Header(NamedTuple):
             self.digest,
             self.sends,
             self.expects,
-            self.site >> 32,
-            self.site & _LINE,
         )
 
     def turned(self) -> Header:
@@ -66,24 +59,17 @@ class Header(NamedTuple):
         return self._replace(sends=self.expects, expects=self.sends)
 
 
-def stamp(packed: bytearray, sequence: int, site: int = 0) -> None:
-    """Write another sequence number and site into a packed header."""
+def stamp(packed: bytearray, sequence: int) -> None:
+    """Write another sequence number into a packed header."""
     _SEQUENCE.pack_into(packed, _SEQUENCE_AT, sequence & 0xFFFFFFFF)
-    _SITE.pack_into(packed, SITE_AT, site >> 32, site & _LINE)
-
-
-def packed_site(packed: Union[bytes, bytearray, memoryview]) -> int:
-    """Return the site in a packed header."""
-    file, line = _SITE.unpack_from(packed, SITE_AT)
-    return int(file) << 32 | int(line)
 
 
 def unpack_header(data: Union[bytes, bytearray, memoryview]) -> Header:
     """Return the header in 64 bytes; ``collective`` is 0 if they are not a header."""
-    magic, generation, sequence, collective, op, dtype, codec, *rest, file, line = _HEADER.unpack(data)
+    magic, generation, sequence, collective, op, dtype, codec, *rest = _HEADER.unpack(data)
     if magic != _MAGIC:
         return Header(0, 0, 0, NO_OP, 0, NO_ROOT, 0, 0)
-    return Header._make((generation, sequence, collective, op, dtype, *rest, file << 32 | line, codec))
+    return Header._make((generation, sequence, collective, op, dtype, *rest, codec))
 
 
 def digest(name: str, shape: Sequence[int], factors: Tuple[float, float], bounds: Sequence[int] = ()) -> int:

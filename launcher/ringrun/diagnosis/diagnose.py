@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import List, Tuple
 
 from .records import read_records
-from .waiting import diagnose, different_lines
+from .waiting import diagnose
 
 
 def diagnose_folder(folder: Path) -> Tuple[str, int]:
@@ -14,7 +14,7 @@ def diagnose_folder(folder: Path) -> Tuple[str, int]:
     reports, bad = read_records(folder)
     paragraphs: List[str] = []
     if reports:
-        paragraphs += ["\n".join(lines) for lines in (different_lines(reports), diagnose(reports)) if lines]
+        paragraphs.append("\n".join(diagnose(reports)))
     if bad:
         paragraphs.append("\n".join(bad))
     return "\n\n".join(paragraphs) + "\n", 1 if bad else 0

@@ -57,16 +57,15 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def failure_box(
     failure: FirstFailure, hosts: Mapping[int, str], host_names: Sequence[str],
-    tails: Mapping[int, Sequence[str]], diagnosis: str = "", lines: str = "",
+    tails: Mapping[int, Sequence[str]], diagnosis: str = "",
     pythons: Optional[Mapping[str, str]] = None,
     first: str = "",
     search_path: str = "",
 ) -> str:  # fmt: skip
     """Return the report: the rank that failed first, where, how, its last traceback; the others in one line.
     `hosts` and `tails` (the end of stderr) are by rank, `host_names` in the plan's order, `pythons` (known
-    interpreters) by host name. `diagnosis` tells which ranks waited for which, `lines` which calls came from
-    different lines of the program: they may explain the rest. `first` comes before all other paragraphs;
-    `search_path` is the launching shell's PYTHONPATH, which ranks on other hosts lack.
+    interpreters) by host name. `diagnosis` tells which ranks waited for which. `first` comes before all
+    other paragraphs; `search_path` is the launching shell's PYTHONPATH, which ranks on other hosts lack.
     """
     cause = failure.cause()
     assert cause is not None
@@ -86,7 +85,7 @@ def failure_box(
     else:
         verb = "held up the others" if cause.how.startswith("still running") else "failed first"
         title = f"rank {cause.rank} on {hosts[cause.rank]} {verb}: {cause.how}"
-    paragraphs = [text for text in (first, lines) if text]
+    paragraphs = [first] if first else []
     paragraphs += _body(cause, tails)
     if cause.rank is not None:
         host = hosts[cause.rank]

@@ -26,7 +26,7 @@ from ..agent.cleaning import MARKER_OF_RECORDS, RECORDS
 from ..plan.job import Job
 from .first_failure import Complaint, Exit
 from .reports import LOST_WITH_HOST, RankReport, parse_record, read_report
-from .waiting import diagnose, different_lines, has_failed, has_met_another_call
+from .waiting import diagnose, has_failed, has_met_another_call
 
 PATTERN = "flight.*.json"
 _WRITTEN = re.compile(r"flight\.\d+\.json")
@@ -149,11 +149,6 @@ def has_operations(contents: Mapping[int, Mapping[str, Any]]) -> bool:
 def explain(contents: Mapping[int, Mapping[str, Any]]) -> str:
     """Return the diagnosis, as lines of text."""
     return "\n".join(diagnose(_reports(contents)))
-
-
-def explain_lines(contents: Mapping[int, Mapping[str, Any]]) -> str:
-    """Return which calls came from different lines of the program, as lines of text; "" if none."""
-    return "\n".join(different_lines(_reports(contents)))
 
 
 def _reports(contents: Mapping[int, Mapping[str, Any]]) -> Dict[int, RankReport]:

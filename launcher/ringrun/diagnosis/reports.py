@@ -51,14 +51,6 @@ class ReportedOperation(NamedTuple):
         return self.label.startswith("message ")
 
 
-class Difference(NamedTuple):
-    """A call that ranks have made at different lines of the program; its number is the same on all ranks."""
-
-    number: int
-    what: str
-    sites: Dict[int, str]
-
-
 class ReportedChannel(NamedTuple):
     """Operations that run on the same links."""
 
@@ -67,7 +59,6 @@ class ReportedChannel(NamedTuple):
     members: Tuple[int, ...]
     sets: Dict[int, Tuple[int, ...]]  # by number, the members of process sets
     operations: Tuple[ReportedOperation, ...]
-    lines: Tuple[Difference, ...] = ()  # as far as this rank has seen
     # by rank: messages posted to it, and from it; None if these are calls
     messages: Optional[Dict[int, Tuple[int, int]]] = None
 
@@ -129,14 +120,13 @@ def _channel(content: Mapping[str, Any]) -> ReportedChannel:
     sets = {int(number): tuple(map(int, ranks)) for number, ranks in content.get("sets", {}).items()}
     operations = tuple(_operation(row) for row in content["operations"])
     members = tuple(map(int, content["members"]))
-    lines = tuple(_difference(row) for row in content.get("lines", ()))
     counts = content.get("messages")
     messages = None
     if counts is not None:
         messages = {int(rank): (int(sent), int(got)) for rank, (sent, got) in counts.items()}
         operations = tuple(_message(row, one) for row, one in zip(content["operations"], operations))
     return ReportedChannel(
-        str(content["name"]), bool(content["ordered"]), members, sets, operations, lines, messages
+        str(content["name"]), bool(content["ordered"]), members, sets, operations, messages
     )
 
 
@@ -147,11 +137,6 @@ def _message(row: Mapping[str, Any], operation: ReportedOperation) -> ReportedOp
     label = f"message {operation.number} {way} {'any rank' if peer is None else f'rank {peer}'}"
     facts = (operation.key[1], operation.what, operation.place)
     return operation._replace(label=label, place=", ".join(filter(None, facts)), peer=peer)
-
-
-def _difference(row: Mapping[str, Any]) -> Difference:
-    sites = {int(rank): str(site) for rank, site in row["sites"].items()}
-    return Difference(int(row["op"]), str(row["what"]), sites)
 
 
 def _operation(row: Mapping[str, Any]) -> ReportedOperation:

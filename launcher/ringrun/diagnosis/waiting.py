@@ -13,7 +13,6 @@ from .failure_report import ranks_text
 from .reports import LOST_WITH_HOST, RankReport, ReportedChannel, ReportedOperation
 
 MAX_LINES = 12
-MAX_DIFFERENCES = 3
 _STATES = {
     "T": "its process is stopped (SIGSTOP, Ctrl-Z, or a debugger)",
     "t": "a debugger holds its process",
@@ -52,7 +51,7 @@ class Dispute(NamedTuple):
 
 def diagnose(reports: Mapping[int, RankReport]) -> List[str]:
     """Return sentences for the user, one per line: the operations in which ranks wait, the places of the
-    others, and conclusions. The sentences of :func:`different_lines`, which come first, are separate.
+    others, and conclusions.
     """
     waiting = {rank: _waits_in(report) for rank, report in reports.items()}
     waits, quarrels = waits_for(reports), disputes(reports)
@@ -66,31 +65,6 @@ def diagnose(reports: Mapping[int, RankReport]) -> List[str]:
     if len(lines) > MAX_LINES:
         lines = [*lines[:MAX_LINES], f"({len(lines) - MAX_LINES} more are in the files.)"]
     return [*lines, *_conclusions(reports, waits, quarrels)]
-
-
-def different_lines(reports: Mapping[int, RankReport]) -> List[str]:
-    """Return sentences about calls that count as the same and come from different lines of the program. An
-    extra call of one rank shows only here if no call looked different.
-    """
-    found: Dict[Any, Tuple[int, str, Dict[int, str]]] = {}
-    for report in reports.values():
-        for channel in report.channels:
-            for number, what, sites in channel.lines:
-                key = (channel[:3], number)
-                found.setdefault(key, (number, what, {}))[2].update(sites)
-    texts = []
-    for number, what, sites in sorted(found.values(), key=lambda item: item[0])[:MAX_DIFFERENCES]:
-        alike: Dict[str, List[int]] = {}
-        for rank in sorted(sites):
-            alike.setdefault(sites[rank], []).append(rank)
-        made = ", ".join(f"{ranks_text(ranks)} at {site}" for site, ranks in alike.items())
-        texts.append(f"Call number {number}, {what}, comes from different lines of the program: {made}.")
-    if texts:
-        texts.append(
-            "If one rank makes a call more than the others, each of its calls from there on meets another "
-            "call of theirs."
-        )
-    return texts
 
 
 def disputes(reports: Mapping[int, RankReport]) -> List[Dispute]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 from ..diagnosis.first_failure import Complaint, FirstFailure
-from ..diagnosis.records import Records, explain, explain_lines, has_operations, keep_records
+from ..diagnosis.records import Records, explain, has_operations, keep_records
 from ..plan.job import Job
 from ..reach.agent_process import AgentLink
 from .event_loop import Loop
@@ -65,7 +65,7 @@ class Inquiry:
 
     def _show(self) -> None:
         contents = self._complete()
-        parts = explain_lines(contents), self._numbers(), explain(contents), self._keep(contents)
+        parts = self._numbers(), explain(contents), self._keep(contents)
         self._print("\n".join(filter(None, parts)))
 
     def _complete(self) -> Dict[int, Dict[str, Any]]:
@@ -100,12 +100,10 @@ class Inquiry:
         """See :meth:`~ringrun.diagnosis.records.Records.explanations`."""
         return self._records.explanations(tails)
 
-    def conclude(self) -> Tuple[str, str]:
-        """Return the first and the last paragraph of the failed job's box (:func:`explain_lines`,
-        :func:`explain`); both are "" without a record of an operation.
-        """
+    def conclude(self) -> str:
+        """Return the last paragraph of the failed job's box; "" without a record of an operation."""
         contents = self._complete()
         if not has_operations(contents):
-            return "", ""
+            return ""
         parts = self._numbers(), explain(contents), self._keep(contents)
-        return explain_lines(contents), "\n".join(filter(None, parts))
+        return "\n".join(filter(None, parts))

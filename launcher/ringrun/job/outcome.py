@@ -52,11 +52,11 @@ def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> 
 
 def ended(
     job: Job, failure: FirstFailure, ending: str, signum: int, tails: Mapping[int, List[str]],
-    lines: str = "", diagnosis: str = "", pythons: Optional[Mapping[str, str]] = None, first: str = "",
+    diagnosis: str = "", pythons: Optional[Mapping[str, str]] = None, first: str = "",
 ) -> Outcome:  # fmt: skip
     """Return the outcome of ranks that had started. `ending` is why the launcher ended them, "" if all ended
-    without it; `lines` names calls from different lines of the program, `diagnosis` which ranks waited for
-    which; `pythons` has known interpreters by host; `first` is put before all other paragraphs.
+    without it; `diagnosis` names which ranks waited for which; `pythons` has known interpreters by host;
+    `first` is put before all other paragraphs.
     """
     exits = dict(failure.exits)
     if ending == "pipe":
@@ -74,9 +74,7 @@ def ended(
     first = "\n\n".join(filter(None, (first, _shadowed(job, "\n".join(said)), _only_here(job, cause, tails))))
     rank = -1 if cause is None or cause.rank is None else cause.rank
     search_path = _lacking_search_path(job, rank)
-    text = failure_report.failure_box(
-        failure, hosts, names, tails, diagnosis, lines, pythons, first, search_path
-    )
+    text = failure_report.failure_box(failure, hosts, names, tails, diagnosis, pythons, first, search_path)
     code, report = failure.exit_code(), visible(text)
     tail = tails.get(rank, [])
     if job.settings.verbose or not is_shown_whole(tail):

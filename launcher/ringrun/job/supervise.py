@@ -404,12 +404,12 @@ class Supervisor:
     def _explained(self) -> Outcome:
         """Return the outcome of ranks that had started, with their explanations."""
         failed = self._has_failed and self._ending not in ("pipe", "interrupt")
-        lines, diagnosis = self._inquiry.conclude() if failed else ("", "")
+        diagnosis = self._inquiry.conclude() if failed else ""
         tails = self._printer.tails()
         self._failure.explained(self._inquiry.explanations(tails))
         found = {self.job.hosts[index].name: facts.get("found") for index, facts in self._ready.items()}
         pythons = {name: facts["python"] for name, facts in found.items() if facts}
-        how = self._failure, self._ending, self._signum, tails, lines, diagnosis, pythons
+        how = self._failure, self._ending, self._signum, tails, diagnosis, pythons
         outcome = ended(self.job, *how, self._stopped_because or "")
         outcome.results = verified_results(self.job, self._results)
         return outcome

@@ -10,11 +10,10 @@ from typing import Any, Callable, List, Optional
 
 import torch
 import typing_extensions
-from torch.distributed.algorithms import join
 
 from ...arrays.mirrors import StagingPool
 from ...clock import Idleness
-from ...collective.call_sites import comparable_site, look_through, this_site
+from ...collective.call_sites import look_through, this_site
 from ...errors import Misuse, describe_error
 from ...group.message_matching import Address
 from ...group.operation_queue import OperationQueue
@@ -29,7 +28,6 @@ from ._work import RingcommWork, Together
 
 for _package in (torch, typing_extensions, contextlib, functools, warnings):
     look_through(_package)  # PyTorch's functions are wrapped by decorators of the latter
-_JOINING = frozenset((join.__file__,))  # here a rank without data takes part in the collectives of the others
 
 
 class Operations:
@@ -72,14 +70,14 @@ class Operations:
                 for name in inner
             ])  # fmt: skip
         limit_s, runner = self.limit_s(opts), self._runner
-        site, comparable = comparable_site(_JOINING)
+        site = this_site()
         watching = observer()
         traced = None if watching is None else Traced(watching, self._name, what, result)
         on_device = staged(self._staging, arguments, result, reads)
 
         def run(work: RingcommWork) -> None:
             runner.timeout_s = limit_s
-            runner.called_at, runner.compares_sites = site, comparable
+            runner.called_at = site
             runner.may_poll = lambda: work.waiters > 0 or self._idleness()
             with nullcontext() if traced is None else traced, runner.exclusive(but=Exception):
                 if on_device is None:

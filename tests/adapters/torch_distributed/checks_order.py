@@ -10,9 +10,6 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tests.adapters.torch_distributed.harness import Ranks
 from tests.support.errors import raises
@@ -327,33 +324,3 @@ def _say_when_in_a_call(on: Ranks, word: str) -> None:
     while not progress().doing:
         time.sleep(0.001)
     on.together(word)
-
-
-def check_right_programs_whose_ranks_are_at_different_lines_give_no_warning(on: Ranks) -> None:
-    """A rank without data that takes part for the others, and collectives that a future's callback makes."""
-    sites = on.ring._ops.runner.sites
-    before = list(sites.differences)
-    model = DDP(nn.Linear(20, 20), process_group=on.ring)
-    with model.join():
-        for _ in range(3 + on.rank):
-            model(torch.ones(2, 20)).sum().backward()
-    layers = [nn.Linear(640, 640) for _ in range(4)]
-    model = DDP(nn.Sequential(*layers), process_group=on.ring, bucket_cap_mb=1)
-    state = powerSGD_hook.PowerSGDState(on.ring, matrix_approximation_rank=1, start_powerSGD_iter=2)
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    for step in range(10):
-        outputs = model(torch.ones(2, 640)).sum()
-        if (step + on.rank) % 2:
-            time.sleep(0.005)
-        outputs.backward()
-    assert sites.differences == before
-
-
-def check_a_call_at_another_line_is_still_noticed(on: Ranks) -> None:
-    sites = on.ring._ops.runner.sites
-    before = len(sites.differences)
-    if on.rank:
-        dist.all_reduce(torch.ones(3), group=on.ring)
-    else:
-        dist.all_reduce(torch.ones(3), group=on.ring)
-    assert len(sites.differences) == (min(8, before + 1) if on.size > 1 else before)

@@ -111,18 +111,6 @@ class TestAnswers:
         adding.join()
         assert second in agent.channel.recorders and third in agent.channel.recorders
 
-    def test_calls_from_different_lines_are_in_it(self):
-        def work(context):
-            if context.rank == 0:
-                context.allreduce(np.ones(3), Sum)
-            else:
-                context.allreduce(np.ones(3), Sum)
-            context.barrier()
-            return context.group.flight.channels()[0]["lines"]
-
-        found = [line for lines in run_ranks(2, work, settings=SETTINGS) for line in lines]
-        assert found and all(set(line["sites"]) == {"0", "1"} for line in found)
-
     def test_the_signal_writes_stacks_without_the_lock(self, agent):
         os.kill(os.getpid(), signal.SIGUSR1)
         text = b""

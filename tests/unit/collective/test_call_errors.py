@@ -221,7 +221,7 @@ class TestReporter:
         assert isinstance(silent, PeerStalledError) and str(silent) == "rank 1 was lost: not a byte."
 
     def test_warnings_are_logged(self, caplog):
-        Reporter().warn("lines", "call number 3 comes from different lines")
+        Reporter().warn("program", "the ranks run different programs")
         assert [record.getMessage() for record in caplog.records] == [
-            "call number 3 comes from different lines"
+            "the ranks run different programs"
         ]

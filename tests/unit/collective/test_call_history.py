@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
-import zlib
 from types import ModuleType
 
 import numpy as np
@@ -13,14 +11,7 @@ import pytest
 
 from ringcomm.collective import call_sites
 from ringcomm.collective.call_history import CallHistory
-from ringcomm.collective.call_sites import (
-    call_site,
-    find_site,
-    number_text,
-    short_site,
-    site_number,
-    site_text,
-)
+from ringcomm.collective.call_sites import call_site, find_site, site_text
 from ringcomm.collective.runner import Runner
 from ringcomm.config import Settings
 from ringcomm.errors import PeerStalledError
@@ -103,29 +94,6 @@ def test_a_stack_that_is_not_that_deep_any_more():
     known = [10_000, None]
     found, here = site_text(find_site(1, known)), call_site()
     assert found == here
-
-
-def test_a_number_stands_for_the_same_line_on_every_host(tmp_path):
-    text = "def call(find):\n    return (\n        find(1, [0, 0])\n    )\n\n\n"
-    text += "def again(find):\n    return find(1, [0, 0])\n"
-    numbers = []
-    for host in ("one", "two"):
-        scope = {}
-        exec(compile(text, str(tmp_path / host / "train.py"), "exec"), scope)
-        numbers.append((site_number(scope["call"](find_site)), site_number(scope["again"](find_site))))
-    assert numbers[0] == numbers[1] and numbers[0][0] != numbers[0][1]
-    assert [number_text(number) for number in numbers[0]] == ["train.py:3", "train.py:8"]
-
-
-def test_the_line_of_another_rank_has_a_name_if_its_file_is_loaded(monkeypatch):
-    module = ModuleType("pkg")
-    module.__file__ = "/home/me/pkg/__init__.py"
-    number = zlib.crc32(b"pkg/__init__.py") << 32 | 7
-    assert number_text(number) == "line 7 of a file that this rank has not loaded"
-    monkeypatch.setitem(sys.modules, "pkg", module)
-    assert number_text(number) == "pkg/__init__.py:7"
-    assert short_site("/home/me/pkg/__init__.py:7") == "pkg/__init__.py:7"
-    assert short_site("/home/me/pkg/train.py:7") == "train.py:7"
 
 
 def test_packages_that_call_for_the_user_are_looked_through(tmp_path, monkeypatch):

@@ -1,24 +1,11 @@
-"""Places in programs: where they are found, what they are called, and which are the same."""
+"""Places in programs: where they are found."""
 
 from __future__ import annotations
 
 import sys
-import zlib
-
-import pytest
 
 from ringcomm.collective import call_sites
-from ringcomm.collective.call_sites import (
-    CallSites,
-    call_site,
-    find_site,
-    nowhere,
-    number_of_known,
-    number_text,
-    site_number,
-    site_text,
-    this_site,
-)
+from ringcomm.collective.call_sites import call_site, find_site, nowhere, site_text, this_site
 
 
 def place():
@@ -54,41 +41,3 @@ def test_in_code_that_belongs_to_ringcomm_alone_it_is_the_outermost(monkeypatch)
     while frame.f_back is not None:
         frame = frame.f_back
     assert this_site()[0] is frame.f_code
-
-
-def test_numbers_are_the_same_everywhere_and_not_kept_for_ever(monkeypatch):
-    site = place()
-    number = site_number(site)
-    assert number >> 32 == zlib.crc32(b"test_call_sites.py")
-    assert number & 0xFFFFFFFF == place.__code__.co_firstlineno + 1
-    assert number_text(number) == f"test_call_sites.py:{place.__code__.co_firstlineno + 1}"
-    known = nowhere()
-    assert number_of_known(site, known) == number and known[1:] == [*site, number]
-    monkeypatch.setattr(call_sites, "_MAX_NUMBERS", 2)
-    monkeypatch.setattr(call_sites, "_numbers", {})
-    for instruction in range(0, 10, 2):
-        site_number((place.__code__, instruction))
-        assert len(call_sites._numbers) <= 2
-    assert site_number(site) == number
-
-
-class TestDifferences:
-    def test_the_same_line_in_other_folders_is_the_same(self):
-        sites = CallSites(pytest.fail)
-        places = {0: "/home/a/train.py:3", 1: "/home/b/train.py:3", 2: ""}
-        sites.differ(1, Described(), "The operation 'x'", places)
-        assert sites.differences == []
-
-    def test_other_lines_are_a_warning(self):
-        told = []
-        places = {0: "/home/a/train.py:3", 1: "/home/a/train.py:4"}
-        sites = CallSites(told.append)
-        for number in (1, 2):
-            sites.differ(number, Described(), "The operation 'x'", places)
-        assert len(told) == len(sites.differences) == 1
-        assert told[0].startswith("The operation 'x', allreduce(), comes from different lines")
-
-
-class Described:
-    def describe(self) -> str:
-        return "allreduce()"

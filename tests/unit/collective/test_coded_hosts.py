@@ -140,37 +140,24 @@ def drive(executions):
     raise AssertionError(f"they wait for ever: {[execution.waiting_for() for execution in waiting]}")
 
 
-def armed(sites):
-    """The executions of four ranks on two hosts, each called at its line, and their data."""
+def armed():
+    """The executions of four ranks on two hosts, and their data."""
     single = np.dtype(np.float32)
     header = Header(0, 1, Collective.ALLREDUCE, Sum, code_of(single), NO_ROOT, LEAST, 0, codec=3)
     executions, data = [], gradients(4, LEAST)
     for rank, fabric in enumerate(memory_fabrics(4)):
         plans = CodedPlans(fabric, Selector(rank, 4, host_index=[0, 0, 1, 1]))
         execution = plans.execution(header, LEAST, Kernel(Sum, single, 4))
-        execution.arm(1, data[rank], None, sites[rank])
+        execution.arm(1, data[rank])
         executions.append(execution)
     return executions, data
 
 
-HERE, THERE = 5 << 32 | 7, 5 << 32 | 9
-"""Two lines of a program."""
-
-
 def test_what_was_exchanged_is_what_every_run_exchanges():
-    executions, data = armed([HERE] * 4)
+    executions, data = armed()
     assert [execution.exchanged() for execution in executions] != [item.volume() for item in executions]
     drive(executions)
     for execution in executions:
         assert execution.exchanged() == execution.volume() and execution.moved_bytes > 0
-        assert execution.headers.other_sites == []
         execution.disarm()
     assert len({array.tobytes() for array in data}) == 1
-
-
-def test_calls_from_other_lines_are_found_in_every_stage():
-    executions, _ = armed([HERE, HERE, HERE, THERE])
-    drive(executions)
-    found = [set(execution.headers.other_sites) for execution in executions]
-    # Rank 3 shares a host with rank 2, and has the same place as rank 1.
-    assert found == [set(), {(3, HERE, THERE)}, {(3, HERE, THERE)}, {(1, THERE, HERE), (2, THERE, HERE)}]

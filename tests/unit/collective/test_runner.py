@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from ringcomm.clock import POLLING, Deadline
 from ringcomm.collective import call_runner
 from ringcomm.collective.call_history import CallHistory
-from ringcomm.collective.call_sites import CallSites, site_text
+from ringcomm.collective.call_sites import site_text
 from ringcomm.collective.progress import Progress
 from ringcomm.collective.runner import Runner
 from ringcomm.config import Settings
@@ -102,86 +101,6 @@ class TestCalls:
 def allreduce(kind=Collective.ALLREDUCE, shape=(4,)):
     """A direct call that sums four numbers."""
     return Signature("", 0, int(kind), int(Sum), NO_ROOT, ("float32",), (shape,), items=4)
-
-
-class TestOtherLines:
-    """A peer that makes what counts as the same call at another line of the program."""
-
-    HERE, THERE = zlib.crc32(b"test_runner.py"), zlib.crc32(b"train.py")
-
-    def run(self, wire, site, collective=Collective.ALLREDUCE, times=1):
-        """Make calls that a peer makes at ``site``; the header of the last, and what is told."""
-        told = []
-        runner = Runner(wire.fabric, NOW)
-        runner.sites = CallSites(told.append)
-        for number in range(1, times + 1):
-            call = allreduce(int(collective))
-            header = call.header(0)._replace(sequence=number, sends=4, expects=4, site=site)
-            wire.put(header.pack() + ones().tobytes())
-            data = ones()
-            runner.all_reduce(data, Sum, shape=(4,), collective=collective)
-            assert data.tolist() == [2, 2, 2, 2]
-            own = unpack_header(wire.take()[:HEADER_BYTES])
-        return own, told, runner.sites.differences
-
-    def test_a_peer_that_does_not_say_where_is_not_compared(self, wire):
-        own, told, found = self.run(wire, 0)
-        assert own.site >> 32 == self.HERE and not told and not found
-
-    def test_another_line_is_a_warning_once_with_both(self, wire):
-        own, told, found = self.run(wire, self.HERE << 32 | 7, times=3)
-        here = f"test_runner.py:{own.site & 0xFFFFFFFF}"
-        (text,) = told
-        assert text.startswith("Call number 1, allreduce(shape (4,), float32, op=Sum), comes from different ")
-        assert f"rank 0 at {here}, rank 1 at test_runner.py:7" in text
-        sites = {"0": here, "1": "test_runner.py:7"}
-        assert found == [{"op": 1, "what": "allreduce(shape (4,), float32, op=Sum)", "sites": sites}]
-
-    def test_lines_of_one_plan_are_not_mixed_up(self, wire):
-        runner = Runner(wire.fabric, NOW)
-        runner.sites = CallSites(pytest.fail)
-        lines = []
-
-        def call(number):
-            header = allreduce(shape=()).header(0)
-            wire.put(header._replace(sequence=number, sends=4, expects=4).pack() + ones().tobytes())
-
-        def elsewhere():
-            runner.all_reduce(ones(), Sum)
-
-        for turn in range(2):
-            for place in range(4):
-                call(4 * turn + place + 1)
-                if place == 0:
-                    runner.all_reduce(ones(), Sum)
-                if place == 1:
-                    runner.all_reduce(ones(), Sum)
-                if place == 2:
-                    runner.called_at = (elsewhere.__code__, elsewhere.__code__.co_firstlineno)
-                    runner.all_reduce(ones(), Sum)
-                    runner.called_at = None
-                if place == 3:
-                    elsewhere()
-                lines.append(unpack_header(wire.take()[:HEADER_BYTES]).site & 0xFFFFFFFF)
-        assert lines[:4] == lines[4:] and lines[1] - lines[0] == 2
-        assert lines[3] == elsewhere.__code__.co_firstlineno + 1
-
-    def test_a_file_that_is_not_here(self, wire):
-        _, (text,), _ = self.run(wire, zlib.crc32(b"no such file") << 32 | 9)
-        assert "rank 1 at line 9 of a file that this rank has not loaded" in text
-
-    def test_ranks_may_wait_for_each_other_at_different_lines(self, wire):
-        own, told, _ = self.run(wire, self.HERE << 32 | 7, Collective.BARRIER)
-        assert own.site == 0 and not told
-
-    def test_many_lines_are_not_kept_for_ever(self, wire):
-        told = []
-        sites = CallSites(told.append)
-        for number in range(1, 100):
-            call = allreduce()
-            here = self.THERE << 32 | number
-            sites.met(number, call, wire.fabric, [(1, here, here + 1)])
-        assert len(sites.differences) == 8 and len(told) == 1
 
 
 def both(work):

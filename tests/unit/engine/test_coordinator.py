@@ -119,27 +119,7 @@ def test_without_names_the_number_counts():
 
 
 class TestLines:
-    """Operations without a name that ranks submit at different lines of the program."""
-
-    def test_that_is_a_warning_once(self):
-        job = Job()
-        for number in (1, 2):
-            for rank in range(3):
-                job.ready(rank, sig(), number=number, site=f"/home/host{rank}/train.py:{7 + (rank == 2)}")
-            assert job.run() == [[""]]
-        (text,) = job.coordinator.warnings
-        assert text.startswith("The operation without a name (number 1), allreduce(shape (4,), float32, ")
-        assert "different lines of the program: ranks 0, 1 at train.py:7, rank 2 at train.py:8" in text
-        (found,) = job.coordinator.sites.differences
-        assert found["op"] == 1
-        assert found["sites"] == {"0": "train.py:7", "1": "train.py:7", "2": "train.py:8"}
-
-    @pytest.mark.parametrize("item", [sig("named"), sig(kind=int(Collective.BARRIER))])
-    def test_what_may_come_from_anywhere(self, item):
-        job = Job()
-        for rank in range(3):
-            job.ready(rank, item, number=0 if item.name else 1, site=f"train.py:{rank}")
-        assert job.run() == [[item.name]] and not job.coordinator.warnings
+    """The lines of the program at which ranks submit operations."""
 
     def test_a_line_is_told_once_and_known_by_its_number(self):
         job = Job(stall_warning_s=10.0)

@@ -258,11 +258,11 @@ class TestReports:
     def test_notes_warnings_and_numbers(self, ends):
         channel, rendezvous = ends
         channel.note("a broadcast goes along a chain")
-        channel.warn("lines", "different lines")
+        channel.warn("program", "different files")
         channel.note_closed(2, "it closed the connection")
         found = rendezvous.read(3)
         assert [message["type"] for message in found] == ["note", "warning", "closed"]
-        assert found[1]["topic"] == "lines"
+        assert found[1]["topic"] == "program"
 
     def test_one_without_a_rank_names_itself(self):
         one, other = socket.socketpair()

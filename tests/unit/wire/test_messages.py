@@ -23,7 +23,7 @@ GOOD = [
     {"type": "lost", "peer": 2, "doing": "allreduce", "why": "grüße \N{SNOWMAN}", "kind": "lost"},
     {"type": "mismatch", "peer": 0, "text": ""},
     {"type": "note", "text": "a broadcast goes along a chain"},
-    {"type": "warning", "topic": "lines", "text": "call number 3 comes from different lines"},
+    {"type": "warning", "topic": "program", "text": "the ranks run different programs"},
     {"type": "leaving", "reason": "done", "ok": True},
     {"type": "refused", "reason": "late"},
     {

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
-from ringrun.diagnosis.reports import Difference, RankReport, ReportedChannel, ReportedOperation
-from ringrun.diagnosis.waiting import diagnose, different_lines, waits_for
+from ringrun.diagnosis.reports import RankReport, ReportedChannel, ReportedOperation
+from ringrun.diagnosis.waiting import diagnose, waits_for
 
 MEMBERS = (0, 1, 2)
 SETS = {0: MEMBERS, 1: (0, 2)}
@@ -221,24 +220,6 @@ def test_ranks_with_the_same_mismatch_are_one_line() -> None:
     ]
 
 
-def test_calls_from_different_lines() -> None:
-    what = "allreduce(shape (3,), float64, op=Average)"
-    one = Difference(4, what, {0: "train.py:9", 1: "train.py:8"})
-    two = Difference(4, what, {1: "train.py:8", 2: "train.py:9"})
-    later = Difference(5, what, {0: "train.py:6", 1: "train.py:9"})
-    reports = {rank: report(rank) for rank in range(3)}
-    assert different_lines(reports) == []
-    channels = reports[0].channels
-    told = {1: (later, one), 2: (two,)}
-    for rank, lines in told.items():
-        reports[rank] = replace(reports[rank], channels=(channels[0]._replace(lines=lines), channels[1]))
-    first, second, why = different_lines(reports)
-    made = "ranks 0, 2 at train.py:9, rank 1 at train.py:8"
-    assert first == f"Call number 4, {what}, comes from different lines of the program: {made}."
-    assert second.startswith("Call number 5") and "each of its calls from there on" in why
-    many = tuple(Difference(number, what, {0: "a:1", 1: "b:1"}) for number in range(50))
-    reports[1] = replace(reports[1], channels=(channels[0]._replace(lines=many), channels[1]))
-    assert len(different_lines(reports)) == 4
 
 
 def messages(

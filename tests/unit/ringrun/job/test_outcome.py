@@ -64,12 +64,10 @@ def test_a_job_that_succeeds(job: Job) -> None:
 def test_the_first_failure_is_reported(job: Job) -> None:
     failure = failure_of(Exit(2, 7, None), Exit(0, None, 15, sent=15))
     tails = {2: ["ValueError: bad sample\x07"], 0: []}
-    outcome = ended(
-        job, failure, "", 0, tails, "Call 4 differs.", "Rank 0 waits.", {"c": "/opt/python"}, "First."
-    )
+    outcome = ended(job, failure, "", 0, tails, "Rank 0 waits.", {"c": "/opt/python"}, "First.")
     assert (outcome.exit_code, outcome.reason) == (7, "failure")
     assert outcome.cause is not None and outcome.cause.rank == 2
-    for part in ("First.", "Call 4 differs.", "Rank 0 waits.", "ValueError: bad sample", "exit code 7"):
+    for part in ("First.", "Rank 0 waits.", "ValueError: bad sample", "exit code 7"):
         assert part in outcome.report
     assert "\x07" not in outcome.report
     assert outcome.to_show == [], "the report has all of its last lines"
