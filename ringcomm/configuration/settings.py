@@ -160,12 +160,6 @@ class Settings:
         "TensorFlow and JAX unless they are set. `auto`: cores // ranks where several share a host; "
         "`none`: not set.", metavar="N|none",
     )  # fmt: skip
-    allow_forwarding: bool = _setting(
-        False, "ALLOW_FORWARDING", parsing.flag,
-        "Accept connections that were dialled at another address or port than they arrive at, because port "
-        "forwarding or NAT lies between the hosts. Then a process that gets a rank to dial it can relay and "
-        "change the data between two ranks: use it with `--encrypt`.",
-    )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", parsing.flag,
         "Rank 0 logs the table of links and which interface each one uses, and which algorithm serves which "

@@ -86,7 +86,6 @@ def _server(
         "addresses": [host for host, _ in membership.rendezvous],
         "start_timeout_s": settings.start_timeout_s,
         "encryption": encryption_of(membership.certificate, settings.encrypt),
-        "forwarded": settings.allow_forwarding,
     }  # fmt: skip
     if arguments.min_np is None:
         return RendezvousServer(size=membership.size, **common)

@@ -187,7 +187,7 @@ class Joiner:
         """Listen for the other ranks, and ask the rendezvous for a rank."""
         setup = self._setup = LinkSetup(
             self.reactor, interfaces, self.membership.key, job_digest(self.membership.job), self._send,
-            self.encryption, self.settings.allow_forwarding,
+            self.encryption,
         )  # fmt: skip
         self._send(self._introduction(setup.offers()))
 

@@ -60,8 +60,7 @@ class EmbeddedRendezvous(RendezvousServer):
     ) -> EmbeddedRendezvous:  # fmt: skip
         return cls(
             key=key, job=job, size=size, addresses=addresses, start_timeout_s=settings.start_timeout_s,
-            encryption=encryption_of(certificate, settings.encrypt), forwarded=settings.allow_forwarding,
-            **options,
+            encryption=encryption_of(certificate, settings.encrypt), **options,
         )  # fmt: skip
 
     def stop(self, failed: bool = False) -> None:

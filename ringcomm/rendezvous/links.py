@@ -76,7 +76,6 @@ class LinkSetup:
         job: bytes,
         send: SendMessage,
         encryption: Optional[Encryption] = None,
-        forwarded: bool = False,
     ) -> None:
         self.reactor = reactor
         self.interfaces = list(interfaces)
@@ -110,7 +109,6 @@ class LinkSetup:
             self.refusals.add,
             encryption,
             _PLACE_S,
-            forwarded,
             may_wait=False,
         )
         self._early: List[Tuple[socket.socket, Claim, Session]] = []

@@ -62,7 +62,6 @@ class RendezvousServer:
         notify: Callable[[Notice], None],
         port: int = 0,
         encryption: Optional[Encryption] = None,
-        forwarded: bool = False,  # see :class:`~ringcomm.transport.accept.Acceptor`
     ) -> None:
         size = 0 if limits is not None else size or len(seats)
         terms = Terms(__version__, start_timeout_s, size, tuple(seats), limits, launched)
@@ -74,7 +73,7 @@ class RendezvousServer:
         self._idle.set()
         self._key, self._job = key, job_digest(job)
         self._addresses, self._port = list(addresses), port
-        self._encryption, self._forwarded = encryption, forwarded
+        self._encryption = encryption
         self._connections: Dict[int, _Connection] = {}
         self._numbers = 0
         self._refused = Refusals()  # since the last line in the log
@@ -118,7 +117,6 @@ class RendezvousServer:
             self._accept,
             self._count_refusal,
             self._encryption,
-            forwarded=self._forwarded,
         )
         self._reactor.watch(self._wake_up, READ, self._run_calls)
         self._thread = threading.Thread(target=self._serve, name="ringcomm-rendezvous", daemon=True)

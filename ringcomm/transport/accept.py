@@ -75,7 +75,8 @@ class _HalfOpen:
         self._encryption = acceptor.encryption if sock.family != socket.AF_UNIX else None
         binding = b"" if self._encryption is None else self._encryption.fingerprint
         self._admission = Admission(acceptor.key, acceptor.admitted)
-        place = None if acceptor.forwarded else place_here(sock)
+        # Inside TLS nothing between the two can read or change anything, so port forwarding does no harm.
+        place = place_here(sock) if self._encryption is None else None
         self.responder = Responder(acceptor.key, acceptor.job, binding=binding, place=place)
         self.since_s = monotonic()
         self._heard = False
@@ -154,12 +155,10 @@ class Acceptor:
         refused: Callable[[str, str], None],
         encryption: Optional[Encryption] = None,
         place_s: float = PLACE_S,
-        forwarded: bool = False,  # connections may arrive at another address or port than was dialled
         may_wait: bool = True,  # connections wait while descriptors are used up; else the reactor raises
     ) -> None:
         self._may_wait = may_wait
         self.key = key
-        self.forwarded = forwarded
         self.job = job
         self.encryption = encryption
         self.arrived = arrived

@@ -11,13 +11,13 @@ Both sides prove that they hold the job's key before either parses anything of v
     proof_i = HMAC-SHA256(key, "initiator" | prelude | nonce_r | binding)
 
 The claim holds the purpose of the connection, its job and generation, and the ranks that it connects.
-The place is the address and port that were dialled; a responder whose own socket has
-another one refuses, so a process without the key that gets a rank to dial it cannot pass the proof on
-to the real peer. Both are covered by both proofs, so they cannot be altered; the two labels keep a proof
-from being reflected; the two nonces keep it from being replayed; the binding, the fingerprint of the
-certificate on an encrypted connection and nothing on others, keeps it from being used on the
-other kind. All three messages have a fixed size, 200 bytes together, so an unauthenticated peer can
-cause neither parsing errors nor allocations.
+The place is the address and port that were dialled; without encryption a responder whose own socket has
+another one refuses, so a process without the key that gets a rank to dial it cannot pass the proof on to
+the real peer. (Inside TLS it could pass on ciphertext only.) Both are covered by both proofs, so they
+cannot be altered; the two labels keep a proof from being reflected; the two nonces keep it from being
+replayed; the binding, the fingerprint of the certificate on an encrypted connection and nothing on others,
+keeps it from being used on the other kind. All three messages have a fixed size, 200 bytes together, so an
+unauthenticated peer can cause neither parsing errors nor allocations.
 
 On an encrypted connection this is inside TLS, whose first answer costs the responder a signature. So
 the initiator sends an :class:`Admission` ahead of TLS: a tag that takes one hash to verify.
@@ -58,8 +58,8 @@ _NO_PROOF = bytes(_PROOF_BYTES)
 Random = Callable[[int], bytes]
 
 _FORWARDING = (
-    "If port forwarding or NAT between the hosts is meant to do that, allow it on every host with "
-    "RINGCOMM_ALLOW_FORWARDING=1 (--allow-forwarding); otherwise a process that is not part of the job does"
+    "If port forwarding or NAT between the hosts is meant to do that, encrypt the job (--encrypt); otherwise "
+    "a process that is not part of the job does"
 )
 
 
@@ -236,7 +236,7 @@ class Responder:
         job: bytes,
         random: Random = os.urandom,
         binding: bytes = b"",
-        place: Optional[bytes] = NOWHERE,  # of this end, must be the dialled one; None: may be forwarded
+        place: Optional[bytes] = NOWHERE,  # of this end, must be the dialled one; None: it is encrypted
     ) -> None:
         self._key = key
         self._job = job

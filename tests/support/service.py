@@ -149,7 +149,6 @@ class Service:
         job: str = "job",
         planned: bool = True,
         encrypt: bool = False,
-        allow_forwarding: bool = False,
         transport: str = "auto",
         hosts: Sequence[int] = (),
     ):
@@ -165,7 +164,6 @@ class Service:
             start_timeout_s=start_timeout_s,
             timeout_s=20.0,
             spin_us=0.0,
-            allow_forwarding=allow_forwarding,
             transport=transport,
         )
         self.planned = planned
@@ -178,7 +176,6 @@ class Service:
             start_timeout_s=start_timeout_s,
             notify=self.notices.append,
             encryption=encryption_of(self.certificate),
-            forwarded=allow_forwarding,
         )
         self.endpoints = tuple(self.server.start())
 

@@ -162,7 +162,6 @@ class _Network:
         job, found = self._job, self._found
         common: Dict[str, Any] = {
             "do": "listen", "key": job.key.hex(), "job": job.id, "certificate": job.certificate,
-            "forwarded": job.settings.allow_forwarding,
         }  # fmt: skip
 
         def ask(index: int) -> Tuple[Any, float, float]:

@@ -77,7 +77,7 @@ class Commands:
         try:
             self._setup = LinkSetup(
                 self._reactor, own_addresses(command["iface"]), key, job_digest(command["job"]),
-                lambda message: None, encryption, command["forwarded"],
+                lambda message: None, encryption,
             )  # fmt: skip
         except RingcommError as problem:
             return {"problem": str(problem)}

@@ -14,6 +14,7 @@ import pytest
 
 from ringcomm import newkey
 from ringcomm.errors import AuthenticationError, PeerLostError, RingcommError, StartupError
+from ringcomm.transport import accept
 from tests.support.relay import TAG_BYTES, Relay, content, replaced
 from tests.support.service import Service, eventually
 
@@ -24,8 +25,8 @@ ITEMS = 1000
 def make_service(no_leaks):
     with ExitStack() as stack:
 
-        def make(size=2, forwarding=False, **options):
-            service = Service(size, start_timeout_s=2.0, allow_forwarding=forwarding, **options)
+        def make(size=2, **options):
+            service = Service(size, start_timeout_s=2.0, **options)
             stack.callback(service.server.stop)
             return service
 
@@ -47,14 +48,19 @@ def run(service, relay):
         return list(pool.map(one, range(2)))
 
 
-@pytest.mark.parametrize("encrypt", [False, True])
-def test_a_rank_that_dials_a_relay_is_refused(make_service, encrypt):
+@pytest.fixture
+def on_the_wire(monkeypatch):
+    """Relays that stand for a process on the wire: the place that was dialled is not compared."""
+    monkeypatch.setattr(accept, "place_here", lambda sock: None)
+
+
+def test_a_rank_that_dials_a_relay_is_refused(make_service):
     """The proof says where it was meant to arrive, and the error names that place."""
-    service = make_service(encrypt=encrypt)
+    service = make_service()
     with Relay(service.endpoints[0]) as relay:
         zero, one = run(service, relay)
     assert isinstance(one, AuthenticationError)
-    assert f"{relay.at[0]}:{relay.at[1]}" in str(one) and "RINGCOMM_ALLOW_FORWARDING" in str(one)
+    assert f"{relay.at[0]}:{relay.at[1]}" in str(one) and "(--encrypt)" in str(one)
     assert isinstance(zero, StartupError)
     refused = " ".join(service.texts("log"))
     assert f"dialled {relay.at[0]}:{relay.at[1]}" in refused, refused
@@ -67,12 +73,11 @@ print(ringcomm.allreduce(numpy.ones(3), op=ringcomm.Sum))
 """
 
 
-@pytest.mark.parametrize("encrypt", [pytest.param(False, marks=pytest.mark.release), True])
 @pytest.mark.full
-def test_in_a_job_without_launcher_too(tmp_path, encrypt):
+def test_in_a_job_without_launcher_too(tmp_path):
     """Rank 0 serves the rendezvous, where a key file and variables are all that the ranks have."""
     key = tmp_path / "key"
-    assert newkey.main([*(["--encrypt"] if encrypt else []), str(key)]) == 0
+    assert newkey.main([str(key)]) == 0
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         target = free.getsockname()
@@ -103,10 +108,21 @@ def listens(address):
     return True
 
 
-def test_forwarding_may_be_allowed(make_service):
-    service = make_service(forwarding=True)
+def test_an_encrypted_job_works_through_port_forwarding(make_service):
+    service = make_service(encrypt=True)
     with Relay(service.endpoints[0]) as relay:
         assert run(service, relay) == [2.0, 2.0]
+
+
+def test_what_is_changed_in_an_encrypted_connection_ends_the_start(make_service):
+    service = make_service(encrypt=True)
+
+    def flip_a_bit(data):
+        return data[:-1] + bytes([data[-1] ^ 1]) if len(data) > 200 else data
+
+    with Relay(service.endpoints[0], stream=flip_a_bit) as relay:
+        outcome = run(service, relay)
+    assert all(isinstance(item, (StartupError, PeerLostError)) for item in outcome), outcome
 
 
 def add_1000(data):
@@ -117,10 +133,9 @@ def add_1000(data):
     return numbers.tobytes() + data[usable:]
 
 
-@pytest.mark.parametrize("forwarding", [False, True])
-def test_a_relay_cannot_lead_the_links_through_itself(make_service, forwarding):
+def test_a_relay_cannot_lead_the_links_through_itself(make_service, on_the_wire):
     """It owns the control connection of rank 1 and says that rank 0 is where the relay is."""
-    service = make_service(forwarding=forwarding)
+    service = make_service()
     with ExitStack() as stack:
 
         def change(direction, number, frame):
@@ -139,7 +154,7 @@ def test_a_relay_cannot_lead_the_links_through_itself(make_service, forwarding):
     assert all(isinstance(item, (StartupError, PeerLostError)) for item in outcome), outcome
 
 
-# ---- what a relay can do with messages, where forwarding is allowed ----------------------------
+# ---- what a process on the wire can do with messages -------------------------------------------
 
 
 def altered(frame):
@@ -161,9 +176,9 @@ CASES += [(trick, "back", 1) for trick in ("repeat", "forge", "leave out")] + [(
 
 
 @pytest.mark.parametrize("trick, way, place", CASES)
-def test_no_message_can_be_changed(make_service, trick, way, place):
+def test_no_message_can_be_changed(make_service, on_the_wire, trick, way, place):
     """Each message that travels while a job starts, in each way: an error, and never another number."""
-    service = make_service(forwarding=True)
+    service = make_service()
     met = []
 
     def change(direction, number, frame):
@@ -178,9 +193,9 @@ def test_no_message_can_be_changed(make_service, trick, way, place):
     assert all(isinstance(item, (StartupError, PeerLostError)) for item in outcome), (met, outcome)
 
 
-def test_what_a_rank_has_said_is_worth_nothing_to_itself(make_service):
+def test_what_a_rank_has_said_is_worth_nothing_to_itself(make_service, on_the_wire):
     """Its own message sent back to it, although it has the number that is due."""
-    service = make_service(forwarding=True)
+    service = make_service()
 
     def change(direction, number, frame):
         return [("back", frame)] if direction == "there" and number == 0 else [(direction, frame)]

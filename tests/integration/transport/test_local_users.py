@@ -146,7 +146,7 @@ def doctor():
     probe = HostProbe(job.hosts[0])
     probe.start()
     listening = probe.ask(
-        do="listen", key=job.key.hex(), job=job.id, certificate="", forwarded=False, iface="", rank=0
+        do="listen", key=job.key.hex(), job=job.id, certificate="", iface="", rank=0
     )
     yield probe, job, listening["addresses"]
     probe.end()

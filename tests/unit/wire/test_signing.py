@@ -120,7 +120,7 @@ def test_a_place_that_was_changed_on_the_way_spoils_the_proof():
         one.receive(challenge)
 
 
-def test_forwarding_may_be_allowed():
+def test_inside_tls_any_place_is_accepted():
     assert ends(place_of("10.9.9.9", 1), None)
 
 

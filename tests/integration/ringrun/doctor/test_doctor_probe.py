@@ -20,7 +20,7 @@ from ringrun.doctor.probe import MARKER, Commands
 from tests.support.service import turn_until
 
 LISTEN = {
-    "do": "listen", "key": "6b" * 32, "job": "doctor", "certificate": "", "forwarded": False, "iface": "",
+    "do": "listen", "key": "6b" * 32, "job": "doctor", "certificate": "", "iface": "",
 }  # fmt: skip
 ADDRESSES = ("127.0.0.1", "127.0.0.2")
 

@@ -31,7 +31,7 @@ GOOD: Dict[str, str] = {
     "measure": "0", "timeline": "t.json",
     "flight_recorder": "50", "diagnose_dir": "flights", "check_every": "100",
     "verbose": "1",
-    "encrypt": "1", "threads": "3", "allow_forwarding": "1", "compression": "int8", "advise": "1",
+    "encrypt": "1", "threads": "3", "compression": "int8", "advise": "1",
     "local_steps": "auto",
 }  # fmt: skip
 
