@@ -8,7 +8,6 @@ does. :func:`document` generates ``docs/configuration.md`` from the same tables,
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import List, Mapping, Optional, Tuple
 
 from .configuration import environment
@@ -18,6 +17,7 @@ from .configuration.membership import Slot as Slot
 from .configuration.membership import key_of, slot_of
 from .configuration.settings import Settings as Settings
 from .configuration.settings import parse_setting as parse_setting
+from .configuration.settings import tunables as tunables
 from .configuration.unknown_settings import misspelt
 from .configuration.variables import MEMBERSHIP_VARIABLES, env_rendezvous, launchers_rank, torchrun
 
@@ -76,7 +76,7 @@ def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None)
 
 def misspelt_variables(environ: Optional[Mapping[str, str]] = None) -> List[str]:
     """Return a warning for each variable whose name is similar, but not equal, to one that is read."""
-    known = [item.metadata["variable"] for item in fields(Settings)]
+    known = [item.metadata["variable"] for item in tunables()]
     known += [PREFIX + name for name, _ in MEMBERSHIP_VARIABLES]
     return misspelt(environment.variables(environ), known, PREFIX)
 
@@ -90,14 +90,15 @@ def document() -> str:
         "",
         "## Settings",
         "",
-        "Each has an option of `ringrun`, a variable, and, without the dashes, a line in a file for "
-        "`ringrun --config-file`. The option comes before the variable, the variable before the file. "
-        "[ringrun.md](ringrun.md) has the rest.",
+        "Each has an option of `ringrun`, a variable, and, without the dashes, a line in `ringrun.toml`. The "
+        "option comes before the variable, the variable before the file. [ringrun.md](ringrun.md) has the "
+        "rest. Settings that only programs make, `rc.init(settings=rc.Settings(algorithm=\"ring\"))`, are "
+        "described with the class.",
         "",
         "| option | variable | default | meaning |",
         "| --- | --- | --- | --- |",
     ]
-    for item in fields(Settings):
+    for item in tunables():
         shown = {"False": "off", "True": "on", "": "empty"}.get(str(item.default), f"`{item.default}`")
         names = f"`{item.metadata['flag']}` | `{item.metadata['variable']}`"
         lines.append(f"| {names} | {shown} | {item.metadata['doc']} |")

@@ -164,7 +164,7 @@ NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.""",
     "collective_errors": """\
 UnsupportedDtypeError: the dtype cannot be sent, or the operation has no meaning for it.
 MismatchError: ranks disagree about the call (collective, shape, dtype, op, root, …).
-PeerLostError: a rank ended, or is silent for too long (``RINGCOMM_DEAD_AFTER``, ``RINGCOMM_TIMEOUT``).
+PeerLostError: a rank ended, or is silent for too long (``RINGCOMM_DEAD_AFTER``).
 Misuse: an earlier MismatchError or PeerLostError has ended the collectives of this job.""",
     "rank_errors": """MismatchError: ranks disagree about the call.
 PeerLostError: a rank ended, or is silent for too long.""",

@@ -159,8 +159,8 @@ Usage: ringrun [OPTIONS] COMMAND [ARGS]…   COMMAND: train.py, -m module, progr
 """
 _NOTES = (
     "In a job of Slurm the hosts are those of that job.",
-    "Most options are settings, too: as RINGCOMM_* variables (--print-config shows them all) and in "
-    "--config-file. horovodrun's names work as well.",
+    "Settings are variables, too, like RINGCOMM_LATE_AFTER; all options may stand in ringrun.toml. Names of "
+    "horovodrun, mpirun and torchrun work as well.",
     "A program that is named like a command is started by its path: ./stop.",
 )
 """Further text of ``--help-all``."""
@@ -188,9 +188,7 @@ _EXIT: Dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": Fals
 @with_job_options
 @with_project_option
 @click.option("--dry-run", cls=Flag, purpose=INSTEAD, brief="Show the plan.", is_flag=True,
-              help="Show the plan and the command lines; start nothing.")  # fmt: skip
-@click.option("--print-config", cls=Flag, purpose=INSTEAD, is_flag=True,
-              help="Show every setting and its source; start nothing.")  # fmt: skip
+              help="Show plan, command lines and settings; start nothing.")  # fmt: skip
 @click.option("-cb", "--check-build", cls=Flag, purpose=INSTEAD, brief="Find frameworks.", is_flag=True,
               help="Show which frameworks can be used. With -H or --hostfile: on each host.")  # fmt: skip
 @click.option("-v", "--version", cls=Flag, purpose=INSTEAD, brief="Show the version.",
@@ -202,8 +200,8 @@ _EXIT: Dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": Fals
                 shell_complete=_complete)  # fmt: skip
 @click.pass_context
 def ringrun(
-    ctx: click.Context, /, command: Tuple[str, ...], project_file: bool, dry_run: bool, print_config: bool,
-    check_build: bool, **given: Any,
+    ctx: click.Context, /, command: Tuple[str, ...], project_file: bool, dry_run: bool, check_build: bool,
+    **given: Any,
 ) -> None:  # fmt: skip
     """Run COMMAND as one job of several ranks, on this machine and on other hosts.
 
@@ -213,9 +211,7 @@ def ringrun(
 
     try:
         options = options_of(with_project(ctx, ctx.command, given, note) if project_file else given)
-        if print_config:
-            _print_config(options)
-        elif check_build:
+        if check_build:
             _check_build(options, dry_run)
         else:
             _run(options, command, dry_run)
@@ -224,13 +220,6 @@ def ringrun(
 
         click.echo(visible(f"ringrun: {problem}"), err=True)
         raise SystemExit(2 if isinstance(problem, Misuse) else 1) from None
-
-
-def _print_config(options: Options) -> None:
-    from .job.launch import effective_settings
-    from .plan.setting_sources import describe
-
-    click.echo(visible(describe(effective_settings(options, os.environ))), nl=False)
 
 
 def _check_build(options: Options, dry_run: bool) -> None:
@@ -248,7 +237,7 @@ def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
     job = prepare(options, command, say=note)
     _compare_hosts(click.get_current_context().meta.get(_HOSTS), job)
     _refuse_misspelt(job)
-    for option in () if options.quiet else _misplaced(job.command):
+    for option in _misplaced(job.command):
         text = f"{option} is after {job.command.shown}, so that gets it; options of ringrun come before it"
         click.echo(f"ringrun: {text}", err=True)
     if dry_run:

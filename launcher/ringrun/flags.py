@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from dataclasses import fields
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -22,7 +21,7 @@ from typing import (
 
 import click
 
-from ringcomm.config import Settings, parse_setting
+from ringcomm.config import parse_setting, tunables
 from ringcomm.errors import ConfigError
 
 from .plan import horovod, mpirun, options
@@ -133,7 +132,7 @@ def options_of(given: Mapping[str, Any]) -> options.Options:
 
 
 def _native() -> Iterator[click.Option]:
-    for item in fields(Settings):
+    for item in tunables():
         flag, default = item.metadata["flag"], item.default
         if item.name in JOB_OPTIONS:
             continue

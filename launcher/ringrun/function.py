@@ -43,7 +43,7 @@ from .show.notebook import own_console
 @takes_options
 def run(
     fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None, *,
-    start_timeout_s: Optional[float] = None, timeout_s: Optional[float] = None,
+    start_timeout_s: Optional[float] = None,
     settings: Optional[Mapping[str, Any]] = None, console: Optional[Console] = None, **options: Any,
 ) -> List[Any]:  # fmt: skip
     """Call ``fn(*args, **kwargs)`` once on every rank, and return the results in rank order.
@@ -59,7 +59,6 @@ def run(
         args: its positional arguments, the same on all ranks.
         kwargs: its keyword arguments.
         start_timeout_s: seconds until all hosts must be ready; also the time limit of ``init`` on the ranks.
-        timeout_s: seconds without data from a peer after which a collective fails and names that peer.
         settings: more settings by the names of their fields, like ``{"transport": "tcp"}``.
         console: receives the output of ranks, instead of ``sys.stdout`` and ``sys.stderr``.
         {options}
@@ -79,8 +78,7 @@ def run(
     _check_table("settings", settings)
     if not (console is None or hasattr(console, "coloured")):
         raise ConfigError(f"console={console!r} is not a console, which receives the output of ranks.")
-    timeouts = {"start_timeout_s": start_timeout_s, "timeout_s": timeout_s}
-    more = {**{name: value for name, value in timeouts.items() if value is not None}, **(settings or {})}
+    more = {**({} if start_timeout_s is None else {"start_timeout_s": start_timeout_s}), **(settings or {})}
     chosen = options_of(options, from_values(more))
     job = prepare(chosen, ["-m", "ringrun.agent.worker"], payload=b"", local_env=_import_path())
     payload = _pack(Call(fn, tuple(args), dict(kwargs or {})), by_value=not job.all_local)

@@ -1,14 +1,13 @@
-"""Compare the parameters of all ranks: every ``RINGCOMM_CHECK_EVERY`` steps, and once at the beginning."""
+"""Compare the weights of all ranks once, at the beginning of training."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, Sequence, Tuple
+from typing import Callable, Dict, Iterable
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from .. import api
-from ..calls.consistency import compare
 from ..calls.process_set import ProcessSet, included_in, number_of
 from ..dtypes import Array
 from ..job.context import Context
@@ -19,27 +18,6 @@ _AFTER = 5  # the reduction before which weights are compared: programs may broa
 _ITEMS = 256  # compared elements
 
 _PER_WEIGHT = 8
-
-Named = Sequence[Tuple[str, Any]]
-
-
-class StepCheck:
-    """Count steps and compare the parameters of all ranks every ``RINGCOMM_CHECK_EVERY`` steps."""
-
-    def __init__(self, process_set: ProcessSet) -> None:
-        self._process_set = process_set
-        self._steps = 0
-
-    def stepped(self, named: Callable[[], Named]) -> None:
-        """Count a step, and compare the parameters if it is time; DesyncError if they differ.
-
-        ``named`` returns pairs (name, array), in the same order on all ranks.
-        """
-        context = api.context()
-        every = context.settings.check_every
-        self._steps += 1
-        if every and self._steps % every == 0 and context.size > 1 and included_in(self._process_set):
-            compare(context, named(), number_of(self._process_set))
 
 
 _reductions: WeakKeyDictionary[Context, Dict[str, int]] = WeakKeyDictionary()

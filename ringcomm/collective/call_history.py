@@ -20,6 +20,9 @@ Row = Dict[str, Any]
 failed), ``error`` (where it has failed).
 """
 
+KEPT = 1000
+"""How many of its last operations a rank records, in each channel."""
+
 SUBMITTED, RUNNING, DONE, FAILED = "submitted", "running", "done", "failed"
 """The states of an operation; ``submitted``: it waits for other ranks to submit it as well."""
 

@@ -15,22 +15,9 @@ class Limits:
     start_np: int = 1  # the first view waits for this many ranks, and a launcher for this many slots
     min_np: int = 1  # with fewer ranks the job waits for more
     max_np: Optional[int] = None  # None: no limit
-    reset_limit: Optional[int] = None  # changes of the ranks after the first start; None: no limit
     timeout_s: float = ELASTIC_TIMEOUT_S  # longest wait for start_np slots, and for min_np ranks
 
     @property
     def most(self) -> int:
         """Return the size of the largest view."""
         return self.max_np if self.max_np is not None else 2**30
-
-    @property
-    def name(self) -> str:
-        """Return what the limits apply to, for error texts."""
-        return "The job"
-
-    def reset_limit_text(self) -> str:
-        """Return Horovod's error text for more changes than :attr:`reset_limit`: programs search for it."""
-        return (
-            f"{self.name} was shutdown because number of resets during elastic job exceeded limit: "
-            f"{self.reset_limit}"
-        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence
 
 from ..clock import StepClock, Stopwatch
-from ..collective.call_history import CallHistory
+from ..collective.call_history import KEPT, CallHistory
 from ..collective.progress import Progress
 from ..collective.runner import Runner
 from ..config import Settings
@@ -69,8 +69,7 @@ class EngineCore:
         def make_runner(fabric: Fabric) -> Runner:
             whole = fabric is channels.background
             runner = Runner(fabric, settings, generation, spin_s, reporter, selector if whole else None)
-            if settings.flight_recorder:
-                runner.history = CallHistory(1)  # of a bucket only how far it is; its members are remembered
+            runner.history = CallHistory(1)  # of a bucket only how far it is; its members are remembered
             return runner
 
         self.buckets = BucketRunner(channels.background, make_runner, self.sets)
@@ -97,9 +96,8 @@ class EngineCore:
             spin_s,
             SilenceLimits(settings.dead_after_s, settings.stall_warning_s, settings.late_after_s),
         )
-        if settings.flight_recorder:
-            self.history = OperationHistory(settings.flight_recorder, self.buckets.moved_bytes)
-            self._thread.record(self.history)
+        self.history = OperationHistory(KEPT, self.buckets.moved_bytes)
+        self._thread.record(self.history)
 
     def _make_coordinator(self, settings: Settings, hosts: Sequence[str]) -> Coordinator:
         from .coordinator import Coordinator, Tuning

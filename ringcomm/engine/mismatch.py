@@ -106,7 +106,7 @@ def deadlock_text(
     if busy:
         text += (
             f" (Other threads of {ranks_text(busy, hosts)} could still call it, but no thread has called "
-            f"anything for {waited_s:.0f} s, {factor:g} times RINGCOMM_STALL_WARNING.)"
+            f"anything for {waited_s:.0f} s, {10 * factor:g} % of RINGCOMM_LATE_AFTER.)"
         )
     return text
 

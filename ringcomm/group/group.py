@@ -11,6 +11,7 @@ import socket
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence, Tuple
 
 from ..clock import StepClock
+from ..collective.call_history import KEPT
 from ..collective.runner import Runner
 from ..config import Settings
 from ..configuration.polling import polling_s
@@ -81,17 +82,18 @@ class Group:
         self.activity = Activity(self.runner, engine, self.members, steps)
         rank = self.members[self.rank]
         facts = GroupFacts(rank, self.size, self.host, self.generation, self.members, name)
-        self.flight = FlightRecorder(facts, self.settings, self.runner, self.activity, engine)
+        self.flight = FlightRecorder(
+            facts, self.settings.diagnose_dir, self.runner, self.activity, engine
+        )
 
-    def record_messages(self, type_name: Callable[[int], str]) -> Optional[MessageHistory]:
-        """Record point-to-point messages as well, after :meth:`record`; None without a flight recorder."""
-        if self.settings.flight_recorder:
-            from .message_history import MessageHistory  # only groups of PyTorch have such messages
+    def record_messages(self, type_name: Callable[[int], str]) -> MessageHistory:
+        """Record point-to-point messages as well, after :meth:`record`."""
+        from .message_history import MessageHistory  # only groups of PyTorch have such messages
 
-            history = MessageHistory(self.settings.flight_recorder, type_name)
-            history.on_failure = self.flight.failed
-            self.activity.messages = self.flight.messages = history
-        return self.activity.messages
+        history = MessageHistory(KEPT, type_name)
+        history.on_failure = self.flight.failed
+        self.activity.messages = self.flight.messages = history
+        return history
 
     @property
     def is_forked(self) -> bool:

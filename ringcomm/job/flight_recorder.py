@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence
 
 from ..clock import Deadline, monotonic
-from ..collective.call_history import CallHistory, Row
+from ..collective.call_history import KEPT, CallHistory, Row
 from ..collective.runner import Runner
-from ..config import Settings, flight_channel_from_environment
+from ..config import flight_channel_from_environment
 from ..engine.engine import Engine
 from ..errors import MismatchError, NotInitializedError, PeerLostError, RingcommError, describe_error
 from ..storage.files import write_file
@@ -61,7 +61,7 @@ class FlightRecorder:
     """Read the call histories of one context, or of one process group."""
 
     def __init__(
-        self, facts: GroupFacts, settings: Settings, runner: Runner, activity: Activity,
+        self, facts: GroupFacts, directory: str, runner: Runner, activity: Activity,
         engine: Optional[Engine] = None,
     ) -> None:  # fmt: skip
         self.facts = facts
@@ -70,30 +70,26 @@ class FlightRecorder:
         self.messages: Optional[MessageHistory] = None  # point-to-point messages, if they are recorded
         self.left = ""  # the reason for closing, if that was no failure
         self._engine = engine
-        self._directory = settings.diagnose_dir
+        self._directory = directory
         self._pid = os.getpid()
         self._reported = threading.Lock()  # taken by the first thread that reports, for ever
         self._runner = runner
-        self._calls: Optional[CallHistory] = None
-        self._channel: Optional[RecorderSocket] = None
-        if settings.flight_recorder:
-            self._calls = runner.history = CallHistory(settings.flight_recorder)
-            self._calls.on_failure = self.failed
-            if engine is not None and engine.history is not None:
-                engine.history.on_failure = self.failed
-            self._channel = RecorderSocket.of_this_process()
-            if self._channel is not None:
-                self._channel.add(self)
+        self._calls = runner.history = CallHistory(KEPT)
+        self._calls.on_failure = self.failed
+        if engine is not None and engine.history is not None:
+            engine.history.on_failure = self.failed
+        self._channel = RecorderSocket.of_this_process()
+        if self._channel is not None:
+            self._channel.add(self)
 
     def channels(self) -> List[Dict[str, Any]]:
         """Return the operations by channel; numbers are comparable between ranks if it is ``ordered``."""
         found: List[Dict[str, Any]] = []
         members = list(self.facts.members)
-        if self._calls is not None:
-            rows = [_dated(row) for row in self._runner.rows()]
-            found.append({
-                "name": self.facts.channel, "ordered": True, "members": members, "operations": rows,
-            })  # fmt: skip
+        rows = [_dated(row) for row in self._runner.rows()]
+        found.append({
+            "name": self.facts.channel, "ordered": True, "members": members, "operations": rows,
+        })  # fmt: skip
         if self._engine is not None and self._engine.history is not None:
             history, process_sets = self._engine.history, self._engine.sets
             sets = {str(number): list(process_sets.members(number)) for number in process_sets.numbers()}
@@ -119,7 +115,7 @@ class FlightRecorder:
 
     def report(self, error: str, cause: Optional[BaseException] = None) -> None:
         """Send or write a record with this error and its exception, once."""
-        if self._calls is None or os.getpid() != self._pid or not self._reported.acquire(blocking=False):
+        if os.getpid() != self._pid or not self._reported.acquire(blocking=False):
             return
         if self._channel is not None:
             self._channel.send(record(self._channel.recorders, "failure", error, cause))

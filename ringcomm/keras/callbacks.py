@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional
 
 import keras
 
 from .. import api
 from .._adapter.callbacks import Multiplier, Schedule, averaged, warmup
-from .._adapter.checking import StepCheck
-from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..elastic.parts import build, variables_of
 from .collectives import broadcast_variables
@@ -112,38 +110,6 @@ class BroadcastGlobalVariablesCallback(Callback):
             variables += variables_of(optimizer)
         broadcast_variables([item for item in variables if id(item) not in self._local], self.root_rank)
         self.broadcast_done = True
-
-
-@documented
-class CheckSameCallback(Callback):
-    """Compares the trainable variables of all ranks bit by bit every ``RINGCOMM_CHECK_EVERY`` batches.
-
-    If they differ, ``fit`` ends with :class:`ringcomm.DesyncError` on all ranks.
-
-    Args:
-        {process_set}
-    """
-
-    def __init__(self, process_set: ProcessSet = global_process_set) -> None:
-        super().__init__()
-        self._check = StepCheck(process_set)
-
-    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Count the batch and compare the variables if it is time.
-
-        Args:
-            {keras_batch_end}
-
-        Raises:
-            DesyncError: the variables differ between ranks.
-        """
-        self._check.stepped(self._weights)
-
-    def _weights(self) -> List[Tuple[str, Any]]:
-        if hasattr(self.model, "jax_state_sync"):
-            self.model.jax_state_sync()  # on JAX the variables have old values during an epoch
-        weights = self.model.trainable_variables
-        return [(item.path, keras.ops.convert_to_numpy(item)) for item in weights]
 
 
 @documented

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from functools import wraps
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, Sequence
 
 import mxnet as mx
 
 from .. import api
-from .._adapter.checking import StepCheck
 from .._adapter.reduction import of_gradients
 from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..errors import ConfigError
 from ..ops import ReduceOp
-from .arrays import flat_array
 from .compression import Compression
 from .reducer import GradientReducer
 
-_OWN = ("_optimizer", "_options", "_reducer", "_check")
+_OWN = ("_optimizer", "_options", "_reducer")
 
 _ALL = 1 << 31  # more than any model has parameters: MXNet passes all gradients of a step in one call
 
@@ -70,7 +68,6 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
             ReduceOp.AVERAGE, gradient_predivide_factor, process_set, Compression.none, num_groups=num_groups
         )
         self._reducer = GradientReducer(how)
-        self._check = StepCheck(process_set)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN:
@@ -120,7 +117,6 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
 
         Raises:
             PeerLostError: a rank was lost.
-            DesyncError: the weights of ranks differ; see ``RINGCOMM_CHECK_EVERY``.
         """
         self._reduce_and_update(self._optimizer.update, index, weight, grad, state)
 
@@ -135,7 +131,6 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
 
         Raises:
             PeerLostError: a rank was lost.
-            DesyncError: the weights of ranks differ; see ``RINGCOMM_CHECK_EVERY``.
         """
         self._reduce_and_update(self._optimizer.update_multi_precision, index, weight, grad, state)
 
@@ -156,8 +151,3 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         else:
             for item in zip(indices, weights, gradients, state):
                 update(*item)
-        self._check.stepped(lambda: _named(names, weights))
-
-
-def _named(names: Sequence[str], weights: Sequence[mx.nd.NDArray]) -> List[Any]:
-    return [(name, flat_array(weight)) for name, weight in zip(names, weights)]

@@ -10,13 +10,11 @@ import numpy as np
 
 from .. import api
 from .._adapter.arguments import wire_name
-from .._adapter.checking import StepCheck
 from .._adapter.reduction import of_gradients
 from ..calls.process_set import ProcessSet, global_process_set, number_of
 from ..docstrings import documented
 from ..errors import ConfigError
 from ..ops import ReduceOp
-from .arrays import flat_array
 from .compression import Compression
 from .optimizer import DistributedOptimizer
 from .reducer import GradientReducer
@@ -80,7 +78,6 @@ class DistributedTrainer(mx.gluon.Trainer):
             ReduceOp.AVERAGE, gradient_predivide_factor, process_set, compression, num_groups=num_groups
         )
         self._reducer = GradientReducer(how)
-        self._check = StepCheck(process_set)
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Average gradients over all ranks and update the parameters.
@@ -93,7 +90,6 @@ class DistributedTrainer(mx.gluon.Trainer):
         Raises:
             UserWarning: a gradient is not new, and ``ignore_stale_grad`` is False.
             PeerLostError: a rank was lost.
-            DesyncError: the weights of ranks differ; see ``RINGCOMM_CHECK_EVERY``.
         """
         if ignore_stale_grad and self._reducer.how.active():
             self._agree_on_new_gradients()
@@ -123,10 +119,4 @@ class DistributedTrainer(mx.gluon.Trainer):
             [name for name, _ in trained],
             [parameter.list_grad()[0] for _, parameter in trained],
             [parameter.list_data()[0] for _, parameter in trained],
-        )
-
-    def _update(self, ignore_stale_grad: bool = False) -> None:
-        super()._update(ignore_stale_grad)
-        self._check.stepped(
-            lambda: [(parameter.name, flat_array(parameter.list_data()[0])) for parameter in self._params]
         )

@@ -17,7 +17,7 @@ from typing import Any, Dict
 
 from ..config import Membership, Settings
 from ..configuration.endpoints import format_endpoint
-from ..configuration.limits import ELASTIC_TIMEOUT_S, Limits
+from ..configuration.limits import Limits
 from ..errors import RingcommError
 from ..transport.encryption import encryption_of
 from .actions import Notice
@@ -61,11 +61,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--min-np", type=_positive, help="serve an elastic job; with fewer ranks it waits")
     parser.add_argument("--max-np", type=_positive, help="the most ranks; by default any number")
     parser.add_argument("--np", type=_positive, help="ranks to wait for at the start; by default --min-np")
-    parser.add_argument(
-        "--elastic-timeout", type=float, default=ELASTIC_TIMEOUT_S,
-        help="how long to wait for --min-np ranks, in seconds",
-    )  # fmt: skip
-    parser.add_argument("--reset-limit", type=int, help="the most changes of the membership")
     return parser.parse_args()
 
 
@@ -89,10 +84,7 @@ def _server(
     }  # fmt: skip
     if arguments.min_np is None:
         return RendezvousServer(size=membership.size, **common)
-    limits = Limits(
-        arguments.np or arguments.min_np, arguments.min_np, arguments.max_np, arguments.reset_limit,
-        arguments.elastic_timeout,
-    )  # fmt: skip
+    limits = Limits(arguments.np or arguments.min_np, arguments.min_np, arguments.max_np)
     return RendezvousServer(limits=limits, **common)
 
 

@@ -465,7 +465,7 @@ def make_channels(
         calls, engine = (
             SocketFabric(
                 rank,
-                make_links(socks, settings.transport, settings.congestion, settings.measure),
+                make_links(socks, settings.transport, settings.measure),
                 control,
                 size,
             )

@@ -290,14 +290,12 @@ class Assembly:
                 + (f". The rendezvous turned away {refused_connections}" if refused_connections else "")
             )
             if is_due(limits.timeout_s, waited_s):
-                within = f"within {limits.timeout_s:g} s (--elastic-timeout)"
+                within = f"within {limits.timeout_s:g} s"
                 return Decision(Step.FAIL, kind="timeout", text=f"Not enough ranks {within}: {text}.")
             detail = {"size": size, "min_size": limits.min_np, "timeout_s": limits.timeout_s}
             text += f"; waiting for up to {limits.timeout_s:g} s"
             notice = () if last is NO_VIEW else (Notice("waiting", text, detail=detail),)
             return Decision(Step.WAIT, actions=(Timer(start_s), Timer(limits.timeout_s), *notice))
-        if limits.reset_limit is not None and last.epoch >= limits.reset_limit:
-            return Decision(Step.FAIL, kind="reset_limit", text=limits.reset_limit_text())
         candidates = [item.candidate() for item in self.processes.among(Stage.WAITING)]
         newest = max(item.position for item in candidates)
         if self._newest and not newest:

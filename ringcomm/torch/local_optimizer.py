@@ -86,8 +86,6 @@ def local_optimizer(optimizer: Any, how: Reduction, passes: int) -> Any:
         problem = f"gradients are averaged, and this program asks for {how.op.name.lower()} or other factors"
     elif how.weight is not None:
         problem = "each rank's weights count alike, and this program has balanced batches"
-    elif api.context().settings.check_every:
-        problem = "ranks have different weights between exchanges, so --check-every would report them"
     elif not all(isinstance(item, torch.nn.Parameter) for item in all_parameters(optimizer)):
         problem = "the optimizer has tensors that are no torch.nn.Parameter"
     if problem:

@@ -10,7 +10,7 @@ import torch
 
 from .. import api
 from .._adapter.arguments import checked_passes
-from .._adapter.checking import StepCheck, check_start
+from .._adapter.checking import check_start
 from .._adapter.feedback import Residuals
 from .._adapter.gradients import names_of
 from .._adapter.optimizer_classes import wrapped
@@ -26,7 +26,7 @@ from .compression import Compression
 from .local_optimizer import LocalDistributed, local_optimizer, local_steps_of_settings
 from .own_optimizer import OwnOptimizer, all_parameters, own_step, parameters_of
 from .reducer import GradientReducer
-from .tensors import bytes_of, first_elements
+from .tensors import first_elements
 
 _ZEROED_TOO_EARLY = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
@@ -44,7 +44,6 @@ class _Distributed(OwnOptimizer):
     _reducer: GradientReducer
     _reduction: Reduction
     _named: Optional[Named]
-    _check: StepCheck
     _should_synchronize: bool
     _for_scaler = False
 
@@ -64,7 +63,6 @@ class _Distributed(OwnOptimizer):
         self._reduction, self._named = reduction, named
         names = names_of(parameters_of(self), named, everything_named=residuals is None)
         self._parameter_names = {item: names[id(item)] for item in all_parameters(self)}
-        self._check = StepCheck(reduction.process_set)
         self._should_synchronize = True
         self._reducer = GradientReducer(all_parameters(self), names, reduction, passes, residuals)
 
@@ -114,7 +112,7 @@ class _Distributed(OwnOptimizer):
         """
         if not self._should_synchronize:
             self._reducer.synchronized = False
-            return self._step_and_check(closure, options)
+            return own_step(self, _Distributed, closure, options)
         if self._reducer.synchronized and not self._reducer.fresh:
             if self._reducer.hooked and not self._for_scaler:
                 warnings.warn(
@@ -127,18 +125,10 @@ class _Distributed(OwnOptimizer):
         if closure is not None:
             closure = self._then_synchronize(closure)
         self._reducer.synchronized = False
-        return self._step_and_check(closure, options)
+        return own_step(self, _Distributed, closure, options)
 
     # Otherwise torch would wrap it when an optimizer is unpickled, and hooks on steps would run twice.
     step.hooked = True  # type: ignore[attr-defined]
-
-    def _step_and_check(self, closure: Optional[Callable[[], Any]], options: Dict[str, Any]) -> Any:
-        loss = own_step(self, _Distributed, closure, options)
-        self._check.stepped(self._named_bytes)
-        return loss
-
-    def _named_bytes(self) -> List[Tuple[str, Any]]:
-        return [(name, bytes_of(item)) for item, name in self._parameter_names.items()]
 
     def _then_synchronize(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def compute_and_synchronize() -> Any:
@@ -204,7 +194,6 @@ class _AdasumDistributed(OwnOptimizer):
     _compression: Any
     _passes: int
     _named: Optional[Named]
-    _check: StepCheck
     _option = "op=Adasum"
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -235,7 +224,6 @@ class _AdasumDistributed(OwnOptimizer):
         for parameter, start, handle, (_, context) in zip(parameters, starts, pending, pairs):
             combined = self._compression.decompress(handles.synchronize(handle), context)
             parameter.detach().copy_(start + combined)
-        self._check.stepped(lambda: [(n, bytes_of(item)) for n, item in zip(names, parameters)])
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]
@@ -315,7 +303,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         names_of(parameters_of(optimizer), named)  # refuses wrong ones
         delta: Any = wrapped(_AdasumDistributed, optimizer, but="step")
         delta._compression = Compression.none if is_coded(reduction.compression) else reduction.compression
-        delta._passes, delta._check, delta._named = passes, StepCheck(process_set), named
+        delta._passes, delta._named = passes, named
         return delta
     made = wrapped(_Distributed, optimizer, but="step")
     made._distribute(reduction, named, passes)

@@ -19,11 +19,6 @@ from ..dtypes import Array
 from ..errors import ConfigError
 
 
-def bytes_of(tensor: torch.Tensor) -> Array:
-    """Return all bytes of a dense tensor of any device and dtype, as uint8."""
-    return elements_of(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8))
-
-
 def first_elements(tensor: torch.Tensor) -> Array:
     """Return the first elements of a tensor's first row as float32; none of complex ones and subclasses."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_complex() or not tensor.numel():

@@ -156,7 +156,6 @@ def _receive(sock: socket.socket, count: int) -> bytes:
 def make_links(
     sockets: Mapping[int, socket.socket],
     transport: str = "auto",
-    congestion: str = "auto",
     measure: bool = True,  # find the fastest carrier of this machine, see :mod:`.carriers`
 ) -> Dict[int, SocketLink]:
     """Make links over authenticated sockets, by peer; those over Unix sockets use memory where both ends may.
@@ -168,7 +167,7 @@ def make_links(
     crowded = peers >= _MANY_PEERS
     for peer, sock in sockets.items():
         if sock.family != socket.AF_UNIX:
-            choose_congestion(sock, congestion)
+            choose_congestion(sock)
         else:
             sock.settimeout(_TRIAL_S)
             trials[peer] = Trial(sock, transport, peers)

@@ -20,17 +20,13 @@ NEAR_US = 2000
 _TCP_INFO_RTT = struct.Struct("@68xI")
 
 
-def choose_congestion(sock: socket.socket, wish: str) -> None:
-    """Set a TCP socket's congestion control; see ``RINGCOMM_CONGESTION``. Raises OSError for a name that this
-    system does not have or allow.
+def choose_congestion(sock: socket.socket) -> None:
+    """Replace bbr as a TCP socket's congestion control where the peer is near.
 
     bbr estimates bandwidth and paces its packets, which keeps queues short on the internet and costs half of
     the speed where there is no queue: between hosts of one room, and on the loopback.
     """
-    if wish == "system" or not hasattr(socket, "TCP_CONGESTION"):
-        return
-    if wish != "auto":
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, wish.encode())
+    if not hasattr(socket, "TCP_CONGESTION"):
         return
     try:
         current = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")

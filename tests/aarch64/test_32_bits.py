@@ -18,7 +18,7 @@ def test_all_collectives_give_the_same_bits_as_on_64_bits(lab: Lab, project: Pat
     """Ranks of x86-64, aarch64 and armhf. Debian has no bfloat16 for NumPy on armhf."""
     hosts = ("-H", f"localhost,jetson2,{pi}", "--python", "jetson2=/opt/numpy2/bin/python")
     digests = project.parent / "digests.json"
-    job = finished(lab, project, *hosts, "--python", f"{pi}={PYTHON}", "--no-measure", "bits.py", digests)
+    job = finished(lab, project, *hosts, "--python", f"{pi}={PYTHON}", "bits.py", digests)
     assert " results, 0 differ" in job.output and "is armv7l 1" in job.output, job.output
 
 

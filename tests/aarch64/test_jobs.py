@@ -29,7 +29,7 @@ def test_all_collectives_give_the_same_bits(lab: Lab, project: Path, algorithm: 
 
     In Adasum the processor decides in which order a dot product is added up.
     """
-    options = ("--algorithm", algorithm, "--no-measure")  # what is measured decides where a codec rounds
+    options = ("-x", f"ALGORITHM={algorithm}")
     both = bits(lab, project, "-H", THREE, *NUMPYS, *options)
     one = bits(lab, project, "-H", "localhost:3", "--transport", "tcp", *options)
     differ = [case for case in one if both[case] != one[case]]

@@ -6,13 +6,11 @@ import itertools
 
 from hypothesis import strategies as st
 
-from ringcomm.config import Settings
 from ringcomm.configuration.endpoints import parse_endpoint
 from ringcomm.errors import ConfigError, ProtocolError
 from ringcomm.storage.keys import read_key
 from ringcomm.transport.encryption import encryption_of
 from ringrun.agent import framing
-from ringrun.plan import setting_sources
 from ringrun.plan.hosts import parse_hostfile, parse_hosts
 from ringrun.reach.incoming import event_facts
 from ringrun.reach.protocol import FRAME_LIMIT_BYTES, FrameReader
@@ -73,25 +71,6 @@ def test_hosts_and_endpoints(said):
             parse(said)
         except ConfigError as problem:
             assert str(problem)
-
-
-line = st.tuples(
-    st.sampled_from(["", "  ", "\t", "timeline:\n  ", "params:\n  "]),
-    st.sampled_from([item.replace("_", "-") for item in Settings.__dataclass_fields__])
-    | st.sampled_from(["timeout", "cycle-time", "filename", "controller", "fusion_threshold_mb"])
-    | st.text(max_size=8),
-    st.sampled_from([":", ": ", "", " : "]),
-    st.text(max_size=10)
-    | st.sampled_from(["1", "-1", "nan", "inf", "1e999", "9" * 5000, "64K", "'", "[1]", "~"]),
-).map("".join)  # fmt: skip
-
-
-@fuzz(st.lists(line, max_size=5).map("\n".join))
-def test_configuration_files(content):
-    try:
-        setting_sources.effective([setting_sources.from_file(content, "file")])
-    except ConfigError as problem:
-        assert str(problem)
 
 
 pem = st.sampled_from(

@@ -31,7 +31,6 @@ from ringrun.diagnosis.records import Records, explain, has_operations
 from ringrun.diagnosis.reports import parse_record, read_report
 from ringrun.diagnosis.waiting import diagnose
 from ringrun.job.launch import prepare
-from ringrun.plan import setting_sources
 from ringrun.plan.hosts import parse_hostfile, parse_hosts
 from ringrun.plan.options import Options
 from ringrun.plan.signed import about_call, about_result, signed, verified
@@ -51,7 +50,6 @@ TEXTS = [
     b"host:2,user@h",
     b"[fe80::1]:3",
     b"a slots=2 python=/x 'cwd=y z'",
-    b"timeout: 3\nspin-us: 2",
     b"#",
 ]
 AGENTS = (
@@ -214,7 +212,6 @@ def files(rng: random.Random) -> None:
             parse(text)
         except ConfigError:
             pass
-    setting_sources.effective([setting_sources.from_file(text, "f")])
 
 
 def flight_record(rng: random.Random) -> None:

@@ -34,8 +34,8 @@ def programs(request: pytest.FixtureRequest) -> int:
 def test_all_ranks_agree(size: int, programs: int) -> None:
     families = FAMILIES if importlib.util.find_spec("torch") is not None else FAMILIES[:2]
     job = Launched(
-        "-np", str(size), "-x", "OMP_NUM_THREADS=1", "--timeout", "60", sys.executable, "-W", "ignore", "-m",
-        "tests.fuzz.agreeing", str(size * 1_000_000), str(programs), *families,
+        "-np", str(size), "-x", "OMP_NUM_THREADS=1", "--late-after", "60", sys.executable, "-W", "ignore",
+        "-m", "tests.fuzz.agreeing", str(size * 1_000_000), str(programs), *families,
     )  # fmt: skip
     code = job.finish(90.0 + EACH_S * programs * len(families))
     print(job.out, job.err)

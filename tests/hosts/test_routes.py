@@ -106,7 +106,6 @@ def start_often(lab: Lab, starts: int) -> List[List[Dict[str, Any]]]:
         "RINGCOMM_RENDEZVOUS": f"{lab.addresses(LOCALHOST, 'eth')[0]}:{PORT}",
         "RINGCOMM_KEY": secrets.token_hex(16),
         "RINGCOMM_SIZE": str(len(EVERYWHERE)),
-        "RINGCOMM_MEASURE": "0",  # that is another measurement, of links that have been chosen
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
     }

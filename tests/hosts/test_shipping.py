@@ -135,7 +135,7 @@ def test_a_read_only_home_and_a_full_disk(lab: Lab, boards: Boards) -> None:
             if place.is_dir():
                 place.rmdir()
     assert job.process.returncode == 1
-    for word in ["│ jetson2: ", "No space left on device", str(own), "--no-ship-self"]:
+    for word in ["│ jetson2: ", "No space left on device", str(own)]:
         assert word in job.output, job.output
     assert "│ jetson1" not in job.output
     assert len(list(temporary.iterdir())) >= 1
@@ -240,13 +240,6 @@ def test_an_environment_of_conda_is_found_by_its_name(lab: Lab, tmp_path: Path, 
         assert f"{host}: the ranks run /opt/conda/envs/train/bin/python" in job.output
     prefixes = [str(here), "/opt/conda/envs/train", "/opt/conda/envs/train"]
     assert sorted(job.values(r"\] (/\S+)$")) == sorted(prefixes), job.output
-
-
-@pytest.mark.release
-def test_without_it_a_host_has_to_have_ringcomm(lab: Lab, boards: Boards) -> None:
-    job = ringrun(lab, *boards.options(), "--no-ship-self", "train.py", module_path=False)
-    assert job.process.returncode == 1
-    assert "cannot import ringcomm" in job.output and "jetson2" in job.output, job.output
 
 
 @pytest.mark.timeout(300)

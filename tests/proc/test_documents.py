@@ -18,7 +18,6 @@ from typing import Dict, Iterator, List, NamedTuple
 import pytest
 
 from ringrun import cli
-from ringrun.plan.configfile import parse_file
 from ringrun.project import parse_project
 from tests.proc.test_ringrun_support import ROOT, Launched
 from tests.public_names import public_names, source_of
@@ -172,14 +171,6 @@ def variables() -> str:
     """A text with all environment variables: the settings' page, which a test keeps true, and the others."""
     paths = ("docs/configuration.md", "ringcomm/configuration/variables.py")
     return "".join((ROOT / path).read_text() for path in paths)
-
-
-@pytest.mark.parametrize("block", blocks_in("yaml"))
-def test_configuration_files_are_understood(block: Block, tmp_path: Path) -> None:
-    assert parse_file(block.text, block.where)
-    (tmp_path / "job.yaml").write_text(block.text)
-    job = Launched("--config-file", "job.yaml", "--dry-run", "-np", "2", "true", cwd=tmp_path)
-    assert job.finish(30.0) == 0, job.err
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="no parser of TOML in this Python")

@@ -106,16 +106,6 @@ def test_below_the_least_size_the_job_waits_for_a_new_process() -> None:
         assert first.said("done") == job.workers[2].said("done"), job.output()
 
 
-@pytest.mark.release
-def test_too_few_processes_for_too_long_end_the_job() -> None:
-    options = "--min-np", "2", "--elastic-timeout", "1"
-    with ElasticJob(*options, program=PROGRAM, STEPS=STEPS, COUNT="10") as job:
-        first, second = job.start(2)
-        job.wait_for(lambda _, line: line.startswith("step"), 2)
-        second.kill()
-        assert first.end() == 1
-        assert "Not enough ranks within 1 s" in "\n".join(first.lines), job.output()
-        assert job.rendezvous.wait(10) == 1
 
 
 @pytest.mark.full
@@ -136,18 +126,6 @@ def test_a_defect_of_the_program_ends_the_job() -> None:
         assert [worker.end() for worker in workers] == [1, 1], job.output()
         assert all("do not make the same call" in "\n".join(item.lines) for item in workers), job.output()
         assert job.rendezvous.wait(10) == 1
-
-
-@pytest.mark.release
-def test_views_are_limited() -> None:
-    with ElasticJob(
-        "--min-np", "1", "--np", "2", "--reset-limit", "0", program=PROGRAM, STEPS=STEPS, COUNT="10"
-    ) as job:
-        first, second = job.start(2)
-        job.wait_for(lambda _, line: line.startswith("step"), 2)
-        first.kill()
-        assert second.end() == 1
-        assert "number of resets during elastic job exceeded limit: 0" in "\n".join(second.lines)
 
 
 SETS = """

@@ -64,18 +64,6 @@ def test_a_first_failure_of_the_script_ends_the_job(tmp_path: Path) -> None:
     assert "exit code 5: it is broken" in done.err
 
 
-@pytest.mark.release
-def test_too_few_slots_end_the_wait_after_the_elastic_timeout(tmp_path: Path) -> None:
-    path = script(tmp_path / "hosts", "echo localhost:1")
-    done = ringrun(
-        "--horovod", "-np", "2", "--host-discovery-script", path, "--elastic-timeout", "1.5", "sleep", "60"
-    )
-    assert done.process.returncode == 1
-    assert (
-        "Timed out waiting for minimum number of slots to become available. Please check that you have "
-        "enough resources to run at least 2 Horovod processes. Timeout after 1.5 seconds." in done.err
-    )
-    assert done.out == ""
 
 
 def test_ctrl_c_ends_an_elastic_job_and_leaves_nothing() -> None:

@@ -52,7 +52,7 @@ else:
 print("done")
 """
 CALLS, ENGINE = 'rc.allreduce_(x, name="conv3', "rc.allreduce_async_("
-LIMITS = ["--dead-after", "2", "--timeout", "3", "--late-after", "3"]
+LIMITS = ["--dead-after", "2", "--late-after", "3"]
 
 
 def line_of(text: str) -> int:

@@ -45,7 +45,7 @@ print("calls", calls)
 @pytest.mark.full
 def test_stopped_and_continued_in_time(tmp_path: Path, phase: str, links: str) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    env = {"RINGCOMM_TRANSPORT": links, "RINGCOMM_MEASURE": "0"}
+    env = {"RINGCOMM_TRANSPORT": links}
     options = ["--dead-after", str(DEAD_AFTER_S), "-np", "3"]
     job = Launched(*options, "train.py", phase, cwd=tmp_path, env=env)
     files = [tmp_path / f"pid{rank}" for rank in range(3)]

@@ -67,7 +67,6 @@ def run(case: Case) -> Launched:
         "RINGCOMM_DEAD_AFTER": str(DEAD_AFTER_S),
         "RINGCOMM_START_TIMEOUT": str(START_TIMEOUT_S),
         "RINGCOMM_TRANSPORT": case.links,
-        "RINGCOMM_MEASURE": "0",
     }
     launched = Launched("-np", "3", "--verbose", str(PROGRAM), *map(str, case[:3]), env=env)
     launched.finish(60.0)

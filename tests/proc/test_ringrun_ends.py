@@ -146,7 +146,7 @@ def test_stopped_ranks_are_ended_too(stubborn: Launched) -> None:
 
 def test_standard_descriptors_that_are_closed_at_the_start(tmp_path: Path) -> None:
     """Otherwise the next files get their numbers, and what is printed."""
-    words = ["-q", "--output-dir", "out", "-np", "2", "sh", "-c", "echo to stdout; echo to stderr >&2"]
+    words = ["--output-dir", "out", "-np", "2", "sh", "-c", "echo to stdout; echo to stderr >&2"]
     command = shlex.join([sys.executable, "-m", "ringrun", *words])
     done = subprocess.run(
         ["sh", "-c", f"exec <&- >&- 2>&-; {command}"], cwd=tmp_path, check=False, timeout=60,

@@ -139,24 +139,24 @@ os.environ["HOROVOD_FUSION_THRESHOLD"] = "2048"
 import horovod.common.process_sets
 import ringcomm as rc
 
-os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "7"
-os.environ["HOROVOD_CYCLE_TIME"] = "2.5"
+os.environ["HOROVOD_START_TIMEOUT"] = "70"
 rc.init()
 rc.allreduce_async([1.0], name="shown").wait()
 found = rc.config.Settings.from_environment()
-print(found.fusion_bytes, found.stall_warning_s, found.cycle_ms, found.timeout_s, found.late_after_s)
+print(found.fusion_bytes, found.start_timeout_s, found.dead_after_s, found.late_after_s)
 """
 
 
 def test_variables_that_the_program_sets_count(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SETTINGS)
-    given = {"HOROVOD_CYCLE_TIME": "9", "HOROVOD_GLOO_TIMEOUT_SECONDS": "33", "RINGCOMM_TIMEOUT": "44"}
+    given = {"HOROVOD_START_TIMEOUT": "90", "HOROVOD_CYCLE_TIME": "33", "RINGCOMM_DEAD_AFTER": "44"}
     options = ["--horovod", "-np", "2", "--fusion-threshold-mb", "3", "-x", "HOROVOD_TIMELINE=by_option.json"]
     done = ringrun(*options, "--late-after", "55", "train.py", cwd=tmp_path, env=given)
     assert done.process.returncode == 0, done.err
     # ringrun's own settings keep their priority: RINGCOMM_* before HOROVOD_*, and options before both.
-    shown = [f"[localhost:{rank}] 2048 7.0 2.5 44.0 55.0" for rank in range(2)]
+    shown = [f"[localhost:{rank}] 2048 70.0 44.0 55.0" for rank in range(2)]
     assert sorted(done.out.splitlines()) == shown
+    assert done.err.count("HOROVOD_CYCLE_TIME has no effect") == 1
     assert "shown" in (tmp_path / "by_program.json").read_text()
     assert not (tmp_path / "by_option.json").exists()
 

@@ -42,7 +42,7 @@ for step in range(100000):
 )
 def test_the_rank_that_failed_first_is_named(tmp_path: Path, way: str, code: int, words: list[str]) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    done = ringrun("-np", "3", "--timeout", "3", "train.py", way, cwd=tmp_path)
+    done = ringrun("-np", "3", "--dead-after", "3", "train.py", way, cwd=tmp_path)
     assert done.process.returncode == code, done.err
     for word in ["Ranks 0, 2 stopped because of it.", *words]:
         assert word in done.err

@@ -28,7 +28,8 @@ def test_every_line_says_which_rank_printed_it() -> None:
 
 
 def test_ranks_get_what_they_need_to_join_and_nothing_of_an_outer_job() -> None:
-    outer = {"RINGCOMM_RANK": "7", "RINGCOMM_KEY": "ab" * 16, "RINGCOMM_SIZE": "9", "RINGCOMM_TIMEOUT": "33"}
+    outer = {"RINGCOMM_RANK": "7", "RINGCOMM_KEY": "ab" * 16, "RINGCOMM_SIZE": "9"}
+    outer["RINGCOMM_LATE_AFTER"] = "33"
     done = ringrun("-np", "2", "-x", "EXTRA=1 2", "--iface", "!docker*", "env", env=outer)
     found = {line.split("] ", 1)[1] for line in done.out.splitlines() if line.startswith("[localhost:1]")}
     values = dict(line.split("=", 1) for line in found if "=" in line)
@@ -41,7 +42,7 @@ def test_ranks_get_what_they_need_to_join_and_nothing_of_an_outer_job() -> None:
     assert re.fullmatch(r"\d+:\d+,\d+:\d+", own.pop("RINGCOMM_FLIGHT_FD"))
     assert own == {
         "RINGCOMM_SIZE": "2", "RINGCOMM_SLOT": "0:1", "RINGCOMM_HOST": "localhost",
-        "RINGCOMM_TIMEOUT": "33.0", "RINGCOMM_IFACE": "!docker*", "RINGCOMM_RESTART": "0",
+        "RINGCOMM_LATE_AFTER": "33.0", "RINGCOMM_IFACE": "!docker*", "RINGCOMM_RESTART": "0",
         "RINGCOMM_DIAGNOSE_DIR": str(done.records),
     }  # fmt: skip
     assert values["EXTRA"] == "1 2"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringcomm import config
-from ringcomm.config import Membership, Settings, Slot, document, misspelt_variables
+from ringcomm.config import Membership, Settings, Slot, document, misspelt_variables, tunables
 from ringcomm.configuration import environment, setting_aliases
 from ringcomm.configuration.endpoints import format_endpoint, parse_endpoint
 from ringcomm.configuration.parsing import ALGORITHMS
@@ -29,17 +29,16 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
     [
         ("IFACE", "eth0,!docker*", "iface", "eth0,!docker*"),
         ("START_TIMEOUT", "2.5", "start_timeout_s", 2.5),
-        ("TIMEOUT", "inf", "timeout_s", float("inf")),
-        ("SEGMENT_BYTES", "0", "segment_bytes", 0),
-        ("SEGMENT_BYTES", "1000", "segment_bytes", 1000),
-        ("SEGMENT_BYTES", "64K", "segment_bytes", 64 * 1024),
-        ("SEGMENT_BYTES", "64KiB", "segment_bytes", 64 * 1024),
-        ("SEGMENT_BYTES", " 2mb ", "segment_bytes", 2 * 1024 * 1024),
-        ("SEGMENT_BYTES", "1G", "segment_bytes", 1024**3),
-        ("SPIN_US", "0", "spin_us", 0.0),
-        ("SPIN_US", "1000000", "spin_us", 1e6),
-        ("ALGORITHM", "ring", "algorithm", "ring"),
-        ("ALGORITHM", "", "algorithm", ""),
+        ("START_TIMEOUT", "inf", "start_timeout_s", float("inf")),
+        ("FUSION_THRESHOLD", "0", "fusion_bytes", 0),
+        ("FUSION_THRESHOLD", "1000", "fusion_bytes", 1000),
+        ("FUSION_THRESHOLD", "64K", "fusion_bytes", 64 * 1024),
+        ("FUSION_THRESHOLD", "64KiB", "fusion_bytes", 64 * 1024),
+        ("FUSION_THRESHOLD", " 2mb ", "fusion_bytes", 2 * 1024 * 1024),
+        ("FUSION_THRESHOLD", "1G", "fusion_bytes", 1024**3),
+        ("LATE_AFTER", "0", "late_after_s", 0.0),
+        ("TRANSPORT", "tcp", "transport", "tcp"),
+        ("COMPRESSION", "", "compression", ""),
         ("TIMELINE", "t.json", "timeline", "t.json"),
         ("VERBOSE", "1", "verbose", True),
         ("VERBOSE", "Yes", "verbose", True),
@@ -58,18 +57,17 @@ def test_setting_is_read(variable, text, field, value):
         ("START_TIMEOUT", "-1"),
         ("START_TIMEOUT", "soon"),
         ("START_TIMEOUT", "nan"),
-        ("TIMEOUT", ""),
-        ("TIMEOUT", "10s"),
-        ("SEGMENT_BYTES", "0K"),
-        ("SEGMENT_BYTES", "-4K"),
-        ("SEGMENT_BYTES", "K"),
-        ("SEGMENT_BYTES", ""),
-        ("SEGMENT_BYTES", "1.5M"),
-        ("SEGMENT_BYTES", "1T"),
-        ("ALGORITHM", "tree"),
-        ("SPIN_US", "-1"),
-        ("SPIN_US", "2000000"),
-        ("SPIN_US", "nan"),
+        ("LATE_AFTER", ""),
+        ("LATE_AFTER", "10s"),
+        ("LATE_AFTER", "-1"),
+        ("LATE_AFTER", "inf"),
+        ("FUSION_THRESHOLD", "0K"),
+        ("FUSION_THRESHOLD", "-4K"),
+        ("FUSION_THRESHOLD", "K"),
+        ("FUSION_THRESHOLD", ""),
+        ("FUSION_THRESHOLD", "1.5M"),
+        ("FUSION_THRESHOLD", "1T"),
+        ("TRANSPORT", "ip"),
         ("VERBOSE", "perhaps"),
     ],
 )
@@ -91,8 +89,8 @@ def test_defaults_without_variables_and_other_variables_are_ignored():
     "settings",
     [
         Settings(),
-        Settings(iface="eth*,!docker0", start_timeout_s=0.1, timeout_s=1e-3, segment_bytes=123457),
-        Settings(spin_us=0.0, algorithm="ring", verbose=True, timeout_s=1e9),
+        Settings(iface="eth*,!docker0", start_timeout_s=0.1, late_after_s=1e-3, fusion_bytes=123457),
+        Settings(transport="tcp", verbose=True, late_after_s=1e9),
     ],
 )
 def test_settings_survive_the_environment(settings):
@@ -101,13 +99,17 @@ def test_settings_survive_the_environment(settings):
 
 def test_only_what_differs_is_passed_on():
     assert Settings().to_environment() == {}
-    assert Settings(verbose=True).to_environment() == {"RINGCOMM_VERBOSE": "1"}
+    assert Settings(verbose=True, measure=False).to_environment() == {"RINGCOMM_VERBOSE": "1"}
+
+
+def test_ranks_are_warned_of_after_a_tenth_of_the_time_in_which_they_must_come():
+    assert (Settings().stall_warning_s, Settings(late_after_s=0.0).stall_warning_s) == (60.0, 0.0)
 
 
 def test_the_real_environment_is_the_default_source(monkeypatch):
-    monkeypatch.setenv("RINGCOMM_TIMEOUT", "77")
+    monkeypatch.setenv("RINGCOMM_LATE_AFTER", "77")
     monkeypatch.setenv("RINGCOMM_SIZE", "1")
-    assert Settings.from_environment().timeout_s == 77
+    assert Settings.from_environment().late_after_s == 77
     assert Membership.from_environment() == Membership()
 
 
@@ -269,7 +271,7 @@ def test_a_variable_that_is_nearly_a_setting_is_pointed_out(variable, meant):
 
 def test_variables_of_other_purposes_are_not():
     others = {f"RINGCOMM_{name}": "1" for name in ("REQUIRE_HOSTS", "TRACE", "MY_OWN", "", "X")}
-    known = {item.metadata["variable"]: "1" for item in fields(Settings)}
+    known = {item.metadata["variable"]: "1" for item in tunables()}
     assert misspelt_variables({**others, **known, "RINGCOMM_SIZE": "2", "TRANSPROT": "1"}) == []
 
 
@@ -280,12 +282,12 @@ def nothing_assigned():
 
 
 def test_an_assigned_part_in_a_job_replaces_the_whole_one_in_the_environment(monkeypatch, nothing_assigned):
-    for name, text in {**JOB, "RINGCOMM_RANK": "2", "RINGCOMM_TIMEOUT": "7"}.items():
+    for name, text in {**JOB, "RINGCOMM_RANK": "2", "RINGCOMM_LATE_AFTER": "7"}.items():
         monkeypatch.setenv(name, text)
     environment.assign({**JOB, "RINGCOMM_SIZE": "5", "RINGCOMM_IFACE": "eth1"})
     membership = Membership.from_environment()
     assert (membership.size, membership.rank, membership.key) == (5, None, KEY)
-    assert Settings.from_environment().timeout_s == 7
+    assert Settings.from_environment().late_after_s == 7
     assert Settings.from_environment().iface == "eth1"
     assert Membership.from_environment({}).size == 1
     environment.assign({})
@@ -328,12 +330,12 @@ def test_where_flight_records_go(text, expected):
 def test_other_names_of_settings_override_the_variables(monkeypatch):
     def source(environ):
         if "OTHER_TIMEOUT" in environ:
-            yield setting_aliases.OtherName("timeout_s", environ["OTHER_TIMEOUT"], "OTHER_TIMEOUT=…")
+            yield setting_aliases.OtherName("late_after_s", environ["OTHER_TIMEOUT"], "OTHER_TIMEOUT=…")
 
     monkeypatch.setattr(setting_aliases, "sources", [source])
-    variables = {"RINGCOMM_TIMEOUT": "5"}
-    assert Settings.from_environment(variables).timeout_s == 5.0
-    assert Settings.from_environment({**variables, "OTHER_TIMEOUT": "7"}).timeout_s == 7.0
+    variables = {"RINGCOMM_LATE_AFTER": "5"}
+    assert Settings.from_environment(variables).late_after_s == 5.0
+    assert Settings.from_environment({**variables, "OTHER_TIMEOUT": "7"}).late_after_s == 7.0
     with pytest.raises(ConfigError, match="^OTHER_TIMEOUT=… cannot be used: must be"):
         Settings.from_environment({"OTHER_TIMEOUT": "soon"})
 

@@ -294,8 +294,7 @@ class Agent:
             result, writer = os.pipe()
             inherited += [self.payload.descriptor(), writer]
             argv += [str(descriptor) for descriptor in inherited[1:]]
-        if self.config["flight"]:
-            inherited += self.recorders.open(rank["rank"], env)
+        inherited += self.recorders.open(rank["rank"], env)
         try:
             self.start(rank["rank"], argv, env, tuple(inherited), result, processors)
         except (OSError, subprocess.SubprocessError) as problem:

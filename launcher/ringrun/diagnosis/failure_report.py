@@ -287,15 +287,13 @@ def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Call
     if kind == "package":
         return (
             f"{host}: what was sent to it could not be unpacked: {facts['why']}. Make room in one of these "
-            "directories, or install ringcomm and numpy there and start with --no-ship-self."
+            "directories."
         )
     if kind == "start":
         too_many = f"[Errno {errno.E2BIG}]" in facts["why"]
         remedy = " --no-env passes none of this shell's variables, -x NAME one." if too_many else ""
         return f"{host}: {path} could not be started: {facts['why']}.{remedy}"
-    # On this machine the interpreter is another one than that of ringrun, with or without that option.
-    easiest = "" if is_local else "Leave out --no-ship-self: ringrun then sends this machine's. Or: "
-    return f"{host}: {_interpreter_problem(facts, lambda path: easiest + install(path))} {other_python(host)}"
+    return f"{host}: {_interpreter_problem(facts, install)} {other_python(host)}"
 
 
 def _interpreter_problem(facts: Dict[str, Any], install: Callable[[str], str]) -> str:

@@ -44,7 +44,7 @@ def failed_text(limits: HostLimits, host: str, local: int, code: int) -> str:
 
 
 def timeout_text(limits: HostLimits, needed: int) -> str:
-    """Return the error if too few slots or ranks were available for ``--elastic-timeout``."""
+    """Return the error if too few slots or ranks were available in time."""
     return (
         "Timed out waiting for minimum number of slots to become available. Please check that you have "
         f"enough resources to run at least {needed} {limits.name} processes. "

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import List, Mapping, Optional, Sequence
+from typing import List, Sequence
 
-from ringcomm.configuration.limits import ELASTIC_TIMEOUT_S
 from ringcomm.errors import ConfigError
 
 from ..plan.hosts import HostSpec
@@ -12,29 +11,19 @@ from ..plan.options import ELASTIC, Options, table
 from .limits import HostLimits, check_limits
 
 
-def limits_of(options: Options, environ: Mapping[str, str]) -> HostLimits:
+def limits_of(options: Options) -> HostLimits:
     """Return the limits of the options of an elastic job; ConfigError if one is not valid.
 
     ``-np`` is the number of slots that must be available before the first start, by default the fewest ranks.
-    With ``--horovod`` the variable ``HOROVOD_ELASTIC_TIMEOUT`` applies.
     """
-    start_np, horovod = options.np or options.min_np or 1, options.horovod
+    start_np = options.np or options.min_np or 1
     return check_limits(
         HostLimits(
-            start_np, options.min_np or start_np, options.max_np, options.reset_limit,
-            _timeout_s(options.elastic_timeout_s, environ if horovod else {}),
-            options.host_discovery_script or "", options.slots_per_host or 1, horovod,
+            start_np, options.min_np or start_np, options.max_np,
+            script=options.host_discovery_script or "", slots=options.slots_per_host or 1,
+            horovod=options.horovod,
         )
     )  # fmt: skip
-
-
-def _timeout_s(given: Optional[float], environ: Mapping[str, str]) -> float:
-    text = environ.get("HOROVOD_ELASTIC_TIMEOUT", "")
-    if given is not None or not text:
-        return ELASTIC_TIMEOUT_S if given is None else given
-    if not text.isdecimal() or not int(text):
-        raise ConfigError(f"HOROVOD_ELASTIC_TIMEOUT={text!r} is not a whole number of seconds from 1.")
-    return float(int(text))
 
 
 def refuse_without_effect(options: Options) -> None:

@@ -126,7 +126,7 @@ class ElasticSupervisor(Supervisor):
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, Say):
-            self._printer.note(action.text)
+            self._printer.show(action.text)
         elif isinstance(action, OpenHost):
             self._open_host(action)
         elif isinstance(action, CloseHost):
@@ -199,7 +199,7 @@ class ElasticSupervisor(Supervisor):
     def _host_ready(self, host: HostJob) -> None:
         self._loop.cancel(f"start {host.index}")
         limits = {host.name: self._ready[host.index]["limits"]}
-        self._printer.note(threads.describe(limits, self.job.settings.threads))
+        self._printer.show(threads.describe(limits, self.job.settings.threads))
         self._agents.send(host, {"do": "go", "env": rendezvous_variables(self._endpoints, host)})
         self._take(self._membership.host_ready(host.index, self._loop.clock()))
 
@@ -279,9 +279,7 @@ class ElasticSupervisor(Supervisor):
 
     def _failed_notice(self, notice: Notice) -> None:
         limits, kind = self._limits, notice.detail.get("kind")
-        if kind == "reset_limit":
-            self._fail(limits.reset_limit_text())
-        elif kind == "timeout":
+        if kind == "timeout":
             self._fail(f"{timeout_text(limits, limits.min_np)}\n{notice.text}")
         else:
             self._fail(notice.text)

@@ -34,16 +34,14 @@ class Inquiry:
 
     def after_failure(self) -> None:
         """Request records from the ranks that are alive, once. Records of ranks that failed stay."""
-        if not self._asked and self._job.settings.flight_recorder:
+        if not self._asked:
             self._asked = True
             self._records.forget(failed=True)
             self._ask()
 
     def for_the_user(self) -> None:
         """Show the records on the user's request; the job continues."""
-        if not self._job.settings.flight_recorder:
-            self._print("there are no records: the flight recorder is off (--flight-recorder 0).")
-        elif not self._asked and not self._loop.is_set("inquiry"):
+        if not self._asked and not self._loop.is_set("inquiry"):
             self._records.forget()
             self._ask()
             self._loop.after("inquiry", ANSWER_S, self._show)

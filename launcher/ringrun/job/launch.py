@@ -29,7 +29,7 @@ from ..plan.environment import forwarded, not_forwarded, of_the_shell, own_varia
 from ..plan.horovod import SettingValue
 from ..plan.hosts import HostSpec, parse_hostfile, parse_hosts
 from ..plan.job import Job
-from ..plan.observe import observation_of, ranks_shown
+from ..plan.observe import observation_of
 from ..plan.options import Options
 from ..plan.ranks import Plan, make_plan
 from ..plan.setting_sources import Effective
@@ -66,7 +66,7 @@ def prepare(
     needed = () if "forward" in options.project_names else options.forward
     effective = effective_settings(options, environ, ifaces)
     settings = effective.settings
-    observation = observation_of(options.watch, options.report, settings.flight_recorder)
+    observation = observation_of(options.watch, options.report)
     common = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
     if options.horovod:
         common.update(horovod.counted(environ))
@@ -95,13 +95,12 @@ def prepare(
         checks_slots=allocation is None and not options.oversubscribe
         and (options.np is None or options.is_elastic),
         code_at=code_at, folder=secrets.token_hex(8),
-        fetch=_with_folders(options.fetch), bind=options.bind, quiet=options.quiet, observation=observation,
-        shown_ranks=ranks_shown(options.only_rank, None if plan is None or options.is_elastic else plan.size),
+        fetch=_with_folders(options.fetch), bind=options.bind, observation=observation,
         setting_rows=tuple(setting_sources.rows_of(effective)), grace_s=options.grace_s,
     )  # fmt: skip
     if options.is_elastic:
         specs = () if plan is None else tuple(host.spec for host in plan.hosts)
-        return ElasticJob.of(job, limits_of(options, environ), specs, maker)
+        return ElasticJob.of(job, limits_of(options), specs, maker)
     assert plan is not None
     are_local = doors.find_local([host.spec for host in plan.hosts])
     _refuse_aliases(plan, are_local)
@@ -239,8 +238,8 @@ def effective_settings(
     options: Options, environ: Mapping[str, str], ifaces: Optional[Mapping[Optional[str], str]] = None
 ) -> Effective:
     """Return the settings of a job with these options, and the source of each. `ifaces` are the interfaces by
-    host if already parsed; the key None is for all hosts. ConfigError if a setting or the configuration file
-    is not valid.
+    host if already parsed; the key None is for all hosts. ConfigError if a setting is
+    not valid.
     """
     if ifaces is None:
         allocation = allocation_of(environ, needed=needs_hosts(options))
@@ -251,21 +250,28 @@ def effective_settings(
         flags.append(SettingValue("iface", ifaces[None], f"--iface {ifaces[None]}", "--iface"))
     if options.verbose:
         flags.append(SettingValue("verbose", "1", "--verbose", "--verbose"))
-    path = options.config_file
-    file = [] if path is None else setting_sources.from_file(read_text("configuration file", path), path)
     others = horovod.from_environment(environ) if options.horovod else []
     variables = setting_sources.from_environment(environ)
     found = setting_sources.effective(
-        [options.project_values, file, others, variables, setting_sources.without_conflicts(flags)]
+        [options.project_values, others, variables, setting_sources.without_conflicts(flags)]
     )
     InterfaceFilter(found.settings.iface)  # reports an invalid value once here, and not on every host
     return found
 
 
 def describe(job: Job) -> str:
-    """Return the plan and the command lines for ``--dry-run``, without secrets."""
-    if isinstance(job, ElasticJob):
-        return _describe_elastic(job)
+    """Return the plan, the command lines and the settings for ``--dry-run``, without secrets."""
+    return (_describe_elastic(job) if isinstance(job, ElasticJob) else _describe_fixed(job)) + _settings(job)
+
+
+def _settings(job: Job) -> str:
+    """Return the settings that have not their defaults, with their sources."""
+    given = [row for row in job.setting_rows if row[2] != "default"]
+    rows = [f"  {name} {value}, by {source}\n" for name, value, source in given]
+    return "settings:\n" + "".join(rows) if rows else ""
+
+
+def _describe_fixed(job: Job) -> str:
     plan: Plan = job.plan
     lines = [f"{_count(plan.size, 'rank')} on {_count(len(plan.hosts), 'host')}:"]
     for host in job.hosts:

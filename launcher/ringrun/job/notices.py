@@ -51,10 +51,10 @@ class Notices:
 
     def ready(self, host: HostJob, facts: Dict[str, Any]) -> Dict[str, Any]:
         """Show how a ready host differs from the request, and a searched interpreter; return `facts`."""
-        self._printer.note(binding.describe(host.name, facts["limits"]["unbound"]))
+        self._printer.show(binding.describe(host.name, facts["limits"]["unbound"]))
         python = str((facts.get("found") or {}).get("python") or host.python)
         if host.fallback and python != host.python:
-            self._printer.note(f"{host.name}: the ranks run {python}")
+            self._printer.show(f"{host.name}: the ranks run {python}")
         return facts
 
     def exited(self, facts: Mapping[str, Any]) -> None:
@@ -68,10 +68,9 @@ class Notices:
         settings = self._job.settings
         if self._job.plan.size > 1:
             if not self._joined and _imports_ringcomm(self._job.command.script):
-                self._printer.note(_ALONE)
-            recorded = settings.flight_recorder and not self._job.is_elastic
-            if self._joined and made_no_call and recorded and self._job.trains:
-                self._printer.note(_NO_CALL)
+                self._printer.show(_ALONE)
+            if self._joined and made_no_call and self._job.trains and not self._job.is_elastic:
+                self._printer.show(_NO_CALL)
         if settings.advise and "advise" not in self._topics:
             outcome.exit_code = 1
             if "no advice" not in self._topics:

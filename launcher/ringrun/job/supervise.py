@@ -78,7 +78,7 @@ class Supervisor:
         )  # fmt: skip
         self._control = ControlSocket(job.id, self._command)
         self._fetched = FetchedFiles(Path(FETCHED))
-        self._supply = Supply(self._agents, self._loop, self._printer.note, self.problem)
+        self._supply = Supply(self._agents, self._loop, self._printer.show, self.problem)
         self._incoming: Dict[int, Incoming] = {}  # by host
         self._ranks: List[Set[int]] = [set() for _ in job.hosts]  # those that have been started, by host
         self._ready: Dict[int, Dict[str, Any]] = {}  # its agent's facts, by host
@@ -107,7 +107,7 @@ class Supervisor:
         """Start, watch and end the job. No process, file or socket of it remains, whatever happens."""
         self._console.on_change(self._loop.wake)
         try:
-            self._printer.note("" if self.job.attempt else "\n".join(self.job.notes))
+            self._printer.show("" if self.job.attempt else "\n".join(self.job.notes))
             self._loop.after("ping", PING_S, self._agents.ping)
             self._watching.start()
             self._control.start_if_possible(self.job, self._printer.show)
@@ -173,7 +173,7 @@ class Supervisor:
         """Open the rendezvous and start the ranks. Call when all hosts are ready."""
         self._going = True
         limits = {host.name: self._ready[host.index]["limits"] for host in self.job.hosts}
-        self._printer.note(threads.describe(limits, self.job.settings.threads))
+        self._printer.show(threads.describe(limits, self.job.settings.threads))
         self._loop.cancel("start")
         endpoints: List[Tuple[str, int]] = []
         if self._open_rendezvous is not None and self.job.plan.size > 1:
@@ -312,7 +312,7 @@ class Supervisor:
         elif link.answered:
             self.problem(host, host.reach.explain_loss(host.name, status, link.stderr_text))
         else:
-            failed = failed_start(host, link, status, self._printer.note)
+            failed = failed_start(host, link, status, self._printer.show)
             if failed is None:
                 return True
             self.problem(host, failed)
@@ -346,7 +346,7 @@ class Supervisor:
         if signum != signal.SIGINT:
             steps, limit = term(self.job.grace_s), f"; they have {self.job.grace_s:g} s (--grace)"
         name = signal_name(signum)
-        self._printer.note(f"{name}: ending all ranks on all hosts (once more: at once){limit}")
+        self._printer.show(f"{name}: ending all ranks on all hosts (once more: at once){limit}")
         self._asked.update((rank, steps) for ranks in self._ranks for rank in ranks)
         self._end("interrupt", steps)
 
@@ -388,7 +388,7 @@ class Supervisor:
         self._printer.settle(outcome.to_show, outcome.reported)
         self._show_killed()
         if self.job.fetch:
-            self._printer.note(self._fetched.describe(self.job))
+            self._printer.show(self._fetched.describe(self.job))
         if outcome.reason == "done":
             self._notices.conclude(outcome, self._inquiry.made_no_call)
             self._printer.show(missing_timeline(self.job, self._began_s, outcome.members or [0]))

@@ -141,4 +141,4 @@ class Watching:
         except OSError as problem:
             self._printer.show(f"The report {path} cannot be written: {problem.strerror}.")
         else:
-            self._printer.note(f"report: {path}")
+            self._printer.show(f"report: {path}")

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from dataclasses import fields
 from typing import Dict, List, Mapping, Sequence
 
-from ringcomm.config import PREFIX, Settings
+from ringcomm.config import PREFIX, Settings, tunables
 from ringcomm.configuration.variables import MEMBERSHIP_VARIABLES
 from ringcomm.errors import ConfigError
 
@@ -62,7 +61,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 def setting_variables() -> List[str]:
     """Return the variables of :class:`ringcomm.config.Settings`."""
-    return [item.metadata["variable"] for item in fields(Settings)]
+    return [item.metadata["variable"] for item in tunables()]
 
 
 def removed() -> List[str]:

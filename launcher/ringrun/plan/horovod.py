@@ -1,6 +1,6 @@
-"""Horovod's names for ringcomm's settings: its flags, its variables, the keys of its files. Pure.
+"""Horovod's names for ringcomm's settings: its flags and its variables. Pure.
 
-Only this module lists them. Variables apply only under ``ringrun --horovod``; flags and keys of files apply
+Only this module lists them. Variables apply only under ``ringrun --horovod``; flags apply
 always.
 """
 
@@ -23,7 +23,7 @@ class SettingValue(NamedTuple):
     name: str  # the field of ringcomm.config.Settings
     text: str  # in the form of the setting's parser
     as_written: str  # in the user's form, for messages
-    source: str  # flag, variable or line of a file, for --print-config
+    source: str  # flag, variable or file
 
 
 class Name(NamedTuple):
@@ -32,8 +32,7 @@ class Name(NamedTuple):
     setting: str  # the field that it sets
     flag: str
     variable: str
-    key: str  # section.key in its files
-    convert: Convert  # from the unit of the flag and the file
+    convert: Convert  # from the unit of the flag
     convert_variable: Convert
     is_flag: bool = False  # the flag takes no value
 
@@ -54,33 +53,25 @@ def _off_if_true(text: str) -> Optional[str]:
     return "0" if _is_true(text) else None
 
 
-def _off_if_false(text: str) -> Optional[str]:
-    return None if _is_true(text) else "0"
-
-
 NAMES = (
-    Name("fusion_bytes", "--fusion-threshold-mb", "HOROVOD_FUSION_THRESHOLD", "params.fusion_threshold_mb",
-         _megabytes, str),
-    Name("cycle_ms", "--cycle-time-ms", "HOROVOD_CYCLE_TIME", "params.cycle_time_ms", str, str),
-    Name("timeline", "--timeline-filename", "HOROVOD_TIMELINE", "timeline.filename", _timeline, _timeline),
-    Name("stall_warning_s", "--stall-check-warning-time-seconds", "HOROVOD_STALL_CHECK_TIME_SECONDS",
-         "stall_check.warning_time_seconds", str, str),
+    Name("fusion_bytes", "--fusion-threshold-mb", "HOROVOD_FUSION_THRESHOLD", _megabytes, str),
+    Name("timeline", "--timeline-filename", "HOROVOD_TIMELINE", _timeline, _timeline),
     Name("late_after_s", "--stall-check-shutdown-time-seconds", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
-         "stall_check.shutdown_time_seconds", str, str),
-    # Listed after the warning time, so that it overrides the warning time of the same source.
-    Name("stall_warning_s", "--no-stall-check", "HOROVOD_STALL_CHECK_DISABLE", "", _off_if_true, _off_if_true,
-         True),
-    Name("stall_warning_s", "", "", "stall_check.enabled", _off_if_false, str),
-    Name("timeout_s", "--gloo-timeout-seconds", "HOROVOD_GLOO_TIMEOUT_SECONDS",
-         "library_options.gloo_timeout_seconds", str, str),
-    Name("start_timeout_s", "", "HOROVOD_START_TIMEOUT", "", str, str),
-    Name("iface", "", "HOROVOD_GLOO_IFACE", "", str, str),
+         str, str),
+    # Listed after the shutdown time, so that it overrides that of the same source.
+    Name("late_after_s", "--no-stall-check", "HOROVOD_STALL_CHECK_DISABLE", _off_if_true, _off_if_true, True),
+    Name("start_timeout_s", "", "HOROVOD_START_TIMEOUT", str, str),
+    Name("iface", "", "HOROVOD_GLOO_IFACE", str, str),
 )  # fmt: skip
 
 NO_MPI = "ringcomm has no MPI; its own TCP links replace Horovod's Gloo. Leave it out."
 _HIERARCHY = "ringcomm has no such algorithm"
 _TUNER = "ringcomm does not tune itself"
 _LOG = "ringcomm logs through Python's logging; --verbose shows more"
+_CYCLE = "a tensor waits for others for 1 ms at most"
+_WARNING = "ringcomm warns after a tenth of --late-after"
+_SILENCE = "--dead-after and --late-after limit how long ringcomm waits"
+_SLOTS = "an elastic job waits 600 s for enough slots"
 
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("--mpi", "--jsrun"), NO_MPI),
@@ -102,6 +93,12 @@ IGNORED: Mapping[str, str] = {
     **dict.fromkeys(("--timeline-mark-cycles", "--no-timeline-mark-cycles"), "the timeline has no cycles"),
     "--blacklist-cooldown-range": "a slot that failed is used again after 0, 1, 2, 4, … 30 s",
     "--cache-capacity": "ringcomm's cache has a fixed size",
+    "--config-file": "ringrun reads ringrun.toml, and no other file of settings",
+    "--reset-limit": "the ranks of an elastic job may change as often as they must",
+    "--elastic-timeout": _SLOTS,
+    "--cycle-time-ms": _CYCLE,
+    "--stall-check-warning-time-seconds": _WARNING,
+    "--gloo-timeout-seconds": _SILENCE,
     "--num-nccl-streams": "ringcomm does not use NCCL",
     "--thread-affinity": "ringcomm leaves its thread to the system's scheduler",
     "--log-level": _LOG,
@@ -114,47 +111,25 @@ IGNORED: Mapping[str, str] = {
 VALUES: Mapping[str, int] = {
     **dict.fromkeys(("--mpi-args", "--binding-args"), 1),
     **dict.fromkeys(("--num-nccl-streams", "--thread-affinity", "--log-level", "--cache-capacity"), 1),
+    **dict.fromkeys(("--config-file", "--reset-limit", "--elastic-timeout", "--cycle-time-ms"), 1),
+    **dict.fromkeys(("--stall-check-warning-time-seconds", "--gloo-timeout-seconds"), 1),
     "--autotune-log-file": 1, "--blacklist-cooldown-range": 2,
     **dict.fromkeys(("--autotune-warmup-samples", "--autotune-steps-per-sample"), 1),
     **dict.fromkeys(("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"), 1),
 }
 """Number of values that flags of :data:`REFUSED` and :data:`IGNORED` take; flags not listed take none."""
 
-_IGNORED_KEYS = (
-    "params.cache_capacity", "timeline.mark_cycles",
-    "params.hierarchical_allreduce", "params.hierarchical_allgather", "params.torus_allreduce",
-    "autotune.enabled", "autotune.log_file", "autotune.warmup_samples", "autotune.steps_per_sample",
-    "autotune.bayes_opt_max_samples", "autotune.gaussian_process_noise",
-    "library_options.mpi_threads_disable", "library_options.num_nccl_streams",
-    "library_options.thread_affinity", "logging.level",
-    "logging.with_timestamp", "logging.hide_timestamp",
-)  # fmt: skip
-
-
-def keys() -> List[str]:
-    """Return every ``section.key`` of Horovod's configuration files."""
-    return [name.key for name in NAMES if name.key] + list(_IGNORED_KEYS)
-
-
-def is_key(section: str, key: str) -> bool:
-    return f"{section}.{key}" in keys()
-
-
-def from_file(section: str, key: str, text: str, where: str) -> List[SettingValue]:
-    """Return the settings of one line of Horovod's configuration file; `where` is its file and line."""
-    found = []
-    for name in NAMES:
-        if name.key == f"{section}.{key}":
-            converted = name.convert(text)
-            if converted is not None:
-                found.append(SettingValue(name.setting, converted, f"{where}: {name.key}: {text!r}", where))
-    return found
+_WITHOUT_EFFECT = {
+    "HOROVOD_AUTOTUNE": _TUNER, "HOROVOD_CYCLE_TIME": _CYCLE, "HOROVOD_STALL_CHECK_TIME_SECONDS": _WARNING,
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": _SILENCE, "HOROVOD_ELASTIC_TIMEOUT": _SLOTS,
+}  # fmt: skip
+"""Variables that ask for what ringcomm does not do, with the reason."""
 
 
 def without_effect(environ: Mapping[str, str]) -> List[str]:
     """Return lines about ``HOROVOD_*`` variables that request something ringcomm does not do."""
-    name = "HOROVOD_AUTOTUNE"
-    return [f"{name} has no effect: {_TUNER}."] if _is_true(environ.get(name, "")) else []
+    given = [name for name in _WITHOUT_EFFECT if _is_true(environ.get(name, ""))]
+    return [f"{name} has no effect: {_WITHOUT_EFFECT[name]}." for name in given]
 
 
 def from_environment(environ: Mapping[str, str]) -> List[SettingValue]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple
 
 from ringcomm.config import Settings, Slot
 from ringcomm.storage.keys import key_text
@@ -94,8 +94,6 @@ class Job:
     folder: str = ""  # name of the tree's copies, the same in all attempts; "" for the id
     fetch: Tuple[str, ...] = ()  # glob patterns of files to bring back from copies of the tree
     bind: str = "none"  # see ringrun.agent.binding.shares
-    shown_ranks: Optional[FrozenSet[int]] = None  # ranks whose output is shown; None for all
-    quiet: bool = False  # show only warnings and failures besides the ranks' output
     observation: Observation = Observation()
     setting_rows: Tuple[Tuple[str, str, str], ...] = ()  # name, value, source
     grace_s: float = 30.0  # between SIGTERM from outside and SIGKILL
@@ -183,7 +181,6 @@ class Job:
             "horovod": self.horovod,
             "writes": self._writes(host),
             "threads": self.settings.threads,
-            "flight": self.settings.flight_recorder > 0,
         }
 
     def _writes(self, host: HostJob) -> List[List[str]]:

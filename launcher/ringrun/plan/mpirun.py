@@ -121,6 +121,7 @@ _RULES: Dict[str, Tuple[int, Rule]] = {
     **dict.fromkeys(("report-bindings", "display-map", "display-allocation"), (0, _nothing("see --dry-run"))),
     "display": (1, _nothing("see --dry-run")),
     **dict.fromkeys(("q", "quiet", "use-hwthread-cpus", "enable-recovery", "xterm"), (0, _nothing())),
+    "timeout": (1, _nothing("a job of ringrun has no time limit")),
     "prefix": (1, _nothing("there is no MPI to find on the hosts: --prefix has no effect")),
     **dict.fromkeys(("report-pid", "report-uri", "am", "tune", "app"), (1, _nothing("that is MPI's"))),
     **dict.fromkeys(_HOSTS, (1, _nothing())),

@@ -72,15 +72,13 @@ class Options:
     )  # fmt: skip
     hosts: Optional[str] = _option(
         None, "-H --hosts", JOB,
-        "Hosts, with their slots (default 1). A slot is a place for one rank. HOST:SLOTS@PORT: with the port "
-        "of its sshd. Default: this machine.",
+        "Hosts, with their slots [1]: places for a rank. @PORT: of its sshd. Default: this machine.",
         metavar="HOST[:SLOTS],…", brief="Hosts, or a list.", argument="hosts", horovod="hosts", doctor=True,
         argument_doc='Hosts with their slots, like ``"localhost,jetson1:2"``; None for this machine.',
     )  # fmt: skip
     hostfile: Optional[str] = _option(
         None, "--hostfile -hostfile", JOB,
-        "Hosts from a file: 'HOST slots=2' per line. Also max_slots= (the limit of --oversubscribe), "
-        "port= (of its sshd), python=, cwd=, iface=.",
+        "Hosts from a file: 'HOST slots=2' per line. Also max_slots=, port=, python=, cwd=, iface=.",
         kind=PATH, metavar="FILE", brief="Hosts from a file.", argument="hostfile", horovod="hostfile",
         doctor=True,
         argument_doc="Hosts from a file: 'HOST slots=2' per line. Also python=, cwd=, iface=.",
@@ -88,12 +86,12 @@ class Options:
     forward: Tuple[str, ...] = _option(
         (), "-x", JOB,
         "Set a variable for all ranks, or pass one that other hosts do not get by default, like PYTHONPATH. "
-        "'PREFIX_*' passes several. There is a message if one is not set.",
+        "'PREFIX_*' passes several.",
         kind=VARIABLES, metavar="NAME[=VALUE]", brief="Pass a variable.", argument="env",
         argument_doc="Variables for the ranks, as with ``-x NAME=VALUE``.",
     )  # fmt: skip
     no_env: bool = _option(
-        False, "--no-env", JOB, "Pass none of this shell's variables to other hosts, except those of -x.",
+        False, "--no-env", JOB, "Pass none of this shell's variables to other hosts but those of -x.",
         kind=FLAG,
     )  # fmt: skip
     python: Tuple[str, ...] = _option(
@@ -107,7 +105,7 @@ class Options:
     )  # fmt: skip
     iface: Tuple[str, ...] = _option(
         (), "--iface --network-interfaces --network-interface", JOB,
-        "Network interfaces to use, like 'eth0,!wlan*'. Names, globs and CIDRs; '!' excludes.",
+        "Network interfaces to use: names, globs and CIDRs, like 'eth0,!wlan*'; '!' excludes.",
         kind=PER_HOST, metavar="[HOST=]SPEC", brief="Network to use.", argument="iface",
         horovod="network_interfaces", doctor=True,
     )  # fmt: skip
@@ -118,28 +116,25 @@ class Options:
     )  # fmt: skip
     grace_s: float = _option(
         30.0, "--grace", JOB,
-        "Seconds that ranks have to end after SIGTERM, 'ringrun stop' or 'ringrun drop', before they are "
-        "killed [30].",
+        "Seconds that ranks have to end after SIGTERM or 'ringrun stop' [30].",
         kind=NUMBER, metavar="S",
     )  # fmt: skip
     bind: str = _option(
         "none", "--bind", JOB,
-        "core: bind each rank to cores of its own [none].", choices=("none", "core"),
+        "Bind each rank to cores of its own [none].", choices=("none", "core"),
     )  # fmt: skip
     oversubscribe: bool = _option(
         False, "--oversubscribe", JOB, "Allow more ranks than slots.", kind=FLAG
     )
     slots_per_host: Optional[int] = _option(
         None, "--slots-per-host --slots", JOB,
-        "Slots of every host, in place of those that are given. Hosts that a discovery script prints keep "
-        "theirs.",
+        "Slots of every host, in place of those that are given.",
         kind=WHOLE, metavar="N", within=(1, None), argument="slots_per_host", horovod="slots",
     )  # fmt: skip
 
     via: Optional[str] = _option(
         None, "--via", REMOTE,
-        "Reach hosts by a command, like 'docker exec -i {host}'. --via ssh: by ssh, also inside a job of a "
-        "scheduler.",
+        "Reach hosts by a command, like 'docker exec -i {host}'; ssh: by ssh, in a scheduler's job, too.",
         metavar="TEMPLATE", argument="via", doctor=True,
         argument_doc="Reach hosts by a command, like ``'docker exec -i {host}'``. ``'ssh'``: by ssh, also "
         "inside a job of a scheduler.",
@@ -159,27 +154,22 @@ class Options:
 
     ship: Optional[str] = _option(
         None, "--ship", REMOTE,
-        "Send the current directory to the other hosts, or FOLDER, which is that or above it. Ranks run in a "
-        "copy there.",
+        "Send this directory, or FOLDER above it, to the other hosts. Ranks run in a copy there.",
         kind=SWITCH, metavar="FOLDER", brief="Send this folder.", doctor=True,
     )  # fmt: skip
     fetch: Tuple[str, ...] = _option(
         (), "--fetch", REMOTE,
-        "Bring files of these copies back at the end, to fetched/HOST; like out or 'out/*.pt'.", kind=TEXTS,
+        "Bring files of these copies back to fetched/HOST, like 'out/*.pt'.", kind=TEXTS,
         metavar="PATTERN",
     )  # fmt: skip
     provision: bool = _option(
         False, "--provision", REMOTE, "Send NumPy (and psutil, without Linux) to hosts that lack it.",
         kind=FLAG, brief="Send NumPy, too.", doctor=True,
     )
-    ship_self: bool = _option(
-        True, "--ship-self/--no-ship-self", REMOTE,
-        "Send this machine's ringcomm to the other hosts, unless they have it [yes].", kind=FLAG,
-    )  # fmt: skip
 
     min_np: Optional[int] = _option(
         None, "--min-np --min-num-proc", ELASTIC,
-        "Fewest ranks of an elastic job. It continues after losses while so many are left. Default: -np.",
+        "Fewest ranks of an elastic job, which continues after losses. Default: -np.",
         kind=WHOLE, metavar="N", within=(1, None), brief="Fewest ranks.", argument="min_np",
         horovod="min_num_proc",
         argument_doc="Fewest ranks of an elastic job. It continues after losses while so many are left. "
@@ -192,46 +182,25 @@ class Options:
     )  # fmt: skip
     host_discovery_script: Optional[str] = _option(
         None, "--host-discovery-script", ELASTIC,
-        "A command that prints the available hosts, HOST[:SLOTS] per line. It makes the job elastic.",
+        "A command that prints the hosts of an elastic job, HOST[:SLOTS] per line.",
         metavar="COMMAND", argument="host_discovery_script", horovod="host_discovery_script",
-    )  # fmt: skip
-    reset_limit: Optional[int] = _option(
-        None, "--reset-limit", ELASTIC,
-        "For an elastic job: end it when its ranks change more than N times.", kind=WHOLE, metavar="N",
-        within=(0, None), argument="reset_limit", horovod="reset_limit",
-        argument_doc="For an elastic job: how often the ranks may change.",
-    )  # fmt: skip
-    elastic_timeout_s: Optional[float] = _option(
-        None, "--elastic-timeout", ELASTIC,
-        "For an elastic job: seconds to wait for enough slots or ranks. Default: 600.", kind=NUMBER,
-        metavar="S", argument="elastic_timeout_s",
     )  # fmt: skip
 
     output_dir: Optional[str] = _option(
         None, "--output-dir --output-filename", OUTPUT,
-        "Folder for copies of the ranks' output. That of rank N is in rank.N/stdout and rank.N/stderr.",
+        "Folder for copies of the ranks' output: rank.N/stdout and rank.N/stderr.",
         kind=PATH, metavar="FOLDER", brief="Keep output.", argument="output_dir", horovod="output_filename",
-    )  # fmt: skip
-    only_rank: Optional[str] = _option(
-        None, "--only-rank", OUTPUT,
-        "Show the output of these ranks only, like '0' or '0,2'. A failure of any is shown, and --output-dir "
-        "has all output.",
-        metavar="RANK,…", argument="only_rank",
-        argument_doc="Show the output of these ranks only, like ``'0'`` or ``'0,2'``.",
     )  # fmt: skip
     watch: bool = _option(
         False, "--watch", OUTPUT,
-        "Show a table of all ranks while they run. It has steps, rates and waiting times.", kind=FLAG,
+        "Show a table of all ranks while they run: steps, rates, waiting times.", kind=FLAG,
         brief="Show a table.",
     )  # fmt: skip
     report: Optional[str] = _option(
         None, "--report", OUTPUT,
-        "Write a page about the run at the end. It has curves, waiting times, links and operations.",
+        "Write a page about the run: curves, waiting times, links, operations.",
         kind=PATH, metavar="FILE.html",
     )  # fmt: skip
-    quiet: bool = _option(
-        False, "-q --quiet", OUTPUT, "Show the output of ranks, warnings and failures only.", kind=FLAG
-    )
     verbose: bool = _option(
         False, "--verbose", OUTPUT, "Log the job's progress, and show the table of links.", kind=FLAG,
         argument="verbose", horovod="verbose",
@@ -239,14 +208,10 @@ class Options:
 
     horovod: bool = _option(
         False, "--horovod", SETTINGS,
-        "For scripts that import horovod. They import ringcomm under that name on all ranks, and HOROVOD_* "
-        "variables apply.",
+        "For scripts that import horovod: they get ringcomm, and HOROVOD_* variables apply.",
         kind=FLAG, brief="Act as Horovod.", argument="horovod",
     )  # fmt: skip
-    config_file: Optional[str] = _option(
-        None, "--config-file", SETTINGS, "Settings from a file. Its lines are like 'timeout: 300'.",
-        kind=PATH, metavar="FILE", brief="Settings.", argument="config_file",
-    )  # fmt: skip
+    ship_self: bool = True  # other hosts get this machine's ringcomm; the doctor examines theirs
     setting_values: Tuple[SettingValue, ...] = ()  # from flags; the table is ringcomm.config.Settings
     project_values: Tuple[SettingValue, ...] = ()  # from ringrun.toml
     # fields from ringrun.toml, where other hosts and variables that are not set are ignored

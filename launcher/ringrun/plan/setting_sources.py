@@ -1,21 +1,18 @@
-"""The source of each setting's value: a flag, a variable, a file, or its default. Pure.
+"""The source of each setting's value: a flag, a variable, ``ringrun.toml``, or its default. Pure.
 
 Every source is parsed into a list of :class:`SettingValue`. The settings are defined once, in
-:class:`ringcomm.config.Settings`; flags, variables and keys of the file are derived from that table.
+:class:`ringcomm.config.Settings`; flags and variables are derived from that table.
 """
 
 from __future__ import annotations
 
-import difflib
 import numbers
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
-from ringcomm.config import Settings, parse_setting
+from ringcomm.config import Settings, parse_setting, tunables
 from ringcomm.errors import ConfigError
 
-from . import horovod
-from .configfile import Line, parse_file
 from .horovod import SettingValue
 
 
@@ -29,7 +26,7 @@ class Effective(NamedTuple):
 def from_environment(environ: Mapping[str, str]) -> List[SettingValue]:
     """Return the settings that ``RINGCOMM_*`` variables set."""
     found = []
-    for item in fields(Settings):
+    for item in tunables():
         variable = item.metadata["variable"]
         if variable in environ:
             text = environ[variable]
@@ -37,35 +34,12 @@ def from_environment(environ: Mapping[str, str]) -> List[SettingValue]:
     return found
 
 
-def from_file(content: str, path: str) -> List[SettingValue]:
-    """Return the settings of a configuration file, by their names and by the sections of Horovod's files.
-    ConfigError has the number of a line that cannot be parsed, or names an unknown setting.
-    """
-    names = {item.metadata["flag"][2:]: item.name for item in fields(Settings)}
-    found: List[SettingValue] = []
-    for line in parse_file(content, path):
-        where = f"{path}, line {line.number}"
-        if line.section:
-            if not horovod.is_key(line.section, line.key):
-                raise ConfigError(_unknown(line, where, horovod.keys()))
-            found += horovod.from_file(line.section, line.key, line.text, where)
-            continue
-        flag = line.key.replace("_", "-")
-        if flag in names:
-            found.append(SettingValue(names[flag], line.text, f"{where}: {line.key}: {line.text!r}", where))
-        elif line.key != "controller":
-            raise ConfigError(_unknown(line, where, [*names, *horovod.keys()]))
-        elif line.text.lower() != "gloo":
-            raise ConfigError(f"{where}: controller: {line.text!r}: {horovod.NO_MPI}")
-    return found
-
-
 def from_values(values: Mapping[str, Any]) -> Tuple[SettingValue, ...]:
     """Return the settings of a dictionary by option names (with dashes or underscores) or field names.
     ConfigError for an unknown setting, or a value of the wrong type.
     """
-    defaults = {item.name: item.default for item in fields(Settings)}
-    options = {item.metadata["flag"][2:].replace("-", "_"): item.name for item in fields(Settings)}
+    defaults = {item.name: item.default for item in tunables()}
+    options = {item.metadata["flag"][2:].replace("-", "_"): item.name for item in tunables()}
     found: Dict[str, Any] = {}
     for key, value in values.items():
         plain = key.replace("-", "_")
@@ -81,13 +55,6 @@ def from_values(values: Mapping[str, Any]) -> Tuple[SettingValue, ...]:
         SettingValue(name, str(int(value) if isinstance(value, bool) else value), f"{name}={value!r}", name)
         for name, value in found.items()
     )
-
-
-def _unknown(line: Line, where: str, known: Iterable[str]) -> str:
-    key = f"{line.section}.{line.key}" if line.section else line.key
-    near = difflib.get_close_matches(key.replace("_", "-"), [name.replace("_", "-") for name in known], 1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return f"{where}: there is no setting {key!r}.{hint} `ringrun --print-config` lists all."
 
 
 def effective(sources: Sequence[Iterable[SettingValue]]) -> Effective:
@@ -139,16 +106,8 @@ def shown_value(setting: str, value: Any) -> str:
 def rows_of(found: Effective) -> List[Tuple[str, str, str]]:
     """Return the name, value and source of every setting."""
     rows = []
-    for item in fields(Settings):
+    for item in tunables():
         shown = shown_value(item.name, getattr(found.settings, item.name)) or '""'
         origin = found.sources.get(item.name, "default")
         rows.append((item.metadata["flag"][2:], shown, origin))
     return rows
-
-
-def describe(found: Effective) -> str:
-    """Return the table of ``--print-config``."""
-    rows = [("setting", "value", "from"), *rows_of(found)]
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    lines = [f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for name, value, origin in rows]
-    return "\n".join(lines) + "\n"

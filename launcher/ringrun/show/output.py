@@ -145,14 +145,12 @@ class TracebackDelay:
 class Outputs:
     """The streams of all ranks: assemblers, prefixes, and the last lines of stderr (`tails`). `coloured`
     tells for stdout (1) and stderr (2) whether prefixes have colours; `in_place` are the streams that are
-    terminals, with progress bars at the bottom; `only` are the ranks that are shown, None for all.
+    terminals, with progress bars at the bottom.
     """
 
     def __init__(
-        self, hosts: Dict[int, str], coloured: Mapping[int, bool], in_place: Container[int] = (),
-        only: Optional[Container[int]] = None,
-    ) -> None:  # fmt: skip
-        self._only = only
+        self, hosts: Dict[int, str], coloured: Mapping[int, bool], in_place: Container[int] = ()
+    ) -> None:
         self._lines: Dict[Tuple[int, int], LineAssembler] = {}
         self._prefixes: Dict[Tuple[int, int], bytes] = {}
         self._delays: Dict[int, TracebackDelay] = {}
@@ -234,7 +232,7 @@ class Outputs:
             (rank, stream, state)
             for (rank, stream), assembler in self._lines.items()
             for state in (assembler.state(),)
-            if assembler.in_place and assembler.has_state and state and self._is_shown(rank)
+            if assembler.in_place and assembler.has_state and state
         ]
         if not bars:
             return None
@@ -249,9 +247,6 @@ class Outputs:
             delay.waiting for delay in self._delays.values()
         )
 
-    def _is_shown(self, rank: int) -> bool:
-        return self._only is None or rank in self._only
-
     def _compose(self, rank: int, stream: int, lines: List[bytes], now_s: float) -> bytes:
         if stream == 2:
             for line in lines:
@@ -260,7 +255,5 @@ class Outputs:
         return self._prefixed(rank, stream, lines)
 
     def _prefixed(self, rank: int, stream: int, lines: List[bytes]) -> bytes:
-        if not self._is_shown(rank):
-            return b""
         start = self._prefixes[rank, stream]
         return b"".join([start + line + b"\n" for line in lines])

@@ -23,8 +23,8 @@ class Printer:
 
     def __init__(self, job: Job, console: Console, coloured: Mapping[int, bool], clock: Clock) -> None:
         hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
-        self._console, self._clock, self._quiet = console, clock, job.quiet
-        self._outputs = Outputs(hosts, coloured, console.terminals, job.shown_ranks)
+        self._console, self._clock = console, clock
+        self._outputs = Outputs(hosts, coloured, console.terminals)
         self._state: Optional[Tuple[int, Sequence[bytes]]] = None
         self.block: Sequence[bytes] = ()
         self._next_state_s = 0.0
@@ -87,11 +87,6 @@ class Printer:
         """Write a message of ringrun to stderr; control characters become visible."""
         lines = [f"ringrun: {line}\n" for line in visible(text).splitlines()]
         self._console.write(STDERR, "".join(lines).encode())
-
-    def note(self, text: str) -> None:
-        """Like :meth:`show`, for less important messages: no output with ``--quiet``."""
-        if not self._quiet:
-            self.show(text)
 
     def close(self) -> None:
         if self._files is not None:

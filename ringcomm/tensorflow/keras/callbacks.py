@@ -3,7 +3,6 @@
 from ...keras.callbacks import (
     BestModelCheckpoint,
     BroadcastGlobalVariablesCallback,
-    CheckSameCallback,
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
     MetricAverageCallback,
@@ -12,7 +11,6 @@ from ...keras.callbacks import (
 __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
-    "CheckSameCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",

@@ -34,8 +34,8 @@ def init(timeout: Optional[timedelta] = None) -> None:
 
     Args:
         timeout: how long a transfer of the default group may be without any progress, and how long to wait
-            for the other processes to connect. None: ``RINGCOMM_TIMEOUT`` for transfers, or 600 s if that is
-            not set; half an hour for connecting. Half an hour, PyTorch's default, counts as None. Without
+            for the other processes to connect. None: 600 s for transfers, and
+            half an hour for connecting. Half an hour, PyTorch's default, counts as None. Without
             effect if there is a default group already.
 
     Raises:

@@ -77,8 +77,7 @@ def group_settings(timeout: timedelta) -> Settings:
     """Return the settings of a group with this timeout."""
     settings = Settings.from_environment()
     timeout_s = timeout.total_seconds()
-    # PyTorch's default is half an hour; then RINGCOMM_TIMEOUT applies.
-    silence_s = (settings.timeout_s or _SILENCE_S) if timeout_s == _DEFAULT_TIMEOUT_S else timeout_s
+    silence_s = _SILENCE_S if timeout_s == _DEFAULT_TIMEOUT_S else timeout_s
     return replace(settings, timeout_s=silence_s, start_timeout_s=max(timeout_s, 1.0))
 
 

@@ -16,7 +16,7 @@ from tests.adapters.jobs import run
 pytestmark = [pytest.mark.smoke, pytest.mark.timeout(240)]
 
 
-def work() -> str:
+def work() -> bool:
     from tests.adapters.keras import reductions
 
     return reductions.work()
@@ -25,8 +25,7 @@ def work() -> str:
 def run_on_two_ranks(backend: str) -> None:
     if find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
-    found = run(work, (), 2, KERAS_BACKEND=backend, RINGCOMM_CHECK_EVERY="4")
-    assert found[0] == found[1] and found[0].endswith("bias"), found
+    assert run(work, (), 2, KERAS_BACKEND=backend) == [True] * 2
 
 
 def test_on_tensorflow() -> None:

@@ -29,7 +29,7 @@ def run_checks_for_horovods_programs() -> Dict[str, str]:
     return run_checks(["tests.adapters.tensorflow.checks_horovod"])
 
 
-def reduce_with_keras() -> str:
+def reduce_with_keras() -> bool:
     from tests.adapters.keras import reductions
 
     return reductions.work()
@@ -38,7 +38,7 @@ def reduce_with_keras() -> str:
 @lru_cache(maxsize=None)
 def outcomes_on_two_ranks() -> InTurn:
     parts = [(run_all_checks, 2), (reduce_with_keras, 2)]
-    return run_in_turn(parts, KERAS_BACKEND="tensorflow", RINGCOMM_CHECK_EVERY="4")
+    return run_in_turn(parts, KERAS_BACKEND="tensorflow")
 
 
 class TestOnTwoRanks:
@@ -50,8 +50,7 @@ class TestOnTwoRanks:
         check_outcomes(outcomes_on_two_ranks().results(run_all_checks, 2))
 
     def test_keras(self) -> None:
-        found = outcomes_on_two_ranks().results(reduce_with_keras, 2)
-        assert found[0] == found[1] and found[0].endswith("bias"), found
+        assert outcomes_on_two_ranks().results(reduce_with_keras, 2) == [True] * 2
 
 
 @lru_cache(maxsize=None)

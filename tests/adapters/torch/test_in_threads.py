@@ -72,11 +72,6 @@ def test_the_state_of_elastic_training(ranks_of):
     assert ranks_of(SIZE, run) == [(0, [1.0])] * SIZE
 
 
-def test_all_bytes_of_a_tensor():
-    found = tensors.bytes_of(torch.tensor([[1, 256]], dtype=torch.int16, requires_grad=False).t())
-    assert found.tolist() == [1, 0, 0, 1]
-
-
 class Elsewhere(torch.Tensor):
     """A tensor of a device that is neither the CPU nor of CUDA."""
 

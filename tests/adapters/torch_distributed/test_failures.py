@@ -87,7 +87,7 @@ def test_a_frozen_rank_is_named(tmp_path):
 
 @pytest.mark.release
 def test_a_late_rank_is_named_with_its_stack_and_waited_for(tmp_path):
-    process = start(["ringrun", "-np", "3", "--stall-warning", "1", str(PROGRAM), "late", str(tmp_path)])
+    process = start(["ringrun", "-np", "3", "--late-after", "10", str(PROGRAM), "late", str(tmp_path)])
     output = finished(process)
     assert process.returncode == 0, output
     assert re.search(r"default process group: allreduce\(.* on ranks 0 .* and 2 .* for rank 1 ", output)
@@ -98,7 +98,7 @@ def test_a_late_rank_is_named_with_its_stack_and_waited_for(tmp_path):
 @pytest.mark.release
 def test_a_rank_that_waits_in_another_group_is_not_the_one_to_blame(tmp_path):
     program = [str(PROGRAM), "late in a pair", str(tmp_path)]
-    process = start(["ringrun", "-np", "3", "--stall-warning", "1", *program])
+    process = start(["ringrun", "-np", "3", "--late-after", "10", *program])
     output = finished(process)
     assert process.returncode == 0, output
     pair = r"rocess group \S+ \(ranks 0, 1\): allreduce\(shape \(2,\)"

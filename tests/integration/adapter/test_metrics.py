@@ -14,7 +14,7 @@ from ringcomm.errors import MismatchError
 def on_three(ranks_of):
     """Runs a function on three ranks, with ``api`` as in a process of its own; the results in rank order."""
     # Threads that other tests have left might still call something, so that only a stall is certain.
-    settings = Settings(stall_warning_s=0.5, spin_us=0.0)
+    settings = Settings(late_after_s=5.0, spin_us=0.0)
     return lambda function: ranks_of(3, lambda context: function(context.rank), settings=settings)
 
 

@@ -20,7 +20,7 @@ from ringcomm.config import Settings
 from ringcomm.engine.process_sets import UnknownProcessSetError
 from ringcomm.errors import ConfigError, DesyncError, MismatchError, Misuse, NotInitializedError
 
-SETTINGS = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0, stall_warning_s=0.0)
+SETTINGS = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0)
 
 
 class TestProcessSet:

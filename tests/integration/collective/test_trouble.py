@@ -111,7 +111,7 @@ class TestLate:
             finally:
                 over.set()
 
-        limits = Settings(spin_us=0.0, stall_warning_s=0.3, late_after_s=1.5, dead_after_s=0.0)
+        limits = Settings(spin_us=0.0, late_after_s=1.5, dead_after_s=0.0)
         errors = errors_of(SIZE, work, transport="tcp", settings=limits)
         late = "rank 1 (localhost) is late while others were in allreduce(shape (8,),"
         texts = (late, "has waited for", "RINGCOMM_LATE_AFTER", "run_ranks")  # where the main thread is
@@ -132,7 +132,7 @@ class TestLate:
                     time.sleep(1.2)
             return float(context.allreduce(ONES, Sum)[0])
 
-        limits = Settings(spin_us=0.0, stall_warning_s=0.3, late_after_s=0.6, dead_after_s=0.0)
+        limits = Settings(spin_us=0.0, late_after_s=0.6, dead_after_s=0.0)
         assert run_ranks(SIZE, work, "tcp", limits) == [3.0] * SIZE
         assert not [record for record in caplog.records if "waited for" in record.getMessage()]
 
@@ -143,7 +143,7 @@ class TestLate:
                 time.sleep(1.0)
             return float(context.allreduce(ONES, Sum)[0])
 
-        limits = Settings(spin_us=0.0, stall_warning_s=0.0, late_after_s=0.0, dead_after_s=0.2)
+        limits = Settings(spin_us=0.0, late_after_s=0.0, dead_after_s=0.2)
         assert run_ranks(SIZE, work, "tcp", limits) == [3.0] * SIZE
 
 

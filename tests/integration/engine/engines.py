@@ -8,7 +8,7 @@ from ringcomm.config import Settings
 from ringcomm.ops import Sum
 
 LIMIT_S = 30.0
-PLAIN = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0, stall_warning_s=0.0)
+PLAIN = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0)
 
 
 def reduced(context, name, **options):

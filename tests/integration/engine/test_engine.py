@@ -28,7 +28,7 @@ from ringcomm.ops import Adasum, Average, Sum
 from ringcomm.testing.cluster import RankFailed, run_ranks
 
 LIMIT_S = 30.0
-IMPATIENT = Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0, stall_warning_s=1.0)
+IMPATIENT = Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0, late_after_s=10.0)
 """Where the test runner has threads that might submit something, a deadlock is reported after twice that."""
 
 
@@ -147,7 +147,7 @@ class TestTrouble:
             assert caught.value.rank == 1
             return "told"
 
-        assert run_ranks(2, work, settings=plain(late_after_s=0.3, stall_warning_s=0.0)) == ["told", "late"]
+        assert run_ranks(2, work, settings=plain(late_after_s=0.3)) == ["told", "late"]
 
     def test_warns_of_missing_ranks(self, caplog):
         def work(context):
@@ -155,7 +155,7 @@ class TestTrouble:
                 time.sleep(0.5)
             context.engine.allreduce([np.ones(1)], Sum, "grad").wait(LIMIT_S)
 
-        run_ranks(3, work, settings=plain(stall_warning_s=0.2))
+        run_ranks(3, work, settings=plain(late_after_s=2.0))
         (first, *_) = [
             record.getMessage() for record in caplog.records if "waited for" in record.getMessage()
         ]
@@ -243,7 +243,7 @@ class TestLate:
                 time.sleep(0.7)
             context.engine.allreduce([np.ones(1)], Sum, "grad").wait(LIMIT_S)
 
-        run_ranks(2, work, settings=plain(stall_warning_s=0.2))
+        run_ranks(2, work, settings=plain(late_after_s=2.0))
         texts = [record.getMessage() for record in caplog.records]
         (stack,) = [
             text for text in texts if text.startswith("Rank 1 (host1), for which others wait, is here:")
@@ -258,7 +258,7 @@ class TestLate:
             context.engine.allreduce([np.ones(1)], Sum, "grad").wait(LIMIT_S)
             return True
 
-        settings = plain(stall_warning_s=0.2, late_after_s=0.4)
+        settings = plain(late_after_s=0.4)
         assert run_ranks(2, work, settings=settings) == [True, True]
         assert not [record for record in caplog.records if "waited for" in record.getMessage()]
 
@@ -305,4 +305,4 @@ def test_a_wait_that_has_ended_does_not_count_for_a_deadlock():
             late = engine.allreduce([np.ones(3)], Sum, "late")
         late.wait(LIMIT_S)
 
-    run_ranks(2, work, settings=plain(stall_warning_s=0.3))
+    run_ranks(2, work, settings=plain(late_after_s=30.0))

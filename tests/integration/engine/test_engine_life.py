@@ -92,16 +92,6 @@ def test_a_caller_that_waits_polls_before_it_sleeps(monkeypatch):
     assert run_ranks(2, work, settings=replace(PLAIN, spin_us=30e6)) == [True, True]
 
 
-def test_operations_and_pauses_without_a_flight_recorder():
-    def work(context):
-        engine = context.engine
-        assert engine.history is None and engine.observer is None
-        with engine.pause("validation"):
-            return reduced(context, "x")
-
-    assert run_ranks(2, work, settings=replace(PLAIN, flight_recorder=0)) == [[3.0] * 3] * 2
-
-
 def test_in_a_fork_it_does_nothing():
     """What a fork would do is tried here, with the number of another process; test_fork.py has real ones."""
 
@@ -145,7 +135,7 @@ def test_how_far_an_operation_is_that_another_rank_keeps_waiting():
         assert engine.buckets.moved_bytes(0) == 0  # it runs no more
         return engine.history.rows()[-1]["state"]
 
-    assert run_ranks(2, work, settings=replace(PLAIN, flight_recorder=4)) == ["done", "done"]
+    assert run_ranks(2, work, settings=PLAIN) == ["done", "done"]
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -156,9 +146,8 @@ def test_a_pause_is_recorded_as_long_as_it_lasts(size):
             inside = None if history is None else history.paused
         return inside, "" if history is None else history.paused
 
-    recorded = run_ranks(size, work, settings=replace(PLAIN, flight_recorder=4))
+    recorded = run_ranks(size, work, settings=PLAIN)
     assert recorded == [(None, "") if size == 1 else ("saving checkpoint", "")] * size
-    assert run_ranks(size, work, settings=replace(PLAIN, flight_recorder=0)) == [(None, "")] * size
 
 
 @pytest.mark.parametrize("fails", [True, False], ids=["the block fails", "the block succeeds"])
@@ -175,7 +164,7 @@ def test_a_pause_during_which_the_job_fails(fails):
         assert caught.value is problem if fails else str(caught.value) == str(lost)
         return context.engine.history.paused
 
-    assert run_ranks(2, work, settings=replace(PLAIN, flight_recorder=4)) == ["", ""]
+    assert run_ranks(2, work, settings=PLAIN) == ["", ""]
 
 
 def test_a_process_set_that_is_none_is_not_removed():

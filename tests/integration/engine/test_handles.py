@@ -18,7 +18,7 @@ from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks
 
 LIMIT_S = 30.0
-SETTINGS = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0, stall_warning_s=0.0)
+SETTINGS = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0)
 
 
 def reduced(context, name):

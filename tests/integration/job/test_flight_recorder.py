@@ -19,7 +19,7 @@ import pytest
 from ringcomm.config import Settings
 from ringcomm.errors import NotInitializedError, PeerLostError
 from ringcomm.job import flight_recorder as module
-from ringcomm.job.flight_recorder import NUMBERS, RECORD, RecorderSocket, forget_what_is_closed, record
+from ringcomm.job.flight_recorder import NUMBERS, RECORD, RecorderSocket, forget_what_is_closed
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import RankFailed, run_ranks
 from tests.integration.job.flight_agent import LIMIT_S, Agent
@@ -279,17 +279,6 @@ class TestFailures:
         run_ranks(1, work)
         found = launched.next()
         assert (found["error"], found["culprit"]) == (why, culprit)
-
-    def test_without_a_recorder_nothing_is_kept_or_reported(self, launched, tmp_path):
-        def work(context):
-            operations(context)
-            context.group.flight.failed(ValueError("x"))
-            return context.group.flight.channels()
-
-        settings = Settings(spin_us=0.0, timeout_s=30.0, flight_recorder=0, diagnose_dir=str(tmp_path))
-        assert run_ranks(2, work, settings=settings) == [[], []]
-        assert list(tmp_path.iterdir()) == [] and launched.channel.recorders == []
-        assert record([], "asked")["lanes"] == []
 
 
 class TestSending:

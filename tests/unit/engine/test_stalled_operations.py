@@ -88,7 +88,7 @@ def test_where_a_thread_may_still_submit_it_is_a_stall_that_is_reported_first():
     failures = dict(job.failures())
     assert set(failures) == {"a", "b"}
     assert "threads of rank 0 (desk) could still call it" in failures["a"]
-    assert "for 120 s, 2 times RINGCOMM_STALL_WARNING" in failures["a"]
+    assert "for 120 s, 20 % of RINGCOMM_LATE_AFTER" in failures["a"]
 
 
 @pytest.mark.parametrize("options", [{"stall_warning_s": 0}, {"stall_warning_s": 60, "paused": 2}])

@@ -36,7 +36,7 @@ def make():
     def group(**changes):
         peers = [Peer(rank, f"host{host}", host, local, 1) for rank, host, local in
                  ((0, 0, 0), (1, 1, 0), (2, 1, 1))]  # fmt: skip
-        made = Group(memory_channels(3)[1], peers, Settings(flight_recorder=0), **changes)
+        made = Group(memory_channels(3)[1], peers, Settings(), **changes)
         groups.append(made)
         return made
 

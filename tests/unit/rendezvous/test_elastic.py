@@ -111,17 +111,6 @@ def test_the_job_ends_when_all_have_finished():
     assert job.last(3)["type"] == "excluded"
 
 
-def test_the_number_of_views_is_limited():
-    job = ElasticJob(launched=True, reset_limit=1).start(3)
-    job.exit(0)
-    job.again(1, 2)
-    job.link(1, 2)
-    job.exit(1)
-    job.again(2)
-    (failed,) = job.all("failed")
-    assert failed.detail["kind"] == "reset_limit" and failed.text.endswith("exceeded limit: 1")
-
-
 def test_a_defect_of_the_program_ends_the_job():
     job = ElasticJob(launched=True).start(2)
     job.relay(0, {"type": "mismatch", "peer": 1, "text": "rank 0: allreduce(8)"})
@@ -224,7 +213,7 @@ def test_a_first_view_that_never_has_enough_says_what_is_missing():
     job.pass_time(31.0, answering=(0,))
     (failed,) = job.all("failed")
     assert failed.text == (
-        "Not enough ranks within 30 s (--elastic-timeout): 1 of at least 2 ranks are ready; missing: "
+        "Not enough ranks within 30 s: 1 of at least 2 ranks are ready; missing: "
         "jetson1. The rendezvous turned away 3 connections (mostly 10.0.0.9: no answer)."
     )
     told = len(job.told[0])

@@ -107,7 +107,7 @@ def test_below_the_least_size_the_job_waits_and_then_ends():
     assert not job.all("failed")
     job.pass_time(2.0, answering=(0,))
     (failed,) = job.all("failed")
-    assert failed.detail["kind"] == "timeout" and "--elastic-timeout" in failed.text
+    assert failed.detail["kind"] == "timeout" and "within 30 s" in failed.text
     assert job.last(0)["type"] == "abort"
 
 

@@ -109,16 +109,13 @@ def test_workers_find_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> 
         ({"np": True}, "np=True is not a whole number"),
         ({"restarts": -1}, "restarts=-1 is out of range: it must be at least 0"),
         ({"ssh_port": 99999}, "ssh_port=99999 is out of range: it must be at most 65535"),
-        ({"min_np": 1, "elastic_timeout_s": -1}, "elastic_timeout_s=-1 is not a number above 0"),
-        ({"min_np": 1, "elastic_timeout_s": "9"}, "elastic_timeout_s='9' is not a number above 0"),
         ({"hosts": ["a"]}, r"hosts=\['a'\] is not a string, like \"localhost,jetson1:2\""),
         ({"hosts": Path("a")}, "is not a string"),
         ({"ssh": 3}, "ssh=3 is not a string"),
         ({"python": {"a": 3}}, r"python\['a'\]=3 is not a string"),
         ({"cwd": {3: "/c"}}, "3 is not a host name"),
-        ({"timeout_s": "1"}, "timeout_s='1' is not a number"),
+        ({"start_timeout_s": "1"}, "start_timeout_s='1' is not a number"),
         ({"settings": [1]}, r"settings=\[1\] is not a dictionary"),
-        ({"config_file": "/nowhere"}, "/nowhere cannot be read"),
         ({"settings": {"tranport": "tcp"}}, "no setting 'tranport'"),
         ({"hosts": "localhost:2", "np": 3}, "-np 3"),
     ],
@@ -149,14 +146,14 @@ def test_a_function_becomes_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(Attempts, "made", [])
     console = Console()
     found = run_function(
-        divmod, [17], np=2, env={"A": "1"}, cwd=tmp_path, timeout_s=9, settings={"transport": "tcp"},
+        divmod, [17], np=2, env={"A": "1"}, cwd=tmp_path, start_timeout_s=9, settings={"transport": "tcp"},
         restarts=3, console=console,
     )  # fmt: skip
     (attempts,) = Attempts.made
     (host,) = attempts.job.hosts
     assert found == [0, 1] and (attempts.restarts, attempts.console) == (3, console)
     assert host.env["A"] == "1" and host.cwd == str(tmp_path)
-    assert (attempts.job.settings.timeout_s, attempts.job.settings.transport) == (9.0, "tcp")
+    assert (attempts.job.settings.start_timeout_s, attempts.job.settings.transport) == (9.0, "tcp")
     _, unpickle = unpack_call(attempts.job.payload)
     assert unpickle() == Call(divmod, (17,), {})
 

@@ -64,15 +64,13 @@ def test_the_value_of_a_switch_follows_an_equals_sign(
 
 
 def test_the_command_line_comes_first(folder: Path, seen: List[Options]) -> None:
-    run(folder, 'np = 3\nhostfile = "h"\nx = "A"\nship-self = false', "-np", "2", "-H", "a", "-x", "B")
-    assert seen == [Options(np=2, hosts="a", forward=("B",), ship_self=False)]
+    run(folder, 'np = 3\nhostfile = "h"\nx = "A"\nhorovod = true', "-np", "2", "-H", "a", "-x", "B")
+    assert seen == [Options(np=2, hosts="a", forward=("B",), horovod=True)]
 
 
-def test_it_can_be_left_out_and_is_named_for_quiet_jobs_too(folder: Path, seen: List[Options]) -> None:
+def test_it_can_be_left_out(folder: Path, seen: List[Options]) -> None:
     assert run(folder, "np = 3", "--no-project-file").output == ""
-    for result in (run(folder, "np = 3\nquiet = true"), run(folder, "np = 3", "-q")):
-        assert result.output.startswith(f"ringrun: options of {folder / project.NAME} are used: np")
-    assert [options.np for options in seen] == [None, 3, 3]
+    assert [options.np for options in seen] == [None]
 
 
 def test_paths_are_relative_to_the_file(folder: Path, seen: List[Options]) -> None:
@@ -84,12 +82,10 @@ def test_paths_are_relative_to_the_file(folder: Path, seen: List[Options]) -> No
 
 
 def test_settings_of_the_file_come_after_all_others(folder: Path, seen: List[Options]) -> None:
-    (folder / "f.yaml").write_text("cycle-time: 7\n")
-    content = 'timeout = 1.5\ncycle-time = 2\nthreads = 3\nmeasure = false\nconfig-file = "f.yaml"\n'
-    run(folder, content, "--threads", "4")
-    found = effective_settings(seen[0], {"RINGCOMM_TIMEOUT": "9"})
-    assert (found.settings.timeout_s, found.settings.cycle_ms, found.settings.threads) == (9.0, 7.0, "4")
-    assert not found.settings.measure and found.sources["measure"] == str(folder / project.NAME)
+    run(folder, "late-after = 1.5\nthreads = 3\nadvise = true\n", "--threads", "4")
+    found = effective_settings(seen[0], {"RINGCOMM_LATE_AFTER": "9"})
+    assert (found.settings.late_after_s, found.settings.threads) == (9.0, "4")
+    assert found.settings.advise and found.sources["advise"] == str(folder / project.NAME)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +159,7 @@ def test_the_doctor_uses_it_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         return "", 0
 
     monkeypatch.setattr(command, "run_doctor", run_doctor)
-    (folder / project.NAME).write_text('hosts = "a"\nship = true\ntimeout = 3\n')
+    (folder / project.NAME).write_text('hosts = "a"\nship = true\nlate-after = 3\n')
     for words in ([], ["-H", "b"], ["--no-project-file"]):
         with pytest.raises(SystemExit):
             cli.main(["doctor", *words])
@@ -198,7 +194,7 @@ def test_without_a_terminal_it_starts_no_program(
     folder: Path, seen: List[Options], terminal: Any, content: str
 ) -> None:
     terminal(False)
-    result = run(folder, f"{content}\nquiet = true")
+    result = run(folder, f"{content}\nverbose = true")
     assert result.exit_code == 2 and seen == []
     assert "are used: " in result.output and "starts programs on this machine: " in result.output
     assert run(folder, 'via = "ssh"').exit_code == 0, "that is no program of the file's"

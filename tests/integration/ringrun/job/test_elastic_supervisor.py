@@ -221,13 +221,12 @@ def test_a_host_that_is_lost(job: Callable[..., Running], folder: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "shown"),
     [
-        ("reset_limit", "", "number of resets during elastic job exceeded limit: 3"),
         ("timeout", "1 of 2 ranks are there", "Timed out waiting for minimum number of slots"),
         ("other", "two ranks disagree", "two ranks disagree"),
     ],
 )
 def test_the_rendezvous_ends_the_job(job: Callable[..., Running], kind: str, text: str, shown: str) -> None:
-    running = job(STAYS, reset_limit=3)
+    running = job(STAYS)
     running.server.react = lambda members: running.server.fail(kind, text)
     outcome = running.run()
     assert (outcome.exit_code, outcome.reason) == (1, "failure")

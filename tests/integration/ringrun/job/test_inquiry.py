@@ -32,7 +32,7 @@ def record(reason: str = "asked", **more: Any) -> bytes:
 class Started:
     """An inquiry for a job of two ranks on one host; commands to the agent and texts are kept."""
 
-    def __init__(self, folder: Path, flight_recorder: int = 100) -> None:
+    def __init__(self, folder: Path) -> None:
         self.asked: List[Dict[str, str]] = []
         self.shown: List[str] = []
         self.failure = FirstFailure()
@@ -41,7 +41,7 @@ class Started:
         self.ranks: List[int] = []  # processes of an elastic job by rank
         self.folder = folder
         self.link = SimpleNamespace(answered=True, alive=True, send=self.asked.append)
-        values = {"diagnose_dir": str(folder), "flight_recorder": flight_recorder}
+        values = {"diagnose_dir": str(folder)}
         job = prepare(Options(np=2, setting_values=from_values(values)), ["true"])
         self.loop = Loop(lambda: self.now_s)
         links: Any = [self.link]
@@ -119,16 +119,6 @@ def test_without_operations_there_is_nothing_to_conclude(started: Started) -> No
     started.inquiry.after_failure()
     assert started.inquiry.conclude() == ""
     assert not started.folder.exists()
-
-
-def test_a_recorder_that_is_off(tmp_path: Path) -> None:
-    started = Started(tmp_path, flight_recorder=0)
-    started.inquiry.after_failure()
-    started.inquiry.for_the_user()
-    assert started.asked == [] and started.shown == [
-        "there are no records: the flight recorder is off (--flight-recorder 0)."
-    ]
-    started.loop.close()
 
 
 def test_records_that_cannot_be_written_where_they_should_be(started: Started, tmp_path: Path) -> None:

@@ -164,7 +164,6 @@ FOUND = {
     "python": "/p", "version": "3.6.1", "missing": "numpy", "why": "ImportError: no", "ringcomm": "9",
     "ringcomm_at": "/r",
 }  # fmt: skip
-SENDS = ["Leave out --no-ship-self: ringrun then sends", "Or: Copy it, then /p."]
 
 
 @pytest.mark.parametrize(
@@ -181,8 +180,8 @@ SENDS = ["Leave out --no-ship-self: ringrun then sends", "Or: Copy it, then /p."
         ({"problem": "start", "why": "no memory"}, ["no memory"]),
         ({"problem": "old", "found": FOUND}, ["3.6.1", "3.8"]),
         ({"problem": "missing", "found": FOUND}, ["/p cannot import numpy", "/p -m pip install numpy"]),
-        ({"problem": "missing", "found": {**FOUND, "missing": "ringcomm"}}, SENDS),
-        ({"problem": "version", "found": FOUND, "wanted": "1"}, ["ringcomm 9", "/r", *SENDS]),
+        ({"problem": "missing", "found": {**FOUND, "missing": "ringcomm"}}, ["Copy it, then /p."]),
+        ({"problem": "version", "found": FOUND, "wanted": "1"}, ["ringcomm 9", "/r", "Copy it, then /p."]),
         ({"problem": "bytecode", "found": FOUND, "wanted": "3.11"},
          ["/p is Python 3.6.1", "from Python 3.11 here", "the same minor version", "--python jetson1=PATH"]),
         ({"problem": "check", "code": None, "signal": 4, "sent": 0, "text": "a\nb"}, ["SIGILL", "a; b"]),
@@ -201,4 +200,4 @@ def test_on_this_machine_nothing_is_over_there() -> None:
     for problem in ("cwd", "interpreter", "script", "program", "missing"):
         facts = {"path": "/x", "problem": problem, "found": found}
         text = host_problem("localhost", facts, True, lambda python: python)
-        assert "over there" not in text and "--no-ship-self" not in text
+        assert "over there" not in text

@@ -4,7 +4,6 @@ from typing import Any, Dict
 
 import pytest
 
-from ringcomm.configuration.limits import ELASTIC_TIMEOUT_S
 from ringcomm.errors import ConfigError
 from ringrun.elastic.limits import HostLimits
 from ringrun.elastic.options import fixed_hosts, limits_of, refuse_without_effect
@@ -28,40 +27,17 @@ def test_what_makes_a_job_elastic(options: Dict[str, Any], is_elastic: bool) -> 
         (Options(host_discovery_script="./hosts.sh"), HostLimits(1, 1, script="./hosts.sh")),
         (Options(np=4, host_discovery_script="./hosts.sh", slots_per_host=2),
          HostLimits(4, 4, script="./hosts.sh", slots=2)),
-        (Options(min_np=1, reset_limit=0, elastic_timeout_s=5.0), HostLimits(1, 1, None, 0, 5.0)),
+        (Options(min_np=1, horovod=True), HostLimits(1, 1, horovod=True)),
     ],
 )  # fmt: skip
 def test_limits(options: Options, limits: HostLimits) -> None:
-    assert limits_of(options, {"HOROVOD_ELASTIC_TIMEOUT": "7"}) == limits
+    assert limits_of(options) == limits
 
 
-@pytest.mark.parametrize(
-    ("given", "variable", "expected"), [(None, "7", 7.0), (5.0, "7", 5.0), (None, "", ELASTIC_TIMEOUT_S)]
-)
-def test_horovods_defaults_apply_with_its_option(given: Any, variable: str, expected: float) -> None:
-    environ = {"HOROVOD_ELASTIC_TIMEOUT": variable}
-    limits = limits_of(Options(min_np=1, elastic_timeout_s=given, horovod=True), environ)
-    assert (limits.timeout_s, limits.horovod) == (expected, True)
-
-
-@pytest.mark.parametrize("text", ["soon", "1.5", "-3", "0"])
-def test_a_timeout_that_is_no_number_of_seconds(text: str) -> None:
-    with pytest.raises(ConfigError, match="HOROVOD_ELASTIC_TIMEOUT="):
-        limits_of(Options(min_np=1, horovod=True), {"HOROVOD_ELASTIC_TIMEOUT": text})
-
-
-@pytest.mark.parametrize(
-    ("options", "flag"),
-    [
-        ({"max_np": 3}, "--max-np"),
-        ({"reset_limit": 0}, "--reset-limit"),
-        ({"elastic_timeout_s": 9.0}, "--elastic-timeout"),
-    ],
-)
-def test_an_option_that_would_have_no_effect(options: Dict[str, Any], flag: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{flag} needs --min-np or --host-discovery-script"):
-        refuse_without_effect(Options(**options))
-    refuse_without_effect(Options(min_np=1, **options))
+def test_an_option_that_would_have_no_effect() -> None:
+    with pytest.raises(ConfigError, match="^--max-np needs --min-np or --host-discovery-script"):
+        refuse_without_effect(Options(max_np=3))
+    refuse_without_effect(Options(min_np=1, max_np=3))
 
 
 @pytest.mark.parametrize(

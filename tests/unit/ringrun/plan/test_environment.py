@@ -27,7 +27,7 @@ HERE = {
     "NCCL_Y": "y",
     "RINGCOMM_KEY": "secret",
     "RINGCOMM_TRACE": "t",
-    "RINGCOMM_TIMEOUT": "9",
+    "RINGCOMM_LATE_AFTER": "9",
 }
 
 
@@ -38,7 +38,7 @@ HERE = {
         (["A=2", "B="], {"A": "2", "B": ""}),
         (["NCCL_*"], {"NCCL_X": "x", "NCCL_Y": "y"}),
         (["A=x=y"], {"A": "x=y"}),
-        (["RINGCOMM_*"], {"RINGCOMM_TRACE": "t", "RINGCOMM_TIMEOUT": "9"}),
+        (["RINGCOMM_*"], {"RINGCOMM_TRACE": "t", "RINGCOMM_LATE_AFTER": "9"}),
     ],
 )
 def test_forwarded(requests: List[str], found: Dict[str, str]) -> None:
@@ -70,16 +70,16 @@ def test_what_is_not_set_is_reported_and_left_out() -> None:
 
 
 def test_own_variables() -> None:
-    assert own_variables(Settings(timeout_s=9.0, verbose=True), HERE) == {
+    assert own_variables(Settings(late_after_s=9.0, verbose=True), HERE) == {
         "RINGCOMM_TRACE": "t",
-        "RINGCOMM_TIMEOUT": "9.0",
+        "RINGCOMM_LATE_AFTER": "9.0",
         "RINGCOMM_VERBOSE": "1",
     }
 
 
 def test_ranks_lose_what_belongs_to_another_job() -> None:
     assert set(MEMBERSHIP) < set(removed())
-    assert {"RINGCOMM_KEY", "RINGCOMM_KEY_FD", "RINGCOMM_SLOT", "RINGCOMM_TIMEOUT"} < set(removed())
+    assert {"RINGCOMM_KEY", "RINGCOMM_KEY_FD", "RINGCOMM_SLOT", "RINGCOMM_LATE_AFTER"} < set(removed())
     assert {"HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_HOSTNAME"} < set(removed())
 
 
@@ -109,7 +109,7 @@ MACHINES = (
     "PATH HOME USER SHELL PWD TMPDIR LANG LC_ALL SSH_AUTH_SOCK XDG_CACHE_HOME DISPLAY DBUS_SESSION_BUS "
     "LD_PRELOAD LD_LIBRARY_PATH PYTHONPATH PYTHONSTARTUP VIRTUAL_ENV CONDA_PREFIX HOSTNAME TERM BASH_ENV "
     "BASH_FUNC_ml%% ENV IFS GIT_SSH_COMMAND OMP_TOOL_LIBRARIES CUDA_VISIBLE_DEVICES SLURM_JOB_ID "
-    "SLURMD_NODENAME RANK MASTER_PORT RINGCOMM_KEY RINGCOMM_TIMEOUT HOROVOD_RANK HOROVOD_CONTROLLER "
+    "SLURMD_NODENAME RANK MASTER_PORT RINGCOMM_KEY RINGCOMM_LATE_AFTER HOROVOD_RANK HOROVOD_CONTROLLER "
     "_HOROVOD_SECRET_KEY"
 )
 

@@ -35,14 +35,6 @@ def test_a_terminal_shows_bars_in_one_line() -> None:
     assert outputs.state() == (1, b"[b:1] 2/9")
 
 
-def test_only_some_ranks_are_shown_and_all_have_tails() -> None:
-    outputs = Outputs({0: "a", 1: "b"}, {1: False, 2: False}, in_place=(1,), only={1})
-    assert outputs.feed(0, 2, b"error\n", 0.0) == b"" and outputs.feed(1, 2, b"x\n", 0.0) == b"[b:1] x\n"
-    outputs.feed(0, 1, b"\r1/9", 0.0)
-    assert outputs.state() is None
-    assert outputs.tails[0].text() == ["error"]
-
-
 def test_a_state_fits_into_a_row() -> None:
     assert cut_to_width(b"123456789", 5) == b"1234"
     assert cut_to_width(b"\x1b[1m12\x1b[0m3456789", 5) == b"\x1b[1m12\x1b[0m34\x1b[0m"

@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import Any, Collection, Dict, List, Sequence, Tuple
 
-import pytest
-
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
 from ringrun.show.console import Console
@@ -96,14 +94,12 @@ def test_a_file_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
     printer.close()
 
 
-@pytest.mark.parametrize("quiet", [False, True])
-def test_messages_of_ringrun(quiet: bool) -> None:
+def test_messages_of_ringrun() -> None:
     console = Kept()
-    printer = printer_of(console, quiet=quiet)
+    printer = printer_of(console)
     printer.show("one\x1b[2J\ntwo")
-    printer.note("three")
     lines = console.written[2].decode().splitlines()
-    assert len(lines) == (2 if quiet else 3) and all(line.startswith("ringrun: ") for line in lines)
+    assert len(lines) == 2 and all(line.startswith("ringrun: ") for line in lines)
     assert "\x1b" not in lines[0] and lines[1] == "ringrun: two"
 
 

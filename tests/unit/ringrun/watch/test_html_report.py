@@ -88,11 +88,11 @@ def test_text_from_elsewhere_is_escaped():
 def test_failures_changes_and_settings():
     facts = FACTS._replace(
         reason="failure", failure="rank 1 was lost", changes=((12.0, "jetson2 has joined"),),
-        settings=(("timeout", "300", "--timeout"), ("measure", "on", "default")),
+        settings=(("late-after", "300", "--late-after"), ("encrypt", "off", "default")),
     )  # fmt: skip
     text = " ".join(Checker(page_of(SLOW_2, facts)).text.split())
     assert "rank 1 was lost" in text and "12 s jetson2 has joined" in text
-    assert "timeout 300 --timeout" in text and "1 settings with their defaults" in text
+    assert "late-after 300 --late-after" in text and "1 settings with their defaults" in text
 
 
 def test_after_a_change_of_the_ranks_each_rank_has_one_row():

@@ -12,6 +12,7 @@ _OPTIONS = {option.horovod: (item, option) for item, option in table() if option
 _OTHERS = {
     "start_timeout": "seconds until all hosts must be ready; also the time limit of ``init`` on the ranks.",
     "disable_cache": "has no effect.",
+    "reset_limit": "has no effect.",
     "cooldown_range": "has no effect.",
     "use_gloo": "has no effect.",
     "use_mpi": "must not be set.",
