@@ -17,31 +17,12 @@ def _real(text: str) -> float:
         raise ValueError("must be a number") from None
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError("must be a whole number") from None
-
-
 def _within(low: float, high: float, problem: str) -> Callable[[str], float]:
     """Return a parser of numbers from ``low`` to ``high``."""
 
     def parse(text: str) -> float:
         value = _real(text)
         if not low <= value <= high:
-            raise ValueError(problem)
-        return value
-
-    return parse
-
-
-def _from(low: int, problem: str) -> Callable[[str], int]:
-    """Return a parser of whole numbers from ``low``."""
-
-    def parse(text: str) -> int:
-        value = _whole(text)
-        if value < low:
             raise ValueError(problem)
         return value
 
@@ -59,15 +40,9 @@ def _one_of(words: Iterable[str], empty: bool = False) -> Callable[[str], str]:
     return parse
 
 
-# Durations and other numbers; most have no infinity.
 _MAX = sys.float_info.max
 positive_seconds = _within(sys.float_info.min, math.inf, "must be more than zero seconds")
 seconds = _within(0, _MAX, "must be zero or more seconds")
-limit = _within(0, math.inf, "must be zero or more seconds")
-milliseconds = _within(0, 10_000, "must lie between 0 and 10000 milliseconds")
-microseconds = _within(0, 1e6, "must lie between 0 and 1000000 microseconds")
-count = _from(1, "must be at least 1")
-whole = _from(0, "must not be negative")
 
 
 def size(text: str) -> int:
@@ -141,6 +116,3 @@ def local_steps(text: str) -> str:
     if text not in ("", "auto") and not (text.isdecimal() and int(text)):
         raise ValueError("must be empty, auto, or a number from 1 on")
     return text
-
-
-algorithm = _one_of(ALGORITHMS, empty=True)
