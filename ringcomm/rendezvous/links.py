@@ -182,8 +182,7 @@ class LinkSetup:
 
     def measure(self, pairs: Sequence[Dict[str, Any]], report: Optional[Report] = None) -> None:
         """Measure all wires to one host at the same time, then those to the next, and report the speeds to
-        ``report`` or else to the rendezvous. A pair has a ``rank`` and its ``wires``; with ``one_way`` only
-        the other end sends.
+        ``report`` or else to the rendezvous. A pair has a ``rank`` and its ``wires``.
         """
         self._measure_next(iter(pairs), [], report or self._measured)
 
@@ -213,8 +212,7 @@ class LinkSetup:
 
         claim = Claim(Purpose.PROBE, self.job, self.generation, self.rank, target)
         ways = [{**wire, "scope": self._scope(str(wire["address"]), str(wire["iface"]))} for wire in wires]
-        one_way = bool(pair.get("one_way"))
-        self._race = Race(self.reactor, self.key, claim, ways, finished, self.encryption, one_way)
+        self._race = Race(self.reactor, self.key, claim, ways, finished, self.encryption)
 
     def _scope(self, address: str, iface: str) -> int:
         """Return the scope of an interface, if the address needs one because it is link-local; else 0."""

@@ -313,7 +313,6 @@ class WireSpeed(NamedTuple):
 
     there_mb_per_s: float
     back_mb_per_s: float
-    round_trip_ms: Optional[float]  # the shortest before, by the system's count; None without one
 
     @property
     def mb_per_s(self) -> float:
@@ -324,7 +323,7 @@ class WireSpeed(NamedTuple):
 class Race:
     """One measurement of several wires to one rank. ``wires``: each with ``address`` and ``port``, link-local
     ones with their ``scope``; ``finished`` is called once, with the speed of each wire, None for one that
-    broke; ``one_way``: only the other end sends, and both speeds are of its direction.
+    broke.
     """
 
     def __init__(
@@ -335,14 +334,13 @@ class Race:
         wires: Sequence[Mapping[str, Any]],
         finished: Callable[[List[Optional[WireSpeed]]], None],
         encryption: Optional[Encryption] = None,
-        one_way: bool = False,
     ) -> None:
         self._reactor = reactor
         self._finished = finished
         self._over = False
         self._start_s: Optional[float] = None
         self._due_s = 0.0  # when to look next
-        self._runners = [_Runner(reactor, claim.target, self._ready, one_way) for _ in wires]
+        self._runners = [_Runner(reactor, claim.target, self._ready) for _ in wires]
         for runner, wire in zip(self._runners, wires):
             address = (str(wire["address"]), int(wire["port"]))
             Dial(reactor, address, key, claim, runner.proven, _DIAL_S, int(wire["scope"]), encryption)
@@ -388,8 +386,7 @@ class Race:
 class _Runner:
     """One wire in a race: the asking side of its connection."""
 
-    def __init__(self, reactor: Reactor, target: int, settled: Callable[[], None], one_way: bool) -> None:
-        self._limit_bytes = 0 if one_way else LIMIT_BYTES
+    def __init__(self, reactor: Reactor, target: int, settled: Callable[[], None]) -> None:
         self.settled = False
         self.lap: Optional[Lap] = None
         self._reactor = reactor
@@ -401,7 +398,6 @@ class _Runner:
         self._head = bytearray()
         self._filler = self._received = self._sent = 0
         self._start_s = 0.0
-        self._round_trip_ms: Optional[float] = None
 
     def proven(self, dial: Dial) -> None:
         """Take the result of the handshake."""
@@ -428,10 +424,7 @@ class _Runner:
         if self._sock is None:
             return
         self._start_s = start_s
-        seen = counted(self._sock)
-        self._round_trip_ms = seen.round_trip_us / 1e3 if seen is not None else None
-        back = Meter(start_s)
-        self.lap = Lap(Meter(start_s) if self._limit_bytes else back, back)
+        self.lap = Lap(Meter(start_s), Meter(start_s))
         self._unsent = [memoryview(REQUEST.pack(LIMIT_BYTES))]
         keep_queue_short(self._sock)
         self._reactor.watch(self._sock, READ | WRITE, self._run)
@@ -441,7 +434,7 @@ class _Runner:
         if self.lap is None:
             return None
         there, back = (meter.rate(now_s) / 1e6 for meter in self.lap)
-        return WireSpeed(there, back, self._round_trip_ms)
+        return WireSpeed(there, back)
 
     def _run(self) -> None:
         assert self._sock is not None
@@ -455,7 +448,7 @@ class _Runner:
 
     def _write(self, sock: socket.socket) -> None:
         if not self._unsent:
-            size = min(len(_FILLER), self._limit_bytes - self._sent)
+            size = min(len(_FILLER), LIMIT_BYTES - self._sent)
             if not size:
                 self._reactor.watch(sock, READ, self._run)
                 return
@@ -477,14 +470,13 @@ class _Runner:
         for total, passed_us, acked, active_us, rate, _ in self._heads(data):
             if total > self._sent or passed_us > 1e9:
                 raise ProtocolError("it has received more than was sent")
-            if self._limit_bytes:
-                self.lap.there.arrived(self._start_s + passed_us * 1e-6, total)
+            self.lap.there.arrived(self._start_s + passed_us * 1e-6, total)
             self.lap.back.told(acked, active_us, rate)
         self.ask_system()
 
     def ask_system(self) -> None:
         """Note the acknowledged bytes: if the other end does not run, its system still acknowledges."""
-        if self._sock is not None and self.lap is not None and self._limit_bytes:
+        if self._sock is not None and self.lap is not None:
             self.lap.there.told(*acknowledged(self._sock))
 
     def _heads(self, data: bytes) -> List[Tuple[int, ...]]:

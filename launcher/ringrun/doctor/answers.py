@@ -53,8 +53,8 @@ def _network(value: Any) -> List[Any]:
 
 _INTERFACE = fields(
     {
-        "name": _word, "mtu": maybe(whole()), "mac": maybe(text(64, r"[\w:]*")),
-        "speed_mbit": maybe(whole(-1)), "duplex": maybe(said(64)), "wireless": flag, "virtual": flag,
+        "name": _word, "mac": maybe(text(64, r"[\w:]*")),
+        "speed_mbit": maybe(whole(-1)), "wireless": flag, "virtual": flag,
         "power_save": maybe(flag),
         "addresses": items(_network, 1000),
     }
@@ -129,7 +129,6 @@ def _speeds(command: Mapping[str, Any]) -> Form:
         {
             "rank": one_of(*(pair["rank"] for pair in pairs)), "address": text(120), "iface": _word,
             "mb_per_s": _SPEED, "there_mb_per_s": _SPEED, "back_mb_per_s": _SPEED,
-            "round_trip_ms": maybe(amount),
         }
     )  # fmt: skip
     return items(form, sum(len(pair["wires"]) for pair in pairs))

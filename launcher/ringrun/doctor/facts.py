@@ -130,10 +130,8 @@ def interfaces(root: str, tool: Tool) -> List[Dict[str, Any]]:
         found.append(
             {
                 "name": name,
-                "mtu": number(read(root, f"{folder}/mtu")),
                 "mac": read(root, f"{folder}/address"),
                 "speed_mbit": number(read(root, f"{folder}/speed")),
-                "duplex": read(root, f"{folder}/duplex"),
                 "wireless": wireless,
                 "virtual": not os.path.exists(f"{at}/device"),
                 "power_save": _power_save(name, tool) if wireless else None,

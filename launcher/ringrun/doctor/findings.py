@@ -36,7 +36,7 @@ def all_findings(found: Examination) -> List[Finding]:
     rows: List[Finding] = []
     for index in range(len(found.hosts)):
         rows += host_findings(found, index)
-    for check in (_common_software, _twins, _unheard, _reach, _closed, _links, _power_saving, _clocks):
+    for check in (_common_software, _twins, _unheard, _reach, _links, _power_saving, _clocks):
         rows += check(found)
     return sorted(rows, key=lambda row: (CHECKS.index(row.check), LEVELS.index(row.level), row.hosts))
 
@@ -177,27 +177,6 @@ def _ufw(network: str) -> str:
     return f"sudo ufw allow from {network}"
 
 
-def _closed(found: Examination) -> Iterator[Finding]:
-    """Find networks that a job would prefer, or might, if its ranks could connect over them."""
-    for item in found.closed:
-        failed = item.failed
-        source, target = failed.source, failed.target
-        route = found.routes[min(source, target), max(source, target)]
-        better = PREFERENCE[item.kind] < PREFERENCE[route.chosen.kind]
-        yield Finding(
-            SLOW if better else NOTE, "network", (source, target),
-            f"{found.hosts[source]} ({item.iface}) does not reach {found.hosts[target]} at {failed.address} "
-            f"({failed.remote_iface}): {quoted(failed.why)}; jobs go by {_way(found, route, source, target)}",
-            f"if {item.network} is to be used, open the firewalls of both for it: {_ufw(item.network)}",
-        )  # fmt: skip
-
-
-def _way(found: Examination, route: Route, source: int, target: int) -> str:
-    """Return the interfaces and addresses of a route, as text."""
-    (iface, address), (other, there) = route.end(source), route.end(target)
-    return f"{iface} ({address}) to {other} ({there})"
-
-
 def _links(found: Examination) -> Iterator[Finding]:
     """Find slow and unequal links."""
     for pair, route in sorted(found.routes.items()):
@@ -205,21 +184,13 @@ def _links(found: Examination) -> Iterator[Finding]:
             finding = _link(found, route, source, target)
             if finding is not None:
                 yield finding
-        (low, own), (high, other) = ((host, route.end(host)[0]) for host in pair)
-        sizes = [found.interface(host, name).get("mtu") for host, name in ((low, own), (high, other))]
-        if None not in sizes and sizes[0] != sizes[1]:
-            yield Finding(
-                NOTE, "network", pair,
-                f"the MTU differs: {sizes[0]} ({own} of {found.hosts[low]}), {sizes[1]} ({other} of "
-                f"{found.hosts[high]}); TCP, and so ringcomm, takes the smaller one",
-                f"for other programs: sudo ip link set {other} mtu {sizes[0]} on {found.hosts[high]}",
-            )  # fmt: skip
 
 
 def _link(found: Examination, route: Route, source: int, target: int) -> Optional[Finding]:
     """Return the problem of one direction of a link, or None."""
-    names = f"{found.hosts[source]} to {found.hosts[target]} by {_way(found, route, source, target)}"
-    speed, back = route.best(source, target), route.best(target, source)
+    by = f"{route.iface(source)} to {route.iface(target)}"
+    names = f"{found.hosts[source]} to {found.hosts[target]} by {by}"
+    speed, back = route.speeds[source, target], route.speeds[target, source]
     if speed is None:
         return Finding(
             BAD, "links", (source, target), f"{names}: short messages arrive, a stream does not",
@@ -230,7 +201,7 @@ def _link(found: Examination, route: Route, source: int, target: int) -> Optiona
         return Finding(
             SLOW, "links", (source, target), f"{rate}, the other direction {back / 1e6:.1f}",
             "a bad cable, a duplex mismatch or a weak Wi-Fi sender: try another cable or place; ethtool "
-            f"{route.end(source)[0]}",
+            f"{route.iface(source)}",
         )  # fmt: skip
     if claimed is not None and speed * 8 < CLAIMED_SHARE * claimed * 1e6 and speed < _ENOUGH:
         return Finding(
@@ -249,14 +220,14 @@ def _claimed(found: Examination, route: Route) -> Optional[int]:
     """Return the lower of the speeds that the route's interfaces claim, in Mbit/s."""
     claims = []
     for host in (route.chosen.source, route.chosen.target):
-        iface = found.interface(host, route.end(host)[0])
+        iface = found.interface(host, route.iface(host))
         if iface and (iface["speed_mbit"] or 0) > 0 and not iface["virtual"]:
             claims.append(int(iface["speed_mbit"]))
     return min(claims) if len(claims) == 2 else None
 
 
 def _power_saving(found: Examination) -> Iterator[Finding]:
-    used = {(host, route.end(host)[0]) for pair, route in found.routes.items() for host in pair}
+    used = {(host, route.iface(host)) for pair, route in found.routes.items() for host in pair}
     for index in range(len(found.hosts)):
         for iface in found.interfaces(index):
             if iface["power_save"]:

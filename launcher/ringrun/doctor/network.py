@@ -15,8 +15,7 @@ from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Op
 from ringcomm.rendezvous.links import PROBE_AGAIN_S, PROBE_S
 from ringcomm.rendezvous.membership import as_target
 from ringcomm.rendezvous.routing import Pair, Routing, with_second_round
-from ringcomm.transport.kinds import PREFERENCE, worse_kind
-from ringcomm.transport.routes import Attempt, Wire, pairings, wire_of
+from ringcomm.transport.routes import Attempt, pairings
 
 from ..plan.job import Job
 from ..reach.base import AT_ONCE
@@ -45,30 +44,10 @@ class Route(NamedTuple):
     chosen: Attempt  # a job's choice; its source dials
     # bytes/s by (source, target), both directions at the same time; None: no data
     speeds: Dict[Pair, Optional[float]]
-    alone: Dict[Pair, Optional[float]]  # each direction alone, if both together were too slow
-    round_trip_ms: Optional[float] = None  # the shortest; None where the system has no such counter
-    others: Tuple[Attempt, ...] = ()  # not chosen, with the speeds for the choice
 
-    def end(self, host: int) -> Tuple[str, str]:
-        """Return the interface and the address of one of the two hosts."""
-        item = self.chosen
-        return (item.local_iface, item.local) if host == item.source else (item.remote_iface, item.address)
-
-    def best(self, source: int, target: int) -> Optional[float]:
-        """Return the bytes per second in one direction: the better one of both measurements."""
-        way = (source, target)
-        return max(self.speeds.get(way) or 0.0, self.alone.get(way) or 0.0) or None
-
-
-class Closed(NamedTuple):
-    """A network that two hosts have in common, and on which neither reaches the other; `iface` is that of the
-    source of the attempt.
-    """
-
-    failed: Attempt
-    iface: str
-    network: str
-    kind: str  # of the route that it would be
+    def iface(self, host: int) -> str:
+        """Return the interface of one of the two hosts."""
+        return self.chosen.local_iface if host == self.chosen.source else self.chosen.remote_iface
 
 
 class Examination(NamedTuple):
@@ -85,7 +64,6 @@ class Examination(NamedTuple):
     ahead_s: Dict[int, Tuple[float, float]]  # its clock less this machine's, and the error
     tried: Dict[Pair, List[Attempt]]  # all attempts between two hosts, the lower number first
     routes: Dict[Pair, Route]
-    closed: List[Closed]  # networks that could be used and are not
     shipped: FrozenSet[int] = frozenset()  # hosts that get the files of the job (--ship)
     provision: bool = False  # hosts get missing packages (--provision)
 
@@ -127,7 +105,7 @@ def examine(job: Job) -> Examination:
             found = Examination(
                 [host.name for host in job.hosts], [host.planned.used for host in job.hosts], [],
                 [item.noise for item in probes], [item.start_s for item in probes], facts,
-                local, {}, {}, {}, {}, [],
+                local, {}, {}, {}, {},
                 frozenset(host.index for host in job.hosts if host.gets_code and job.tree is not None),
                 job.provision,
             )  # fmt: skip
@@ -150,7 +128,6 @@ class _Network:
         self._listen()
         routing = self._dial()
         self._choose(routing)
-        self._find_closed()
         self._measure()
 
     def _ask(self, asked: Mapping[int, Mapping[str, Any]], limit_s: float) -> Dict[int, Any]:
@@ -217,38 +194,12 @@ class _Network:
                     self._found.tried[low, high] = routing.tried((low, high))
         routing.leave_out(routing.unreached())
         for pair, chosen in routing.routes().items():
-            others = tuple(item for item in routing.wires(pair) if wire_of(item) != wire_of(chosen))
-            self._found.routes[pair] = Route(chosen, {}, {}, None, others)
+            ways = (chosen.source, chosen.target), (chosen.target, chosen.source)
+            self._found.routes[pair] = Route(chosen, dict.fromkeys(ways))
 
     def _run(self, wanted: Mapping[int, List[Dict[str, Any]]]) -> Dict[int, Any]:
         asked = {index: {"do": "measure", "pairs": pairs} for index, pairs in wanted.items()}
         return self._ask(asked, ANSWER_LIMIT_S * max(map(len, wanted.values()), default=1))
-
-    def _find_closed(self) -> None:
-        """Look for better networks than the chosen ones: retry attempts that had no answer in time."""
-        found, suspects = self._found, {}
-        for pair, route in found.routes.items():
-            reached = {wire_of(item) for item in found.tried[pair] if not item.why}
-            for item in found.tried[pair]:
-                common = found.common_network(item.source, item.target, item.address) if item.why else None
-                if common is None or not item.local and item.why.startswith("not dialled"):
-                    continue
-                wire = wire_of(item._replace(local_iface=common[0]))
-                kinds = [x["kind"] for x in self._places[item.source].addresses if x["iface"] == common[0]]
-                kind = worse_kind(item.kind, kinds[0]) if kinds else item.kind
-                if kinds and wire not in reached and PREFERENCE[kind] <= PREFERENCE[route.chosen.kind]:
-                    suspects[item.source, item.target, item.address] = Closed(item, *common, kind)
-        targets: Dict[int, List[Dict[str, Any]]] = {}
-        for source, target, address in suspects:
-            targets.setdefault(source, []).append(as_target(self._places[target], (address,)))
-        answered = set()
-        for source, attempts in self._probe(targets, PROBE_S).items():
-            answered |= {(source, item.target, item.address) for item in attempts if not item.why}
-        closed: Dict[Wire, Optional[Closed]] = {}
-        for key, suspect in suspects.items():
-            wire = wire_of(suspect.failed._replace(local_iface=suspect.iface))
-            closed[wire] = None if key in answered else closed.get(wire, suspect)
-        found.closed.extend(item for item in closed.values() if item is not None)
 
     def _measure(self) -> None:
         """Measure the chosen routes, in rounds in which no host occurs twice."""
@@ -258,53 +209,19 @@ class _Network:
                 if pairs:
                     self._measure_once(pairs)
                 pairs = [pair for pair in pairs if not _is_enough(self._found.routes[pair])]
-            self._measure_alone(pairs)
-
-    def _measure_alone(self, pairs: Sequence[Pair]) -> None:
-        """Measure one direction after the other: a slow one slows the acknowledgements of the other one."""
-        routes, found = self._found.routes, self._found
-        for place in range(2):
-            asked: Dict[int, Attempt] = {}
-            for pair in pairs:
-                chosen = routes[pair].chosen
-                for item in found.tried[pair]:
-                    same = not item.why and wire_of(item) == wire_of(chosen)
-                    if same and item.source == pair[place]:
-                        asked[item.source] = item
-            for item, row in self._speeds(asked, one_way=True):
-                pair = min(item.source, item.target), max(item.source, item.target)
-                routes[pair].alone[item.target, item.source] = row["back_mb_per_s"] * 1e6
-
-    def _speeds(
-        self, asked: Mapping[int, Attempt], one_way: bool = False
-    ) -> List[Tuple[Attempt, Dict[str, Any]]]:
-        """Have each of these hosts measure one wire."""
-        wanted = {
-            index: [
-                {
-                    "rank": item.target, "one_way": one_way, "wires": [
-                        {"address": item.address, "port": item.port, "iface": item.local_iface}
-                    ],
-                }
-            ]
-            for index, item in asked.items()
-        }  # fmt: skip
-        return [(asked[index], rows[0]) for index, rows in self._run(wanted).items() if rows]
 
     def _measure_once(self, pairs: Sequence[Pair]) -> None:
-        routes = self._found.routes
+        wanted: Dict[int, List[Dict[str, Any]]] = {}
         for pair in pairs:
-            chosen = routes[pair].chosen
-            routes[pair].speeds.setdefault((chosen.source, chosen.target), None)
-            routes[pair].speeds.setdefault((chosen.target, chosen.source), None)
-        chosen_ones = [routes[pair].chosen for pair in pairs]
-        for item, row in self._speeds({item.source: item for item in chosen_ones}):
-            pair = min(item.source, item.target), max(item.source, item.target)
-            route, there = routes[pair], (item.source, item.target)
-            for way, speed in ((there, row["there_mb_per_s"]), (there[::-1], row["back_mb_per_s"])):
-                route.speeds[way] = max(speed * 1e6, route.speeds[way] or 0.0) or None
-            trips = [x for x in (route.round_trip_ms, row["round_trip_ms"]) if x is not None]
-            routes[pair] = route._replace(round_trip_ms=min(trips, default=None))
+            item = self._found.routes[pair].chosen
+            wire = {"address": item.address, "port": item.port, "iface": item.local_iface}
+            wanted[item.source] = [{"rank": item.target, "wires": [wire]}]
+        for source, rows in self._run(wanted).items():
+            for row in rows:
+                there = (source, row["rank"])
+                speeds = self._found.routes[min(there), max(there)].speeds
+                for way, speed in ((there, row["there_mb_per_s"]), (there[::-1], row["back_mb_per_s"])):
+                    speeds[way] = max(speed * 1e6, speeds[way] or 0.0) or None
 
 
 def _is_enough(route: Route) -> bool:

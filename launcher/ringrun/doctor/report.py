@@ -7,13 +7,11 @@ import textwrap
 from typing import Any, Dict, List, Sequence, Tuple
 
 from ringcomm.rendezvous.routing import Pair
-from ringcomm.transport.routes import Attempt
 
 from .finding import CHECKS, LEVELS, NOTE, Finding
 from .network import Examination, Route
 
 WIDTH = 100
-KNOWN_MB_PER_S = 5.0
 
 
 def as_text(found: Examination, findings: Sequence[Finding]) -> str:
@@ -47,38 +45,26 @@ def _mark(found: Examination, findings: Sequence[Finding], index: int, check: st
     return min(levels, default="ok", key=LEVELS.index)
 
 
-_HEAD = ("link", "by", "to", "round trip", "there", "back", "")
+_HEAD = ("link", "by", "there", "back")
 
 
 def _links(found: Examination) -> List[str]:
-    """Return a line for each pair of hosts, with the route of a job; below it the other routes."""
+    """Return a line for each pair of hosts, with the interfaces of a job and the speed each way."""
     rows: List[Tuple[str, ...]] = [_HEAD]
     for pair in sorted(found.tried):
         route, names = found.routes.get(pair), " - ".join(found.hosts[host] for host in pair)
         if route is None:
-            rows.append((names, "no connection", "", "", "", "", ""))
-            continue
-        trip = "?" if route.round_trip_ms is None else f"{route.round_trip_ms:.2f} ms"
-        ends = [" ".join(route.end(host)) for host in pair]
-        rows.append((names, *ends, trip, _rate(route, pair), _rate(route, pair[::-1]), ""))
-        for other in route.others:
-            ends = [" ".join(route._replace(chosen=other).end(host)) for host in pair]
-            rows.append(("", *ends, "", *_about(other), "not chosen"))
+            rows.append((names, "no connection", "", ""))
+        else:
+            by = " - ".join(route.iface(host) for host in pair)
+            rows.append((names, by, _rate(route, pair), _rate(route, pair[::-1])))
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
     return ["  ".join(text.ljust(wide) for text, wide in zip(row, widths)).rstrip() for row in rows]
 
 
 def _rate(route: Route, way: Pair) -> str:
-    speed = route.speeds.get(way)
+    speed = route.speeds[way]
     return "no stream" if speed is None else _mb(speed / 1e6)
-
-
-def _about(other: Attempt) -> Tuple[str, str]:
-    """Return the speed by which a route was not chosen; of a slow route only that is known then."""
-    if other.mb_per_s is None:
-        return "", ""
-    text = _mb(other.mb_per_s) if other.mb_per_s >= KNOWN_MB_PER_S else f"< {KNOWN_MB_PER_S:.0f} MB/s"
-    return text, text
 
 
 def _mb(speed: float) -> str:
@@ -120,20 +106,7 @@ def as_json(found: Examination, findings: Sequence[Finding]) -> str:
 
 def _link(found: Examination, route: Route, source: int, target: int) -> Dict[str, Any]:
     """Return one direction of a route."""
-    others = [
-        {**_ends(route._replace(chosen=item), source, target), "mb_per_s_slower_direction": item.mb_per_s}
-        for item in route.others
-    ]
     return {
-        "from": found.hosts[source], "to": found.hosts[target], **_ends(route, source, target),
-        "bytes_per_s": route.speeds.get((source, target)),
-        "bytes_per_s_alone": route.alone.get((source, target)), "round_trip_ms": route.round_trip_ms,
-        "not_chosen": others,
-    }  # fmt: skip
-
-
-def _ends(route: Route, source: int, target: int) -> Dict[str, str]:
-    (iface, address), (to_iface, to_address) = route.end(source), route.end(target)
-    return {
-        "from_iface": iface, "from_address": address, "to_iface": to_iface, "to_address": to_address
+        "from": found.hosts[source], "to": found.hosts[target], "from_iface": route.iface(source),
+        "to_iface": route.iface(target), "bytes_per_s": route.speeds[source, target],
     }  # fmt: skip

@@ -57,7 +57,6 @@ def test_every_wire_has_a_speed(mesh):
     assert len(speeds) == 2
     for speed in speeds:
         assert speed.mb_per_s == min(speed.there_mb_per_s, speed.back_mb_per_s) > 10.0
-        assert speed.round_trip_ms is None or 0.0 <= speed.round_trip_ms < 1000.0
 
 
 def test_a_wire_without_a_listener_has_none(mesh):
