@@ -11,7 +11,6 @@ import socket
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence, Tuple
 
 from ..clock import StepClock
-from ..collective.call_history import KEPT
 from ..collective.runner import Runner
 from ..config import Settings
 from ..configuration.polling import polling_s
@@ -90,7 +89,7 @@ class Group:
         """Record point-to-point messages as well, after :meth:`record`."""
         from .message_history import MessageHistory  # only groups of PyTorch have such messages
 
-        history = MessageHistory(KEPT, type_name)
+        history = MessageHistory(type_name)
         history.on_failure = self.flight.failed
         self.activity.messages = self.flight.messages = history
         return history

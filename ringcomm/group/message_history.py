@@ -1,15 +1,10 @@
-"""The point-to-point messages of a group: the last ones, their number, and the time spent waiting for them.
-
-A message is recorded when it is posted, and its outcome is looked up only on request. So a message costs a
-tuple and two additions, and a wait for it two looks at the clock.
-"""
+"""The point-to-point messages of a group: their numbers by peer, the last one, and the waits for them."""
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections import deque
-from typing import Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import monotonic
 from ..collective.call_history import DONE, FAILED, RUNNING, SUBMITTED, Row
@@ -33,12 +28,6 @@ class _Message(NamedTuple):
     nbytes: int
     began_s: float
     site: Optional[Site]
-    work: Callable[[], Optional[Work]]
-
-    def pending(self) -> Optional[Work]:
-        """Return its work unless that has ended. Nothing here keeps a work and its memory alive."""
-        work = self.work()
-        return None if work is None or work.is_completed() else work
 
 
 class Wait(NamedTuple):
@@ -62,10 +51,11 @@ class _Flow:
 class MessageHistory:
     """The sends and receives of one point-to-point engine."""
 
-    def __init__(self, capacity: int, type_name: Callable[[int], str] = hex) -> None:
+    def __init__(self, type_name: Callable[[int], str] = hex) -> None:
         self.on_failure: Optional[Callable[[BaseException], None]] = None  # called when the engine fails
         self._type_name = type_name
-        self._posted: Deque[_Message] = deque(maxlen=capacity)
+        # The last one, and its work, which is not kept alive.
+        self._last: Optional[Tuple[_Message, Callable[[], Optional[Work]]]] = None
         self._flows: Dict[Tuple[str, Optional[int]], _Flow] = {}
         self._waits: Dict[int, Wait] = {}
         self._failure: Optional[List[Row]] = None
@@ -81,10 +71,8 @@ class MessageHistory:
             flow = self._flows[kind, peer] = _Flow()
         flow.count += 1
         flow.nbytes += nbytes
-        message = _Message(
-            kind, peer, flow.count, tag, elements, nbytes, monotonic(), work.site, weakref.ref(work)
-        )
-        self._posted.append(message)
+        message = _Message(kind, peer, flow.count, tag, elements, nbytes, monotonic(), work.site)
+        self._last = message, weakref.ref(work)
         return message
 
     def begin_wait(self, message: _Message, work: Work) -> Wait:
@@ -104,25 +92,26 @@ class MessageHistory:
     def fail(self, error: BaseException) -> None:
         """Mark the messages that threads waited for as failed, with the engine."""
         if self._failure is None:
-            rows = self.rows()
             text = f"{type(error).__name__}: {error}"
-            for row in rows:
-                if row["state"] == RUNNING:
-                    row.update(state=FAILED, error=text)
-            self._failure = rows
+            rows = [row for row in self.rows() if row["state"] == RUNNING]
+            self._failure = [{**row, "state": FAILED, "error": text} for row in rows]
         if self.on_failure is not None:
             self.on_failure(error)
 
     # ---- called on request, by any thread ----------------------------------------------------
 
     def rows(self) -> List[Row]:
-        """Return all kept messages, oldest first; ``running`` are those that a thread waits for."""
+        """Return the messages that threads wait for, oldest first, and before them the last one if nothing
+        waits for it; after a failure those that were waited for then.
+        """
         if self._failure is not None:
             return [dict(row) for row in self._failure]
-        kept = list(self._posted)
-        waited = {id(wait.message) for wait in self._present()}
-        older = [wait.message for wait in self._present() if wait.message not in kept]
-        return [self._row(message, id(message) in waited) for message in [*older, *kept]]
+        waited, last = [wait.message for wait in self._present()], self._last
+        rows = [self._row(message, RUNNING) for message in waited]
+        if last is not None and last[0] not in waited:
+            work = last[1]()
+            rows.insert(0, self._row(last[0], DONE if work is None or work.is_completed() else SUBMITTED))
+        return rows
 
     def channel(self, name: str, members: Sequence[int]) -> Row:
         """Return the channel of a flight record: :meth:`rows`, and the numbers of messages by peer, which are
@@ -168,9 +157,7 @@ class MessageHistory:
         flow = self._flows.get((kind, peer))
         return 0 if flow is None else flow.count
 
-    def _row(self, message: _Message, waited: bool) -> Row:
-        work = message.pending()
-        state = DONE if work is None else RUNNING if waited else SUBMITTED
+    def _row(self, message: _Message, state: str) -> Row:
         what = f"{message.nbytes} bytes"
         if message.elements:
             what += f" of {self._type_name(message.elements)}"
