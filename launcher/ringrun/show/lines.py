@@ -8,11 +8,9 @@ from typing import List, Optional
 MAX_LINE_BYTES = 64 * 1024
 PROGRESS_INTERVAL_S = 1.0
 """Time between two lines with the states of progress bars, of all ranks together."""
-UNENDED_S = 0.5
-"""After this time an unfinished line is shown."""
 
 _REDRAWN = re.compile(rb"[\r\x08]")
-_BACKSPACES = re.compile(rb"(\x08+)")
+_BACKSPACES = re.compile(rb"\x08+")
 _CURSOR = re.compile(rb"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
 _PIECE = MAX_LINE_BYTES
 
@@ -21,9 +19,9 @@ class LineAssembler:
     """Splits one stream of one rank into lines.
 
     A line that is rewritten with carriage returns or backspaces (a progress bar) is shown about once in
-    :attr:`interval_s` seconds in its latest state, and in its last state when it ends. So is an unfinished
-    line (a prompt). A line longer than 64 KiB is split. Bytes are not decoded. With `in_place` only the last
-    state of a progress bar becomes a line; the others are shown by other means.
+    :attr:`interval_s` seconds in its latest state, and in its last state when it ends. A line longer than
+    64 KiB is split. Bytes are not decoded. With `in_place` only the last state of a progress bar becomes a
+    line; the others are shown by other means.
     """
 
     def __init__(self, in_place: bool = False) -> None:
@@ -33,58 +31,31 @@ class LineAssembler:
         self._state: Optional[bytes] = None  # the last complete state of the line, if it is a progress bar
         self._shown = b""
         self._shown_s = float("-inf")
-        self._began_s: Optional[float] = None  # when the current line began, if it has
-        self._is_old = False  # whether that is long ago
-
-    @property
-    def waiting(self) -> bool:
-        """Whether the current line is unfinished, so that :meth:`tick` may show it."""
-        return self._state is not None or bool(self._line)
-
-    @property
-    def has_state(self) -> bool:
-        """Whether the current line is shown unfinished: a progress bar, or an old line."""
-        return self._state is not None or self._is_old
 
     @property
     def is_bar(self) -> bool:
-        """Whether the current line is rewritten."""
+        """Whether the current line is rewritten, so that :meth:`tick` may show it."""
         return self._state is not None
 
     def feed(self, data: bytes, now_s: float) -> List[bytes]:
         """Return the lines that are complete now, without their ends."""
-        lines = self._feed(data, now_s)
-        if not self.waiting:
-            self._began_s, self._is_old = None, False
-        elif lines or self._began_s is None:
-            self._began_s, self._is_old = now_s, False
-        return lines
-
-    def _feed(self, data: bytes, now_s: float) -> List[bytes]:
         plain = self._state is None and not _REDRAWN.search(data) and b"\r" not in self._line
         if plain and len(data) <= _PIECE:
             *lines, rest = (bytes(self._line) + data).split(b"\n")  # fast path for the usual case
             if len(rest) <= _PIECE and (not lines or len(lines[0]) <= _PIECE):
                 self._line[:] = rest
-                return self._without_shown(lines)
+                return lines
         lines = []
-        *whole, rest = data.split(b"\n")
+        *whole, rest = _BACKSPACES.sub(b"\r", data).split(b"\n")
         for part in whole:
-            self._extend(part, lines, now_s)
+            self._extend(part, lines)
             lines += self._finish()
-        self._extend(rest, lines, now_s)
-        return lines
-
-    def hold(self, now_s: float) -> None:
-        """Count the age of the current line from now: it may be complete, but is not read at present."""
-        if self._began_s is not None:
-            self._began_s = now_s
+        self._extend(rest, lines)
+        return lines + self.tick(now_s)
 
     def tick(self, now_s: float) -> List[bytes]:
-        """Return the unfinished line, if it is due and the last state was shown at least a second ago."""
-        if self._state is None:
-            self._is_old = self._began_s is not None and now_s - self._began_s >= UNENDED_S
-        if not self.has_state or self.in_place or now_s - self._shown_s < self.interval_s:
+        """Return the state of a progress bar, if the last one was shown at least a second ago."""
+        if self._state is None or self.in_place or now_s - self._shown_s < self.interval_s:
             return []
         state = self.state()
         if state == self._shown or not state:
@@ -96,24 +67,7 @@ class LineAssembler:
         """Return the remaining bytes as a line at the end of the stream."""
         return self._finish() if self._line or self._state is not None else []
 
-    def _extend(self, part: bytes, lines: List[bytes], now_s: float) -> None:
-        for count, piece in enumerate(_BACKSPACES.split(part)):
-            if count % 2:
-                self._go_back(len(piece))
-            else:
-                self._extend_forwards(piece, lines)
-        lines += self.tick(now_s)
-
-    def _go_back(self, characters: int) -> None:
-        """Rewrite the line from this number of characters before its end."""
-        if self._line.strip():
-            self._state = bytes(self._line)
-        elif self._state is None:
-            self._state = b""
-        while characters and self._line:
-            characters -= self._line.pop() & 0xC0 != 0x80  # the bytes 10xxxxxx continue a character of UTF-8
-
-    def _extend_forwards(self, part: bytes, lines: List[bytes]) -> None:
+    def _extend(self, part: bytes, lines: List[bytes]) -> None:
         if b"\r" in part[:-1] or (part and self._line.endswith(b"\r")):
             *states, part = (bytes(self._line) + part).split(b"\r")
             del self._line[:]
@@ -135,20 +89,12 @@ class LineAssembler:
         return _CURSOR.sub(b"", line if line.strip() else self._state or b"").rstrip()
 
     def _finish(self) -> List[bytes]:
-        line = bytes(self._line.rstrip(b"\r"))
-        if self._state is not None:
-            line = self.state()
-            repeated = line == self._shown and not self.in_place
-            self._state, self._shown = None, b""
+        if self._state is None:
+            line = bytes(self._line.rstrip(b"\r"))
             del self._line[:]
-            return [] if repeated or not line else [line]
+            return [line]
+        line = self.state()
+        repeated = line == self._shown and not self.in_place
+        self._state, self._shown = None, b""
         del self._line[:]
-        return self._without_shown([line])
-
-    def _without_shown(self, lines: List[bytes]) -> List[bytes]:
-        """Return the lines without the first one, if that has been shown completely before its end came."""
-        if lines and self._shown:
-            repeated = lines[0].rstrip() == self._shown
-            self._shown = b""
-            return lines[1:] if repeated else lines
-        return lines
+        return [] if repeated or not line else [line]

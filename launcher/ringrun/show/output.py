@@ -205,22 +205,14 @@ class Outputs:
             if lines and (rank in shown or not (is_consequence(lines) or _is_text(lines, reported)))
         ]
 
-    def hold(self, now_s: float) -> None:
-        """See :meth:`.lines.LineAssembler.hold`."""
-        for assembler in self._lines.values():
-            assembler.hold(now_s)
-
     def tick(self, now_s: float) -> List[Tuple[int, bytes]]:
-        """Return unfinished lines that are due, and tracebacks of ranks that have continued."""
+        """Return states of progress bars that are due, and tracebacks of ranks that have continued."""
         shown = []
-        bars = sum(assembler.has_state for assembler in self._lines.values())
+        bars = sum(assembler.is_bar for assembler in self._lines.values())
         for (rank, stream), assembler in self._lines.items():
             assembler.interval_s = PROGRESS_INTERVAL_S * max(1, bars)
             if assembler.is_bar:
                 shown.append((stream, self._compose(rank, stream, assembler.tick(now_s), now_s)))
-            elif assembler.waiting and not (stream == 2 and self._delays[rank].waiting):
-                # Not for the tails: the whole line will be there.
-                shown.append((stream, self._prefixed(rank, stream, assembler.tick(now_s))))
         for rank, delay in self._delays.items():
             if delay.waiting:
                 shown.append((2, self._prefixed(rank, 2, delay.due(now_s))))
@@ -232,7 +224,7 @@ class Outputs:
             (rank, stream, state)
             for (rank, stream), assembler in self._lines.items()
             for state in (assembler.state(),)
-            if assembler.in_place and assembler.has_state and state
+            if assembler.in_place and assembler.is_bar and state
         ]
         if not bars:
             return None
@@ -243,7 +235,7 @@ class Outputs:
     @property
     def waiting(self) -> bool:
         """Whether :meth:`tick` must be called soon."""
-        return any(lines.waiting for lines in self._lines.values()) or any(
+        return any(lines.is_bar for lines in self._lines.values()) or any(
             delay.waiting for delay in self._delays.values()
         )
 

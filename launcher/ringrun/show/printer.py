@@ -74,10 +74,7 @@ class Printer:
 
     def tick(self) -> None:
         """Write delayed output that is due: progress bars and tracebacks."""
-        now_s = self._clock()
-        if self._console.full:
-            self._outputs.hold(now_s)
-        self._write(self._outputs.tick(now_s))
+        self._write(self._outputs.tick(self._clock()))
 
     def settle(self, shown: Container[int], reported: Sequence[str] = ()) -> None:
         """Write delayed tracebacks; see :meth:`.Outputs.settle`."""

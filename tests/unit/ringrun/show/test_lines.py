@@ -1,4 +1,4 @@
-"""Lines, progress bars and lines whose end does not come, from pieces of any size."""
+"""Lines and progress bars, from pieces of any size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import List, Tuple
 
 import pytest
 
-from ringrun.show.lines import MAX_LINE_BYTES, UNENDED_S, LineAssembler
+from ringrun.show.lines import MAX_LINE_BYTES, LineAssembler
 
 
 def pieces(data: bytes, size: int) -> List[bytes]:
@@ -54,11 +54,11 @@ def test_progress_is_throttled() -> None:
         shown += [(now_s, line) for line in assembler.feed(b"\r%d%%" % step, now_s)]
         shown += [(now_s, line) for line in assembler.tick(now_s)]
     assert [line for _, line in shown] == [b"0%", b"10%", b"20%", b"30%"]
-    assert assembler.waiting
+    assert assembler.is_bar
     assert assembler.tick(10.0) == [b"39%"]
     assert assembler.tick(20.0) == []  # nothing new
     assert assembler.feed(b"\r39%\n", 20.0) == []  # it was shown already
-    assert not assembler.waiting
+    assert not assembler.is_bar
     assert assembler.feed(b"next\n", 21.0) == [b"next"]
 
 
@@ -74,7 +74,6 @@ KERAS = f"\r\x1b[1m1/2\x1b[0m{BAR}5{chr(8) * 14}\r\x1b[1m2/2\x1b[0m{BAR}4\n".enc
         (KERAS, f"\x1b[1m2/2\x1b[0m{BAR}4".encode()),
         (b" 10%" + b"\x08" * 4 + b" 20%" + b"\x08" * 4 + b"100%\n", b"100%"),
         (b"\xe2\x94\x81 1" + b"\x08" * 3 + b"\xe2\x94\x81 2\n", b"\xe2\x94\x81 2"),
-        (b"busy |\x08/\x08-\x08done\n", b"busy done"),
     ],
 )
 def test_backspaces_redraw_a_line(data: bytes, last: bytes, size: int) -> None:
@@ -83,7 +82,7 @@ def test_backspaces_redraw_a_line(data: bytes, last: bytes, size: int) -> None:
     assert lines[-1] == last
     assert len(lines) <= 2
     assert not any(b"\x08" in line for line in lines)
-    assert not assembler.waiting
+    assert not assembler.is_bar
 
 
 def test_a_very_long_line_comes_in_pieces() -> None:
@@ -92,36 +91,3 @@ def test_a_very_long_line_comes_in_pieces() -> None:
     found = [line for piece in pieces(data, 65536) for line in assembler.feed(piece, 0.0)] + assembler.flush()
     assert b"".join(found) == data
     assert max(map(len, found)) <= MAX_LINE_BYTES
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-def test_a_line_whose_end_does_not_come_is_shown_within_a_second(in_place: bool) -> None:
-    assembler = LineAssembler(in_place)
-    assert assembler.feed(b"first\nEnter a number: ", 10.0) == [b"first"]
-    assert assembler.waiting and not assembler.has_state
-    assert assembler.tick(10.0 + UNENDED_S / 2) == []
-    assert assembler.tick(10.0 + UNENDED_S) == ([] if in_place else [b"Enter a number:"])
-    assert assembler.has_state and assembler.state() == b"Enter a number:"
-    assert assembler.tick(20.0) == []  # nothing new
-    assert assembler.feed(b"7\n", 21.0) == [b"Enter a number: 7"]
-    assert not assembler.waiting and not assembler.has_state
-
-
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
-def test_a_line_that_was_shown_before_its_end_is_not_repeated(end: bytes) -> None:
-    assembler = LineAssembler()
-    assert assembler.feed(b"Press a key", 0.0) == []
-    assert assembler.tick(1.0) == [b"Press a key"]
-    assert assembler.feed(end, 2.0) + assembler.flush() == []
-    assert assembler.feed(b"Press a key\n", 3.0) == [b"Press a key"]
-
-
-def test_while_nothing_is_read_no_line_counts_as_one_without_an_end() -> None:
-    """Its end may have been written, and wait to be read."""
-    assembler = LineAssembler()
-    assembler.feed(b"0123", 0.0)
-    assembler.hold(UNENDED_S)
-    assert assembler.tick(UNENDED_S + 0.1) == []
-    assert assembler.feed(b"456\n", UNENDED_S + 0.2) == [b"0123456"]
-    assembler.feed(b"0123", 5.0)
-    assert assembler.tick(5.0 + UNENDED_S) == [b"0123"]
