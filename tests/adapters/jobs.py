@@ -77,14 +77,13 @@ def run(function: Any, arguments: Any, ranks: int, **environment: str) -> List[A
         function,
         arguments,
         np=ranks,
-        timeout_s=LIMIT_S,
         start_timeout_s=LIMIT_S,
         env={**quiet, **environment},
     )
     return results
 
 
-def check_different_weights_are_announced(train: Callable[[str, int], None]) -> None:
+def warned_about_different_weights(train: Callable[[str, int], None]) -> None:
     """Ranks whose weights differ when they begin to train are told so once; others are not.
 
     ``train`` takes a name for the weights, and what to add to them.

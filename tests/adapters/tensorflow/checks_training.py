@@ -10,7 +10,7 @@ import tensorflow as tf
 import ringcomm.tensorflow as hvd
 from ringcomm._adapter.causes import record_cause
 from ringcomm.errors import MismatchError, PeerLostError
-from tests.adapters.jobs import check_different_weights_are_announced, close, numbers, same_everywhere
+from tests.adapters.jobs import close, numbers, same_everywhere, warned_about_different_weights
 from tests.adapters.tensorflow.modes import MODES, session_of_a_graph
 from tests.support.errors import raises
 
@@ -135,7 +135,7 @@ def check_ranks_that_begin_with_different_weights() -> None:
             for _ in range(6):
                 run(*map(tf.constant, data(1)))
 
-        check_different_weights_are_announced(train)
+        warned_about_different_weights(train)
 
 
 def sparse_gradients_of_other_kinds(table: Any) -> None:
