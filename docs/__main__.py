@@ -31,8 +31,9 @@ PAGES = {
         "docs/tutorial_elastic.md",
     ],
     "How-to (machines)": [
-        "docs/machines.md", "docs/doctor.md", "docs/watching.md", "docs/schedulers.md", "docs/containers.md",
-        "docs/elastic.md", "docs/unequal.md", "docs/compression.md", "docs/scaling.md", "docs/gpu.md",
+        "docs/machines.md", "docs/join.md", "docs/doctor.md", "docs/watching.md", "docs/schedulers.md",
+        "docs/containers.md", "docs/elastic.md", "docs/unequal.md", "docs/compression.md", "docs/scaling.md",
+        "docs/gpu.md",
     ],
     "How-to (programs)": [
         "docs/collectives.md", "docs/horovod.md", "docs/torch_distributed.md", "docs/trainers.md",

@@ -22,7 +22,7 @@ ringcomm
 ringrun.plan ringrun.agent ringrun.elastic
 ringrun.reach ringrun.ship ringrun.diagnosis
 ringrun.show ringrun.watch
-ringrun.job
+ringrun.job ringrun.join
 ringrun.doctor ringrun
 """
 """A package, or a module beside packages, imports from its line and those above (in functions from any)."""

@@ -38,7 +38,9 @@ from .show.visible import visible
 if TYPE_CHECKING:
     from .job.outcome import Outcome
     from .job.restarts import Attempts
+    from .plan.hosts import HostSpec
     from .plan.job import Job
+    from .plan.reaching import Reach
 
 FLUSH_S = 5.0
 
@@ -232,9 +234,21 @@ def _check_build(options: Options, dry_run: bool) -> None:
 
 
 def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
+    if "join" in (options.hosts or ""):
+        from .join.invitation import gathered
+
+        with gathered(options, command, note, dry_run) as joined:
+            _run_job(options, command, dry_run, joined)
+    else:
+        _run_job(options, command, dry_run)
+
+
+def _run_job(
+    options: Options, command: Tuple[str, ...], dry_run: bool, joined: Sequence[Tuple[HostSpec, Reach]] = ()
+) -> None:
     from .job.launch import describe, prepare
 
-    job = prepare(options, command, say=note)
+    job = prepare(options, command, say=note, joined=joined)
     _compare_hosts(click.get_current_context().meta.get(_HOSTS), job)
     _refuse_misspelt(job)
     for option in _misplaced(job.command):

@@ -9,7 +9,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, NoReturn, Tuple
+from typing import Any, Callable, NoReturn, Optional, Tuple
 
 import click
 
@@ -20,6 +20,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _JOB = click.option("--job", metavar="JOB", default="", help="The job, in place of the argument.")
 BRIEF = (
     ("doctor -H HOST,…", "Examine hosts."),
+    ("join [CODE]", "Join a job."),
     ("ps", "List running jobs."),
     ("stop [JOB]", "End a job."),
     ("add [JOB] HOST", "Add a host."),
@@ -54,7 +55,8 @@ def answer(ask: Callable[[], Tuple[str, int]], failed: int = 1) -> NoReturn:
     except RingcommError as problem:
         say(str(problem), problem=True)
         raise SystemExit(failed) from None
-    say(text)
+    if text:
+        say(text)
     raise SystemExit(code)
 
 
@@ -103,6 +105,38 @@ def _agreed(job: str, program: str) -> bool:
         named = f"Name it as in `ringrun stop {job}`, or give --yes"
         raise ConfigError(f"1 job runs: {job} ({program}). {named}.")
     return click.confirm(f"End {job} ({program})?", err=True)
+
+
+@commands.command()
+@click.option("--name", metavar="NAME", default="", help="This machine's name in the job [its host name].")
+@click.option("--slots", metavar="N", type=click.IntRange(1), default=1, help="Most ranks here [1].")
+@click.option("--cores", metavar="N", type=click.IntRange(1), help="Most cores that they use [all].")
+@click.option("-y", "--yes", is_flag=True, help="Run what the launcher asks for without a question.")
+@click.argument("words", metavar="[HOST:PORT] [CODE]", nargs=-1)
+def join(words: Tuple[str, ...], name: str, slots: int, cores: Optional[int], yes: bool) -> NoReturn:
+    """Give this machine to a job of another one, which shows the code for it (ringrun -H localhost,join).
+
+    What the job runs is shown first, and a question follows. It runs with your rights. Without HOST:PORT the
+    launcher is looked for in this network; without CODE it is asked for, or read from stdin.
+    """
+    from ringcomm.errors import ConfigError
+
+    from .join.command import join as take_part
+
+    def ask(text: str) -> bool:
+        note(text)
+        return yes or click.confirm("Run it?", err=True)
+
+    def read_code() -> str:
+        prompted = sys.stdin.isatty()
+        return str(click.prompt("Code", err=True)) if prompted else sys.stdin.readline(200)
+
+    def run() -> Tuple[str, int]:
+        if not (yes or sys.stdin.isatty()):
+            raise ConfigError("What the job runs is asked about, and there is no terminal. Give --yes.")
+        return "", take_part(words, name, slots, cores, note, read_code, ask)
+
+    answer(run, failed=2)
 
 
 @commands.command()

@@ -42,11 +42,11 @@ _NO_CERTIFICATE = "it does not have this job's certificate"
 
 
 class Tls(Encryption):
-    """TLS with a job's certificate and private key (PEM). Raises ConfigError if they are unusable, or if this
-    Python has no TLS 1.3.
+    """TLS with a job's certificate and private key (PEM); `peer` is the certificate that the other end must
+    show if it is another one. Raises ConfigError if they are unusable, or if this Python has no TLS 1.3.
     """
 
-    def __init__(self, pem: str) -> None:
+    def __init__(self, pem: str, peer: str = "") -> None:
         if not ssl.HAS_TLSv1_3:
             raise ConfigError(
                 f"This Python's {ssl.OPENSSL_VERSION} has no TLS 1.3, which encryption needs: use a Python "
@@ -54,9 +54,9 @@ class Tls(Encryption):
             )
         try:
             begin = pem.index("-----BEGIN CERTIFICATE-----")
-            self._certificate = ssl.PEM_cert_to_DER_cert(pem[begin:].strip())
-            self._dialling = _context(ssl.PROTOCOL_TLS_CLIENT, pem[begin:])
-            self._accepting = _context(ssl.PROTOCOL_TLS_SERVER, pem[begin:])
+            self._pinned = ssl.PEM_cert_to_DER_cert((peer or pem[begin:]).strip())
+            self._dialling = _context(ssl.PROTOCOL_TLS_CLIENT, peer or pem[begin:])
+            self._accepting = _context(ssl.PROTOCOL_TLS_SERVER, peer or pem[begin:])
             # Sessions are not resumed, and tickets that are not sent need not be read.
             self._accepting.num_tickets = 0
             with _as_file(pem) as path:
@@ -67,12 +67,12 @@ class Tls(Encryption):
                 f"The certificate that came with the job's key cannot be used: {problem}. "
                 "`python -m ringcomm.newkey --encrypt FILE` makes a file with both."
             ) from None
-        self.fingerprint = hashlib.sha256(self._certificate).digest()
+        self.fingerprint = hashlib.sha256(self._pinned).digest()
 
     def wrap(self, sock: socket.socket, accepted: bool) -> SecureSocket:
         """See :meth:`Encryption.wrap <ringcomm.transport.secure.Encryption.wrap>`."""
         context = self._accepting if accepted else self._dialling
-        return _TlsSocket(sock, context, accepted, self._certificate)
+        return _TlsSocket(sock, context, accepted, self._pinned)
 
 
 def _context(protocol: Any, certificate: str) -> ssl.SSLContext:

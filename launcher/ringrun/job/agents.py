@@ -63,13 +63,17 @@ class Agents:
 
     def __init__(self, job: Job, loop: Loop, handler: AgentHandler) -> None:
         self.job = job
-        self.links = [AgentLink(host.argv, caches=not host.is_local) for host in job.hosts]
+        self.links = [self._link(host) for host in job.hosts]
         self.closed: Set[int] = set()
         self._loop = loop
         self._handler = handler
         self._unstarted: Deque[HostJob] = deque(job.hosts)
         self._stopped: Set[int] = set()  # links that are not started again
         self._exiting: Dict[int, float] = {}  # links whose stdout has ended: the time of that
+
+    @staticmethod
+    def _link(host: HostJob) -> AgentLink:
+        return AgentLink(host.argv, caches=not host.is_local, spawn=host.reach.start)
 
     @property
     def all_closed(self) -> bool:
@@ -229,7 +233,7 @@ class Agents:
 
     def add(self, host: HostJob) -> None:
         """Start an agent on a host that joins the job; its index is the next one."""
-        self.links.append(AgentLink(host.argv, caches=not host.is_local))
+        self.links.append(self._link(host))
         self._unstarted.append(host)
 
     def abandon(self, host: HostJob) -> None:

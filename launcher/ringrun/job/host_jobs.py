@@ -59,12 +59,12 @@ class HostMaker:
         if is_local:
             python = str(Path(python).expanduser())
         cwd = spec.cwd or self._cwds.get(spec.name) or self._cwds.get(None)
-        env = self.variables(is_local)
+        reach = self.doors.of(spec, is_local)
+        env = self.variables(is_local) if is_local or reach.gets_shell else dict(self._env)
         iface = spec.iface or self._ifaces.get(spec.name)
         if iface:
             InterfaceFilter(iface)
             env["RINGCOMM_IFACE"] = iface
-        reach = self.doors.of(spec, is_local)
         own = with_interpreter(self._command, named if is_local and not chosen else None)
         gets_code = not is_local and not cwd
         if gets_code and self._shipped is not None:

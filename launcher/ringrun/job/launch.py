@@ -32,6 +32,7 @@ from ..plan.job import Job
 from ..plan.observe import observation_of
 from ..plan.options import Options
 from ..plan.ranks import Plan, make_plan
+from ..plan.reaching import Reach
 from ..plan.setting_sources import Effective
 from ..reach.doors import Doors, allocation_of, read_text
 from ..reach.named_hosts import lists_in, with_lists
@@ -48,18 +49,21 @@ SPARE_FILES = 64
 def prepare(
     options: Options, command: Sequence[str], environ: Optional[Mapping[str, str]] = None,
     payload: Optional[bytes] = None, local_env: Optional[Mapping[str, str]] = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None] = lambda text: None, joined: Sequence[Tuple[HostSpec, Reach]] = (),
 ) -> Job:  # fmt: skip
     """Return a job made from options. Host names are resolved to find this machine; no host is contacted.
     `payload` is read by the ranks; `local_env` has more variables for ranks on this machine; `say` gets a
-    line, in another thread, if this takes long. ConfigError names an invalid option and the valid values.
+    line, in another thread, if this takes long; `joined` are the machines that the options invite.
+    ConfigError names an invalid option and the valid values.
     """
     environ = os.environ if environ is None else environ
     refuse_without_effect(options)
     refuse_many_launchers(environ)
+    if len(joined) != invited(options)[0]:
+        raise ConfigError("Machines join with a code only when a job is started by the command ringrun.")
     parsed = parse_command(command, options.forward)
     allocation = allocation_of(environ, needed=needs_hosts(options))
-    plan = _plan(options, allocation)
+    plan = _plan(options, allocation, [spec for spec, _ in joined])
     pythons = per_host("--python", options.python, host_names(plan, options, "python"))
     cwds = per_host("--cwd", options.cwd, host_names(plan, options, "cwd"))
     ifaces = per_host("--iface", options.iface, host_names(plan, options, "iface"))
@@ -71,7 +75,7 @@ def prepare(
     if options.horovod:
         common.update(horovod.counted(environ))
     ssh = SshOptions(options.ssh, options.ssh_port, options.ssh_identity_file)
-    doors = Doors(options.via, ssh, allocation)
+    doors = Doors(options.via, ssh, allocation, {spec.name: reach for spec, reach in joined})
     maker = HostMaker(
         parsed, environ, doors, common, local_env or {}, pythons, cwds, ifaces, options.ship_self,
         None if options.ship is None else Path(options.ship),
@@ -84,7 +88,7 @@ def prepare(
         output_dir=None if options.output_dir is None else Path(options.output_dir),
         payload=payload, horovod=options.horovod,
         notes=(
-            *([] if options.hosts is None else lists_in(parse_hosts(options.hosts), os.environ)),
+            *([] if options.hosts is None else lists_in(_named(options), os.environ)),
             *(horovod.without_effect(environ) if options.horovod else ()),
             *_where_from(options, allocation), *not_forwarded(needed, environ),
             *_left_out(tree, code_at, parsed), *(doors.in_clear() if settings.encrypt else []),
@@ -121,9 +125,13 @@ def _where_from(options: Options, allocation: Optional[Allocation]) -> List[str]
     return [allocation.describe()] if allocation is not None and needs_hosts(options) else []
 
 
-def _plan(options: Options, allocation: Optional[Allocation]) -> Optional[Plan]:
+def _plan(
+    options: Options, allocation: Optional[Allocation], joined: Sequence[HostSpec] = ()
+) -> Optional[Plan]:
     """Return the hosts and ranks, for elastic jobs the hosts only; None if a discovery script lists them."""
-    specs = read_hosts(options, allocation)
+    specs = [*read_hosts(options, allocation), *joined]
+    if joined and options.host_discovery_script is not None:
+        raise ConfigError("--host-discovery-script names all hosts, so no machine can be invited.")
     if not options.is_elastic:
         is_open = allocation is not None and needs_hosts(options) and not allocation.is_stated
         return make_plan(options.np, specs, options.oversubscribe or is_open)
@@ -210,6 +218,20 @@ def _check_open_files(size: int) -> None:
         )
 
 
+def _named(options: Options) -> List[HostSpec]:
+    """What ``-H`` names: hosts and lists, without machines that join."""
+    specs = [] if options.hosts is None else parse_hosts(options.hosts)
+    return [spec for spec in specs if not spec.joins]
+
+
+def invited(options: Options) -> Tuple[int, int]:
+    """Return how many machines join with a code, and the port for them, or 0 for any."""
+    specs = [] if options.hosts is None else parse_hosts(options.hosts)
+    found = [spec for spec in specs if spec.joins]
+    ports = [spec.port for spec in found if spec.port]
+    return sum(spec.slots or 1 for spec in found), ports[0] if ports else 0
+
+
 def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> List[HostSpec]:
     """Return the hosts of ``-H`` (with lists expanded, :mod:`ringrun.reach.named_hosts`), ``--hostfile`` or
     the scheduler; empty means this machine. ConfigError if both options are given, a file or list cannot be
@@ -219,7 +241,7 @@ def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> Lis
         raise ConfigError("-H and --hostfile are both given. Use one of them.")
     specs: List[HostSpec] = []
     if options.hosts is not None:
-        specs = with_lists(parse_hosts(options.hosts), os.environ)
+        specs = with_lists(_named(options), os.environ)
     elif options.hostfile is not None:
         specs = parse_hostfile(read_text("hostfile", options.hostfile), options.hostfile)
     elif allocation is not None and needs_hosts(options):

@@ -9,6 +9,8 @@ from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 
 from ringcomm.errors import ConfigError
 
+JOIN = "join"
+"""Among hosts, in place of a name: a machine that joins with a code; its slots are the number of machines."""
 MAX_SLOTS = 65535
 """Maximum of one host."""
 MAX_PORT = 65535
@@ -34,6 +36,11 @@ class HostSpec(NamedTuple):
     def target(self) -> str:
         """ssh's destination argument: ``user@name`` or ``name``."""
         return f"{self.user}@{self.name}" if self.user else self.name
+
+    @property
+    def joins(self) -> bool:
+        """Whether it stands for machines that join with a code."""
+        return self.name == JOIN and self.user is None
 
     @property
     def item(self) -> str:

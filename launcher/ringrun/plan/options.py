@@ -72,7 +72,8 @@ class Options:
     )  # fmt: skip
     hosts: Optional[str] = _option(
         None, "-H --hosts", JOB,
-        "Hosts, with their slots [1]: places for a rank. @PORT: of its sshd. Default: this machine.",
+        "Hosts, with their slots [1]: places for a rank. @PORT: of its sshd. join:N: machines that join with "
+        "a code. Default: this machine.",
         metavar="HOST[:SLOTS],…", brief="Hosts, or a list.", argument="hosts", horovod="hosts", doctor=True,
         argument_doc='Hosts with their slots, like ``"localhost,jetson1:2"``; None for this machine.',
     )  # fmt: skip

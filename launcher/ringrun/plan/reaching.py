@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import List, NamedTuple, Optional, Protocol, Sequence
+from typing import Any, List, NamedTuple, Optional, Protocol, Sequence
 
 from .hosts import HostSpec
 
@@ -34,6 +34,13 @@ class Reach(Protocol):
 
     def argv(self, spec: HostSpec, python: str) -> List[str]:
         """Return the command line that starts the agent on a host; ConfigError if an option is not usable."""
+
+    @property
+    def gets_shell(self) -> bool:
+        """Whether ranks on other hosts get the launching shell's variables this way."""
+
+    def start(self, argv: Sequence[str]) -> Any:
+        """Start that command line: the pipes and methods of :class:`subprocess.Popen`; or OSError."""
 
     def explain_unstarted(self, host: str, argv: Sequence[str], python: str, why: str) -> str:
         """Return why the command line could not be started; `why` is the system's message."""

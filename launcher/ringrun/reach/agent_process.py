@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 from collections import deque
-from typing import Any, Deque, Dict, List, Optional, Sequence
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
 
 from ..agent import framing
 from .loader import loader
@@ -17,17 +17,38 @@ from .protocol import Frame, FrameReader, agent_program, agent_source
 STDERR_LIMIT_BYTES = 16 * 1024
 
 
+Process = Any
+"""A :class:`LocalProcess`, or what has its pipes, and ``poll``, ``wait`` and ``kill``."""
+
+
+class LocalProcess(subprocess.Popen):  # type: ignore[type-arg]  # no class with parameters in Python 3.8
+    """A process of this machine with three pipes."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        pipe = subprocess.PIPE
+        # In a separate session the agent does not get the terminal's Ctrl-C: the supervisor ends the job.
+        super().__init__(argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        super().kill()
+
+
 class AgentLink:
     """Starts an agent, sends it commands without blocking, and parses its output into frames. `argv` and
     `first`, the input before the agent's program, may be changed before another start. With `caches` the host
-    keeps the agent's program, so that it is not sent each time.
+    keeps the agent's program, so that it is not sent each time. `spawn` starts the command line.
     """
 
-    def __init__(self, argv: Sequence[str], caches: bool = False) -> None:
+    def __init__(
+        self, argv: Sequence[str], caches: bool = False,
+        spawn: Callable[[Sequence[str]], Process] = LocalProcess,
+    ) -> None:  # fmt: skip
         self.argv, self.first = list(argv), b""
-        self._caches = caches
+        self._caches, self._spawn = caches, spawn
         self.attempt = 0
-        self.process: Optional[subprocess.Popen[bytes]] = None
+        self.process: Process = None
         self.alive = False
         self._reset()
 
@@ -49,11 +70,7 @@ class AgentLink:
         """Start the command line (again) and queue the program for its interpreter. It raises OSError."""
         self._reset()
         self.attempt += 1
-        pipe = subprocess.PIPE
-        # In a separate session the agent does not get the terminal's Ctrl-C: the supervisor ends the job.
-        self.process = subprocess.Popen(
-            self.argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
-        )
+        self.process = self._spawn(self.argv)
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
@@ -174,8 +191,6 @@ class AgentLink:
         """SIGKILL the process group of the agent, or of the ssh to it."""
         self.close_stdin()
         if self.process is not None and self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.kill()
 
     def close(self) -> None:

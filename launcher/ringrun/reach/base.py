@@ -11,6 +11,7 @@ from ringcomm.errors import ConfigError
 
 from ..plan.hosts import HostSpec
 from ..plan.reaching import Failure, last_lines, quoted
+from .agent_process import LocalProcess, Process
 from .protocol import BOOT
 
 RETRIES = 5
@@ -58,6 +59,12 @@ class CommandReach:
 
     connection = "the connection to it"
     """The name of the connection to an agent, in messages."""
+    gets_shell = True
+    """Whether ranks on other hosts get the launching shell's variables this way."""
+
+    def start(self, argv: Sequence[str]) -> Process:
+        """Start the command line that starts the agent."""
+        return LocalProcess(argv)
 
     def by_hand(self, argv: Sequence[str]) -> str:
         """Return the agent's command line up to the remote program, which the user can try."""

@@ -26,8 +26,11 @@ class Doors:
     template is not valid.
     """
 
-    def __init__(self, via: Optional[str], ssh: SshOptions, allocation: Optional[Allocation]) -> None:
-        self._here = ThisMachine()
+    def __init__(
+        self, via: Optional[str], ssh: SshOptions, allocation: Optional[Allocation],
+        joined: Optional[Mapping[str, Reach]] = None,
+    ) -> None:  # fmt: skip
+        self._here, self._joined = ThisMachine(), joined or {}
         self._allocation = allocation
         self._ssh = Ssh(ssh, may_appear=allocation is not None and allocation.may_appear)
         self._via = Via(via) if via is not None and via != "ssh" else None
@@ -40,6 +43,8 @@ class Doors:
         return self._here if is_local else self._remote(spec)
 
     def _remote(self, spec: HostSpec) -> Reach:
+        if spec.name in self._joined:
+            return self._joined[spec.name]
         if self._via is not None:
             return self._via
         if self._inside is not None and self._allocation is not None and self._allocation.has(spec):
@@ -60,9 +65,10 @@ class Doors:
         """Return whether each host is this machine; see :func:`.local.find_local`."""
         here = self._allocation.here if self._allocation is not None else ""
         names = [here] if here else []
-        return find_local(
+        found = find_local(
             specs, more_names=names, by_name=lambda spec: not isinstance(self._remote(spec), Ssh)
         )
+        return [is_local and spec.name not in self._joined for spec, is_local in zip(specs, found)]
 
 
 def allocation_of(environ: Mapping[str, str], needed: bool) -> Optional[Allocation]:

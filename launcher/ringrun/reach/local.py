@@ -67,7 +67,7 @@ def find_local(
     machine; `by_name` tells whether a host's name alone decides, as for containers, whose names are not in
     the network.
     """
-    hostname, own_user, own = socket.gethostname(), _user(), own_addresses()
+    hostname, user, own = socket.gethostname(), own_user(), own_addresses()
     answers: Dict[str, List[str]] = {}
     threads: List[threading.Thread] = []
 
@@ -83,7 +83,7 @@ def find_local(
     for thread in threads:
         thread.join(LOOKUP_LIMIT_S)
     return [
-        (spec.user is None or spec.user == own_user)
+        (spec.user is None or spec.user == user)
         and (is_named(spec) or is_own(answers.get(spec.name, ()), own))
         for spec in specs
     ]
@@ -97,7 +97,8 @@ def _look_up(name: str, answers: Dict[str, List[str]]) -> None:
     answers[name] = [str(row[4][0]) for row in rows]
 
 
-def _user() -> str:
+def own_user() -> str:
+    """Return this user's name, or ""."""
     try:
         return getpass.getuser()
     except (KeyError, ImportError, OSError):

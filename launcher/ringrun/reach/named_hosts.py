@@ -78,6 +78,11 @@ def with_lists(specs: Sequence[HostSpec], environ: Mapping[str, str]) -> List[Ho
     """
     found: List[HostSpec] = []
     for spec in specs:
+        if spec.joins:
+            raise ConfigError(
+                "Machines join with a code when a job starts: ringrun -H localhost,join:2 train.py. "
+                "(A host of this name is reached as USER@join.)"
+            )
         inside = hosts_of_list(spec.name, environ)
         if inside is not None and spec != HostSpec(spec.name):
             raise ConfigError(

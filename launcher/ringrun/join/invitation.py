@@ -1,0 +1,279 @@
+"""The launcher's side: opens an invitation, lets machines in that prove its code, and starts agents on them.
+
+The port is open only until all machines have come. Each connection has a thread, of which there are at most
+:data:`PLACES` before the proof; one that fails keeps its place for a moment. The thread of a machine that has
+joined carries the streams of its agent (:class:`.connection.Carrier`) until the launcher ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+from typing import Callable, Collection, Iterator, List, Optional, Sequence, Tuple
+
+from ringcomm.clock import monotonic
+from ringcomm.configuration.endpoints import format_endpoint
+from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
+from ringcomm.storage.certificate import make_certificate
+from ringcomm.transport.connect import listen
+from ringcomm.transport.kinds import LOOPBACK
+from ringcomm.transport.nics import own_addresses
+
+from ..job.launch import invited, prepare
+from ..plan.hosts import MAX_SLOTS, HostSpec
+from ..plan.options import Options
+from ..plan.reaching import Reach
+from ..reach.incoming import decoded, fields, flag, text, whole
+from ..reach.local import is_own_name, own_user
+from ..reach.named_hosts import list_names
+from .connection import TELL, Carrier, fingerprint_of, prove_to, secured
+from .discovery import Answerer
+from .machine import Joined, Machine
+from .proof import MACHINE_NAME, NAME, NO_PROOF, WRONG_CODES, Account, Proof, Role, WrongCode, new_code
+
+PLACES = 64
+"""How many connections may be unproven at a time."""
+PLACE_S = 0.3
+"""How long a connection that has failed keeps its place."""
+MAX_SHOWN = 4096
+"""So many characters of the command are shown to the user of a machine that joins."""
+_FACTS = fields({
+    "python": text(4096), "cwd": text(4096), "cores": whole(1, MAX_SLOTS), "slots": whole(1, MAX_SLOTS),
+})  # fmt: skip
+_ANSWER = fields({"agreed": flag})
+
+
+def own_name() -> str:
+    """This user and machine, as the other end shows them."""
+    name = f"{own_user() or os.getuid()}@{socket.gethostname()}"[:64]
+    return name if NAME.fullmatch(name) else "ringrun"
+
+
+class Invitation:
+    """Waits for machines."""
+
+    def __init__(
+        self, count: int, command: str, taken: Collection[str], say: Callable[[str], None], spec: str = "",
+        port: int = 0,
+    ) -> None:  # fmt: skip
+        self._count, self._command, self._say = count, command, say
+        self._taken = {name.lower() for name in taken}
+        self.code = new_code()
+        self._pem = make_certificate()
+        self._fingerprint = fingerprint_of(self._pem)
+        self._lock = threading.Condition()
+        self._account = Account(count, monotonic())
+        self.machines: List[Machine] = []
+        self._places = threading.BoundedSemaphore(PLACES)
+        self._closed = False
+        self._interfaces = own_addresses(spec)
+        self._listeners = self._listen(port)
+        self.port = int(self._listeners[0].getsockname()[1])
+        self._answerer: Optional[Answerer] = None
+        if not port:
+            with contextlib.suppress(OSError):  # then the address is given by hand
+                self._answerer = Answerer(self._interfaces, self.code.label, self.port)
+        threading.Thread(target=self._accept, name="ringrun-join", daemon=True).start()
+
+    def _listen(self, port: int) -> List[socket.socket]:
+        """Listeners on all addresses that may be used, with one port."""
+        made: List[socket.socket] = []
+        try:
+            for item in [item for item in self._interfaces if not item.scope]:
+                made.append(listen(item.address, port=port or (made[0].getsockname()[1] if made else 0)))
+        except OSError as problem:
+            for sock in made:
+                sock.close()
+            where = format_endpoint(item.address, port)
+            raise ConfigError(
+                f"Machines cannot join at {where}: {problem.strerror}. Choose another port, like "
+                f"join:{self._count}@43117, or leave it out."
+            ) from None
+        return made
+
+    @property
+    def lines(self) -> str:
+        """What to run on the other machines."""
+        reachable = [item.address for item in self._interfaces if item.kind != LOOPBACK and not item.scope]
+        address = (reachable or ["127.0.0.1"])[0]
+        line = f"ringrun join {format_endpoint(address, self.port)} {self.code.shown}"
+        found = ", in the same network also without the address" if self._answerer else ""
+        machines = "the other machine" if self._count == 1 else f"each of the {self._count} other machines"
+        return f"run this on {machines} within 10 minutes{found}:\n    {line}\nwaiting"
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    def wait(self, limit_s: float) -> List[Machine]:
+        """Wait for all machines."""
+        first_s: Optional[float] = None
+        with self._lock:
+            while len(self.machines) < self._count:
+                self._lock.wait(0.25)
+                self._forget_lost()
+                first_s = None if not self.machines else first_s or monotonic()
+                late = first_s is not None and monotonic() - first_s > limit_s
+                if late or self._account.is_over(monotonic()):
+                    raise ConfigError(self._why_not(limit_s if late else None))
+            return list(self.machines)
+
+    def _forget_lost(self) -> None:
+        for machine in [item for item in self.machines if item.over.is_set()]:
+            self.machines.remove(machine)
+            self._account.left += 1
+            self._taken.discard(machine.name.lower())
+            self._say(f"{machine.name} has left again: {machine.lost}")
+
+    def _why_not(self, limit_s: Optional[float]) -> str:
+        there = ", ".join(machine.name for machine in self.machines) or "none"
+        counted = f"{len(self.machines)} of {self._count} machines have joined ({there})"
+        if self._account.wrong >= WRONG_CODES:
+            return (
+                f"The invitation is over after three wrong codes: {counted}. If nobody has mistyped the "
+                "code, a machine in this network is guessing. Start again for a fresh code."
+            )
+        within = "10 minutes" if limit_s is None else f"{limit_s:g} s of the first (--start-timeout)"
+        return f"{counted} within {within}. Start again for a fresh code."
+
+    def close(self) -> None:
+        """Close the port. Machines that have joined stay."""
+        self._closed = True
+
+    # -- threads -----------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        answerer = self._answerer
+        watched = [*self._listeners, *([answerer.sock] if answerer else [])]
+        try:
+            while not self._closed and not self._account.is_over(monotonic()):
+                for sock in select.select(watched, [], [], 0.2)[0]:
+                    if answerer is not None and sock is answerer.sock:
+                        answerer.answer()
+                    else:
+                        self._accept_one(sock)
+        finally:
+            for sock in watched:
+                sock.close()
+
+    def _accept_one(self, listener: socket.socket) -> None:
+        if not self._places.acquire(timeout=0.2):
+            return
+        try:
+            sock, origin = listener.accept()
+        except OSError:
+            self._places.release()
+            return
+        threading.Thread(target=self._serve, args=(sock, origin[0]), name="ringrun-join", daemon=True).start()
+
+    def _serve(self, sock: socket.socket, address: str) -> None:
+        """One connection, from its first byte to its end."""
+        machine, carrier = None, None
+        try:
+            proof = self._proven(sock)
+        finally:
+            self._places.release()
+        if proof is None:
+            sock.close()
+            return
+        try:
+            carrier = Carrier(secured(sock, proof, Role.LAUNCHER, self._pem))
+            machine = self._agreed(proof, address, carrier)
+        except (AuthenticationError, ProtocolError, OSError) as problem:
+            self._say(f"{proof.peer_name} ({address}) has not joined: {problem}")
+            sock.close()
+        with self._lock:
+            if machine is None:
+                self._account.left += 1
+            else:
+                self.machines.append(machine)
+            self._lock.notify_all()
+        if machine is not None:
+            machine.run()
+        elif carrier is not None:
+            carrier.close()
+
+    def _proven(self, sock: socket.socket) -> Optional[Proof]:
+        """Return the proof of a connection whose other end has the code; None for another one."""
+        proof: Optional[Proof] = None
+        try:
+            proof = prove_to(sock, lambda: Proof(Role.LAUNCHER, self.code, own_name(), self._fingerprint))
+        except WrongCode:
+            with self._lock:
+                self._account.wrong += 1
+        except (ProtocolError, OSError):
+            threading.Event().wait(PLACE_S)
+            return None
+        with self._lock:
+            if proof is not None and (self._closed or not self._account.use(monotonic())):
+                proof = None
+        with contextlib.suppress(OSError):
+            sock.sendall(NO_PROOF if proof is None else proof.own)
+        return proof
+
+    def _agreed(self, proof: Proof, address: str, carrier: Carrier) -> Machine:
+        """Return the machine at the other end, if its user agrees; ProtocolError if not."""
+        facts = decoded(self._told(carrier), _FACTS)
+        name = proof.peer_name
+        refusal = self._why_refused(name)
+        carrier.tell({"refused": refusal, "command": self._command, "slots": facts["slots"]})
+        if refusal:
+            carrier.turn(0.0)
+            raise ProtocolError(refusal)
+        cores = f"{facts['cores']} core{'' if facts['cores'] == 1 else 's'}"
+        self._say(f"{name} ({address}, {cores}, digits {proof.digits}) has the code, and is being asked")
+        try:
+            if decoded(self._told(carrier), _ANSWER)["agreed"]:
+                self._say(f"{name} has joined")
+                return Machine(name, facts, carrier)
+            raise ProtocolError("its user has not agreed")
+        except (ProtocolError, OSError):
+            self._taken.discard(name.lower())
+            raise
+
+    def _told(self, carrier: Carrier) -> bytes:
+        """Return the next facts from the other end."""
+        while not (carrier.ended or self._closed or self._account.is_over(monotonic())):
+            for frame in carrier.turn(0.5):
+                if frame.kind == TELL:
+                    return frame.data
+        raise ProtocolError("it closed the connection" if carrier.ended else "it has not answered in time")
+
+    def _why_refused(self, name: str) -> str:
+        with self._lock:
+            if not MACHINE_NAME.fullmatch(name):
+                return "its name is not valid: letters, digits, - and _ only (--name)"
+            if name.lower() in self._taken or is_own_name(name, socket.gethostname()):
+                return f"there is a host {name} in this job already (--name gives it another name)"
+            self._taken.add(name.lower())
+        return ""
+
+
+@contextlib.contextmanager
+def gathered(
+    options: Options, command: Sequence[str], say: Callable[[str], None], only_plan: bool
+) -> Iterator[Sequence[Tuple[HostSpec, Reach]]]:
+    """The machines that the options invite, when all have come; at the end their connections are closed."""
+    count, port = invited(options)
+    nobody = Joined({})
+    drafted = [(HostSpec(f"join-{number}", slots=1), nobody) for number in range(1, count + 1)]
+    if only_plan or not count:
+        yield drafted
+        return
+    draft = prepare(options, command, joined=drafted)  # so that mistakes show before anybody comes
+    taken = [host.name for host in draft.hosts if host.reach is not nobody]
+    taken += [spec.name for spec in getattr(draft, "specs", ())] + list_names(os.environ)
+    shown = draft.command.text("python")[:MAX_SHOWN]
+    invitation = Invitation(count, shown, taken, say, draft.settings.iface, port)
+    try:
+        say(invitation.lines)
+        machines = invitation.wait(draft.settings.start_timeout_s)
+        invitation.close()
+        way = Joined({machine.name: machine for machine in machines})
+        in_folder = options.ship is None and not options.cwd
+        yield [(machine.spec(in_folder), way) for machine in machines]
+    finally:
+        invitation.close()
+        for machine in invitation.machines:
+            machine.close()

@@ -1,0 +1,205 @@
+"""The code by which a machine joins, and the proof that both ends have it. Pure: no I/O.
+
+Four messages of fixed sizes, 346 bytes together, come before anything that is parsed::
+
+    joining machine                                                launcher
+        hello: magic, version, kind, name, share, fingerprint  ->
+                                           <-  hello: the same of the launcher
+        proof, 32 bytes                                        ->
+                                           <-  proof, 32 bytes; zeros if the other one is wrong
+
+    transcript = SHA-256 of both hellos
+    proof      = HMAC-SHA256(key, role | transcript)
+
+The key comes from SPAKE2 (package ``spake2``: Ed25519, with its fixed points M and N), so nobody who has seen
+or changed the messages can try codes afterwards: each connection is one guess, which the launcher counts.
+The joining machine proves first, so a guess that is not counted shows nothing. The transcript has both ends'
+names and the fingerprints of their TLS certificates; the roles keep a message from being reflected. Without
+the package the code has 26 letters, which are a key of 130 bits themselves, and the shares are nonces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import struct
+from enum import IntEnum
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Optional
+
+from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
+
+VERSION = 1
+HELLO = struct.Struct("!8sHH64s33s32s")
+PROOF_BYTES = 32
+MAX_LABEL = 999
+WRONG_CODES = 3
+"""So many wrong codes end an invitation, and the attempts of a joining machine."""
+CODE_S = 600.0
+"""An invitation is open for so long, in seconds."""
+NO_PROOF = bytes(PROOF_BYTES)
+
+MAGIC = b"ringjoin"
+_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
+"""Of a long code: none that look alike."""
+_LONG, _WORDS = 26, 3
+_CONSONANTS, _VOWELS = "bdfghjklmnprstvz", "aiou"
+"""Of a short code: each word is consonant, vowel, consonant, vowel, consonant, 16 bits that can be spoken."""
+MACHINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+"""A machine's own name, which becomes that of a host: no address, no path, no list of hosts."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
+"""That of either end, like ``alice@laptop``."""
+
+
+class Kind(IntEnum):
+    """How the key comes from the code."""
+
+    SPAKE2 = 1
+    KEY = 2
+
+
+class Role(IntEnum):
+    """Which end of the connection."""
+
+    JOINING = 1
+    LAUNCHER = 2
+
+
+class WrongCode(AuthenticationError):
+    """The other end does not have this code."""
+
+
+class Code(NamedTuple):
+    """A code: the public number by which discovery finds its launcher, and the secret."""
+
+    label: int
+    secret: str
+
+    @property
+    def kind(self) -> Kind:
+        """How the key comes from it."""
+        return Kind.KEY if len(self.secret) == _LONG else Kind.SPAKE2
+
+    @property
+    def shown(self) -> str:
+        """As people read and type it."""
+        return "-".join([str(self.label), *re.findall(".{26}|.{5}", self.secret)])
+
+
+def new_code(spoken: Optional[bool] = None) -> Code:
+    """Return a fresh code: of 48 secret bits for SPAKE2, if that is installed, or of 130."""
+    label = secrets.randbelow(MAX_LABEL) + 1
+    if not (find_spec("spake2") if spoken is None else spoken):
+        return Code(label, "".join(secrets.choice(_LETTERS) for _ in range(_LONG)))
+    pattern = (_CONSONANTS, _VOWELS, _CONSONANTS, _VOWELS, _CONSONANTS) * _WORDS
+    return Code(label, "".join(secrets.choice(letters) for letters in pattern))
+
+
+def parse_code(text: str) -> Code:
+    """A code as it was typed, with any hyphens, blanks and capitals."""
+    found = re.fullmatch(r"(\d{1,3})[\s-]+([a-z0-9\s-]+)", text.strip().lower(), re.ASCII)
+    secret = re.sub(r"[\s-]", "", found[2]) if found else ""
+    word = f"[{_CONSONANTS}][{_VOWELS}][{_CONSONANTS}][{_VOWELS}][{_CONSONANTS}]"
+    if not found or not re.fullmatch(rf"({word}){{{_WORDS}}}|[{_LETTERS}]{{{_LONG}}}", secret):
+        raise ConfigError(
+            "That is no code. One is a number and three words of five letters, like 7-lusab-babad-gutih, "
+            "or a number and 26 letters. ringrun shows it on the machine that starts the job."
+        )
+    return Code(int(found[1]), secret)
+
+
+class Proof:
+    """One end of the exchange.
+
+    Send :attr:`hello`; give the other end's to :meth:`meet`; then compare :meth:`check` and send :attr:`own`.
+    """
+
+    def __init__(self, role: Role, code: Code, name: str, fingerprint: bytes) -> None:
+        self._role, self._code = role, code
+        self._exchange: Any = None
+        share = bytes([role]) + os.urandom(32)
+        if code.kind == Kind.SPAKE2:
+            try:
+                from spake2 import SPAKE2_A, SPAKE2_B
+            except ImportError:
+                raise ConfigError(
+                    "This machine lacks the package spake2, which codes of three words need: "
+                    "pip install 'ringcomm[join]'."
+                ) from None
+            side = SPAKE2_A if role == Role.JOINING else SPAKE2_B
+            self._exchange = side(code.shown.encode(), idA=b"joining", idB=b"launcher")
+            share = self._exchange.start()
+        self.hello = HELLO.pack(MAGIC, VERSION, code.kind, name.encode(), share, fingerprint)
+        self._key, self._transcript = b"", b""
+        self.peer_name, self.peer_fingerprint = "", b""
+
+    def meet(self, hello: bytes) -> None:
+        """Take the other end's hello."""
+        magic, version, kind, name, share, fingerprint = HELLO.unpack(hello)
+        if magic != MAGIC:
+            raise ProtocolError("it is not a ringrun that joins or invites")
+        if version != VERSION:
+            raise ProtocolError(f"it has version {version} of joining, this machine {VERSION}")
+        if kind != self._code.kind:
+            raise ProtocolError("its code is of the other kind (three words, or 26 letters)")
+        self._key = self._key_with(share)
+        self.peer_name = name.rstrip(b"\0").decode("ascii", "replace")
+        if not NAME.fullmatch(self.peer_name):
+            raise ProtocolError("its name is not valid")
+        self.peer_fingerprint = fingerprint
+        own_first = self._role == Role.JOINING
+        both = self.hello + hello if own_first else hello + self.hello
+        self._transcript = hashlib.sha256(b"ringcomm join\0" + both).digest()
+
+    def _key_with(self, share: bytes) -> bytes:
+        other = Role.LAUNCHER if self._role == Role.JOINING else Role.JOINING
+        if self._exchange is None:
+            if share[0] != other:
+                raise ProtocolError("its share is not valid")
+            return hashlib.sha256(b"ringcomm join key\0" + self._code.shown.encode()).digest()
+        from spake2 import SPAKEError
+        from spake2.ed25519_basic import NotOnCurve
+
+        try:
+            return bytes(self._exchange.finish(share))
+        except (SPAKEError, NotOnCurve, ValueError, AssertionError):
+            raise ProtocolError("its share is not valid") from None
+
+    def _tag(self, label: bytes) -> bytes:
+        return hmac.new(self._key, label + b"\0" + self._transcript, hashlib.sha256).digest()
+
+    @property
+    def own(self) -> bytes:
+        """This end's proof."""
+        return self._tag(self._role.name.encode())
+
+    def check(self, proof: bytes) -> None:
+        """Compare the other end's proof."""
+        other = Role.LAUNCHER if self._role == Role.JOINING else Role.JOINING
+        if not hmac.compare_digest(proof, self._tag(other.name.encode())):
+            raise WrongCode("it does not have this code")
+
+    @property
+    def digits(self) -> str:
+        """Four digits that both ends show."""
+        return f"{int.from_bytes(self._tag(b'digits')[:4], 'big') % 10000:04d}"
+
+
+class Account:
+    """Counts the uses of an invitation's code, which opens at `now_s`."""
+
+    def __init__(self, uses: int, now_s: float) -> None:
+        self.left, self.wrong, self._until_s = uses, 0, now_s + CODE_S
+
+    def is_over(self, now_s: float) -> bool:
+        """Return whether no machine can join any more, whatever becomes of those that have the code."""
+        return self.wrong >= WRONG_CODES or now_s >= self._until_s
+
+    def use(self, now_s: float) -> bool:
+        """Take a use for a machine that has proven the code; return whether there was one."""
+        taken = self.left > 0 and not self.is_over(now_s)
+        self.left -= taken
+        return taken

@@ -1,0 +1,472 @@
+"""Machines that join with a code, by real sockets: the way as it is meant, and attacks on it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import pytest
+
+from ringcomm.clock import monotonic
+from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
+from ringcomm.storage.certificate import make_certificate
+from ringrun.join import connection, discovery, invitation
+from ringrun.join.command import Guest, connect
+from ringrun.join.connection import EXIT, START, STDIN, TELL, Carrier, fingerprint_of, join_with
+from ringrun.join.invitation import Invitation
+from ringrun.join.machine import Joined, Machine
+from ringrun.join.proof import HELLO, Code, Proof, Role, WrongCode, new_code
+
+pytest.importorskip("spake2")
+LIMIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def pem() -> str:
+    return make_certificate()
+
+
+class Desk:
+    """An invitation for a launcher, and what it has said."""
+
+    def __init__(self, count: int = 1, taken: Tuple[str, ...] = ()) -> None:
+        self.lines: List[str] = []
+        self.invitation = Invitation(count, "train.py", taken, self.lines.append, "lo")
+        self.address = "127.0.0.1", self.invitation.port
+
+    @property
+    def code(self) -> Code:
+        return self.invitation.code
+
+    def dial(self, code: Code, pem: str, name: str = "desk") -> Carrier:
+        """Prove a code, and return the connection."""
+        proof = Proof(Role.JOINING, code, name, fingerprint_of(pem))
+        with socket.create_connection(self.address, LIMIT_S) as sock:
+            return Carrier(join_with(sock, proof, pem))
+
+    def join(self, pem: str, name: str = "desk", agreed: bool = True) -> Tuple[Carrier, Any]:
+        """Join as a user does; the connection, and what is offered."""
+        carrier = self.dial(self.code, pem, name)
+        guest = Guest(carrier, "launcher", self.lines.append)
+        try:
+            offer = guest.offered(1, 2)
+        except ConfigError:
+            carrier.close()
+            raise
+        guest.answer(agreed)
+        carrier.turn(0.0)
+        return carrier, offer
+
+    def wait_for(self, word: str) -> str:
+        until_s = monotonic() + LIMIT_S
+        while not any(word in line for line in self.lines):
+            assert monotonic() < until_s, self.lines
+            threading.Event().wait(0.01)
+        return next(line for line in self.lines if word in line)
+
+    def close(self) -> None:
+        self.invitation.close()
+        for machine in self.invitation.machines:
+            machine.close()
+
+
+@pytest.fixture
+def desk() -> Iterator[Callable[..., Desk]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(*arguments: Any) -> Desk:
+            made = Desk(*arguments)
+            stack.callback(made.close)
+            return made
+
+        yield make
+    until_s = monotonic() + LIMIT_S
+    while any(thread.name == "ringrun-join" for thread in threading.enumerate()):
+        assert monotonic() < until_s
+        threading.Event().wait(0.02)
+
+
+def wrong(code: Code) -> Code:
+    return code._replace(secret=new_code(True).secret)
+
+
+def is_open(address: Tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def wait_until_closed(address: Tuple[str, int]) -> None:
+    until_s = monotonic() + LIMIT_S
+    while is_open(address):
+        assert monotonic() < until_s
+        threading.Event().wait(0.05)
+
+
+# -- as it is meant --------------------------------------------------------------------------
+
+
+def test_an_agent_runs_over_the_connection(desk: Callable[..., Desk], pem: str) -> None:
+    """Its streams, of more bytes than pipes hold, its status, another one after it, and the end."""
+    host = desk()
+    carrier, offer = host.join(pem)
+    assert offer == {"refused": "", "command": "train.py", "slots": 1}
+    (machine,) = host.invitation.wait(LIMIT_S)
+    host.invitation.close()
+    wait_until_closed(host.address)
+    guest = Guest(carrier, "launcher", host.lines.append)
+    codes: List[int] = []
+    turn_round = "import sys; d = sys.stdin.buffer.read(); sys.stdout.buffer.write(d[::-1]); sys.exit(3)"
+    programs = [turn_round, "print(5)"]
+
+    class Program(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, argv: List[str]) -> None:
+            pipe = subprocess.PIPE
+            super().__init__([sys.executable, "-c", programs.pop(0)], 0, stdin=pipe, stdout=pipe, stderr=pipe)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ringrun.join.command.LocalProcess", Program)
+        patch.setattr("signal.signal", lambda *_: None)
+        thread = threading.Thread(target=lambda: codes.append(guest.run()))
+        thread.start()
+        way = Joined({"desk": machine})
+        data = os.urandom(3_000_000)
+        agent = way.start(["ringrun", "join", "desk"])
+        threading.Thread(target=lambda: (agent.stdin.write(data), agent.stdin.close())).start()
+        parts = list(iter(lambda: agent.stdout.read(1 << 16), b""))
+        assert b"".join(parts) == data[::-1] and agent.stderr.read() == b""
+        assert agent.wait(LIMIT_S) == 3
+        again = way.start(["ringrun", "join", "desk"])
+        assert again.stdout.read() == b"5\n" and again.wait(LIMIT_S) == 0
+        for process in (agent, again):
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                pipe.close()
+        machine.close()
+        thread.join(LIMIT_S)
+        carrier.close()
+    assert codes == [0] and "the job is over" in host.lines
+    with pytest.raises(OSError, match="connection was closed"):
+        way.start(["ringrun", "join", "desk"])
+
+
+def test_a_machine_that_is_lost_ends_its_agent_with_the_reason(desk: Callable[..., Desk], pem: str) -> None:
+    host = desk()
+    carrier, _ = host.join(pem)
+    (machine,) = host.invitation.wait(LIMIT_S)
+    way = Joined({"desk": machine})
+    agent = way.start(["desk"])
+    while not any(frame.kind == START for frame in carrier.turn(1.0)):
+        pass
+    carrier.tell({"leaving": "its user has left"})
+    carrier.turn(0.1)
+    carrier.close()
+    assert agent.stdout.read() == b"" and agent.wait(LIMIT_S) == 255
+    text = way.explain_loss("desk", 255, agent.stderr.read().decode())
+    assert text.startswith("desk: the machine that has joined is lost:"), text
+    for pipe in (agent.stdin, agent.stdout, agent.stderr):
+        pipe.close()
+
+
+def test_discovery_finds_the_launcher_of_the_code(desk: Callable[..., Desk], pem: str) -> None:
+    """Two launchers in one network: the one with the other number is not dialled."""
+    one, two = desk(), desk()
+    if one.invitation._answerer is None or two.invitation._answerer is None:
+        pytest.skip("no multicast here")
+    assert one.code.label != two.code.label
+    found = next(discovery.find(two.code.label, LIMIT_S))
+    assert found[1] == two.invitation.port
+    assert not any("not joined" in line for line in one.lines + two.lines)
+
+
+def test_the_first_bytes_of_an_agent_come_with_its_start() -> None:
+    """They may arrive at once, before the streams are connected."""
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    carrier: Any = Carrier(near)  # type: ignore[arg-type]
+    pack = connection._FRAME.pack
+    far.sendall(pack(START, 1, 0) + pack(STDIN, 1, 2) + b"hi" + pack(TELL, 0, 2) + b"{}" + pack(STDIN, 1, 0))
+    (start,) = carrier.turn(LIMIT_S)
+    reader, writer = os.pipe()
+    carrier.attach(start.number, {}, {STDIN: os.fdopen(writer, "wb", 0)})
+    assert [frame.kind for frame in carrier.turn(0.0)] == [TELL] and carrier.turn(0.0) == []
+    with open(reader, "rb", 0) as file:
+        assert file.read() == b"hi"
+    carrier.close()
+    far.close()
+
+
+# -- attacks, by the numbers of the list -----------------------------------------------------
+
+
+def test_1_three_wrong_codes_end_the_invitation_also_in_parallel(desk: Callable[..., Desk], pem: str) -> None:
+    host = desk()
+
+    def guess(_: int) -> Optional[type]:
+        try:
+            host.dial(wrong(host.code), pem)
+        except (WrongCode, ProtocolError, OSError) as problem:
+            return type(problem)
+        return None
+
+    with ThreadPoolExecutor(6) as pool:
+        assert None not in list(pool.map(guess, range(6)))
+    with pytest.raises((AuthenticationError, ProtocolError, OSError)):
+        host.dial(host.code, pem)
+    with pytest.raises(ConfigError, match="three wrong codes: 0 of 1 machines have joined"):
+        host.invitation.wait(LIMIT_S)
+    wait_until_closed(host.address)
+
+
+def test_1_a_joining_machine_gives_up_after_three_wrong_launchers(
+    desk: Callable[..., Desk], pem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = [desk() for _ in range(4)]
+    code = wrong(hosts[0].code)
+    monkeypatch.setattr("ringrun.join.command.find", lambda *_: (host.address for host in hosts))
+    with pytest.raises(ConfigError, match="this is not its code"):
+        connect(code, None, "desk", pem)
+    assert [host.invitation._account.wrong for host in hosts] == [1, 1, 1, 0]
+
+
+class Between:
+    """A relay that may change what each side sends; ends with either of its sides.
+
+    Attributes:
+        address: what the joining machine is made to dial.
+    """
+
+    def __init__(self, target: Tuple[str, int], change: Callable[[bool, int, bytes], bytes]) -> None:
+        self._target, self._change = target, change
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(stack.enter_context(self._listener).accept()[0])
+            server = stack.enter_context(socket.create_connection(self._target))
+            back = threading.Thread(target=self._pass, args=(server, client, False), daemon=True)
+            back.start()
+            self._pass(client, server, True)
+            back.join(LIMIT_S)
+
+    def _pass(self, source: socket.socket, sink: socket.socket, forth: bool) -> None:
+        number = 0
+        with contextlib.suppress(OSError):
+            while True:
+                data = source.recv(1 << 16)
+                if not data:
+                    break
+                sink.sendall(self._change(forth, number, data))
+                number += 1
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+
+def through(host: Desk, pem: str, change: Callable[[bool, int, bytes], bytes]) -> Exception:
+    """Join through a relay; the error."""
+    relay = Between(host.address, change)
+    with pytest.raises((AuthenticationError, ProtocolError, OSError, ssl.SSLError)) as caught:
+        Desk.dial(_at(host, relay.address), host.code, pem)
+    return caught.value
+
+
+def _at(host: Desk, address: Any) -> Any:
+    class Moved:
+        pass
+
+    moved: Any = Moved()
+    moved.address = address
+    return moved
+
+
+@pytest.mark.parametrize("way", ["fingerprint", "certificate", "tls", "name"])
+def test_3_a_machine_in_the_middle_ends_both_sides(desk: Callable[..., Desk], pem: str, way: str) -> None:
+    host, own = desk(), make_certificate()
+    der = ssl.PEM_cert_to_DER_cert(own[own.index("-----BEGIN CERT") :])
+    changed = {"fingerprint": (5, hashlib.sha256(der).digest()), "name": (3, b"m")}
+
+    def change(forth: bool, number: int, data: bytes) -> bytes:
+        fields = list(HELLO.unpack(data)) if number == 0 and len(data) == HELLO.size else []
+        if way in changed and fields:
+            index, value = changed[way]
+            fields[index] = value
+            return HELLO.pack(*fields)
+        if way == "certificate" and forth and number == 2:
+            return len(der).to_bytes(2, "big") + der
+        if way == "tls" and b"\x16\x03" in data[:2]:
+            return data[:-1] + bytes([data[-1] ^ 1])
+        return data
+
+    problem = through(host, pem, change)
+    if way in changed:
+        assert isinstance(problem, WrongCode)
+        assert host.invitation._account.wrong == 1
+    else:
+        host.wait_for("has not joined")
+    assert not host.invitation.machines
+
+
+def test_4_the_hello_of_another_launcher_does_not_count(desk: Callable[..., Desk], pem: str) -> None:
+    """A relay presents a session with launcher B, which has the same code, to a machine that dials A."""
+    one, two = desk(), desk()
+    two.invitation.code = one.code
+    recorded: Dict[bool, bytes] = {}
+
+    def record(forth: bool, number: int, data: bytes) -> bytes:
+        recorded.setdefault(forth, data)
+        return data
+
+    Desk.dial(_at(two, Between(two.address, record).address), one.code, pem).close()
+    problem = through(one, pem, lambda forth, number, data: data if forth or number else recorded[False])
+    assert isinstance(problem, WrongCode)
+    assert one.invitation._account.wrong == 1
+
+
+def test_6_many_that_prove_nothing_cost_little_and_one_with_the_code_gets_in(
+    desk: Callable[..., Desk], pem: str
+) -> None:
+    host = desk()
+    socks = []
+    for number in range(150):
+        sock = socket.create_connection(host.address, LIMIT_S)
+        sock.sendall([b"", b"GET / HTTP/1.0\r\n\r\n" * 20, b"ringjoin", b"\0" * HELLO.size][number % 4])
+        socks.append(sock)
+    until_s = monotonic() + LIMIT_S
+    carrier: Optional[Carrier] = None
+    while carrier is None:
+        assert monotonic() < until_s
+        with contextlib.suppress(ProtocolError, OSError):
+            carrier = host.dial(host.code, pem)
+    assert threading.active_count() < 2 * invitation.PLACES
+    assert host.invitation._account.wrong == 0
+    for sock in socks:
+        sock.close()
+    carrier.close()
+
+
+def test_8_nothing_starts_before_the_answer_and_no_is_no(desk: Callable[..., Desk], pem: str) -> None:
+    host = desk()
+    carrier, _ = host.join(pem, agreed=False)
+    assert "its user has not agreed" in host.wait_for("has not joined")
+    until_s = monotonic() + LIMIT_S
+    frames = []
+    while not carrier.ended and monotonic() < until_s:
+        frames += carrier.turn(0.2)
+    assert not frames and not host.invitation.machines
+    carrier.close()
+    again, _ = host.join(pem)  # who has said no by mistake may come again
+    assert [machine.name for machine in host.invitation.wait(LIMIT_S)] == ["desk"]
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["localhost", socket.gethostname(), "Jetson1", "lab", "10.0.0.1", "a.b", "-x", "a@b"]
+)
+def test_9_a_machine_may_not_take_a_name(desk: Callable[..., Desk], pem: str, name: str) -> None:
+    host = desk(1, ("jetson1", "lab"))
+    with pytest.raises((ConfigError, ProtocolError, OSError)):
+        host.join(pem, name)[0].close()
+    assert not host.invitation.machines
+
+
+def test_9_frames_of_a_hostile_machine_end_its_connection(desk: Callable[..., Desk], pem: str) -> None:
+    bad = [
+        connection._FRAME.pack(99, 0, 0),
+        connection._FRAME.pack(TELL, 0, 1 << 30),
+        connection._FRAME.pack(TELL, 0, 4) + b"{{{{",
+        connection._FRAME.pack(TELL, 0, 2) + b"[]",
+        connection._FRAME.pack(EXIT, 0, 20) + b'{"status":1e999}    ',
+    ]
+    host = desk(len(bad))
+    for number, data in enumerate(bad):
+        carrier, _ = host.join(pem, f"m{number}")
+        carrier._sock.send(data)
+        machine = _machine(host, f"m{number}")
+        assert machine.over.wait(LIMIT_S), data
+        carrier.close()
+
+
+def _machine(host: Desk, name: str) -> Machine:
+    until_s = monotonic() + LIMIT_S
+    while True:
+        found = [machine for machine in host.invitation.machines if machine.name == name]
+        if found:
+            return found[0]
+        assert monotonic() < until_s, host.lines
+        threading.Event().wait(0.01)
+
+
+def test_10_a_code_is_used_up_also_when_its_machine_is_gone(desk: Callable[..., Desk], pem: str) -> None:
+    host = desk()
+    carrier, _ = host.join(pem)
+    (machine,) = host.invitation.wait(LIMIT_S)
+    host.invitation.close()
+    carrier.close()
+    assert machine.over.wait(LIMIT_S) and machine.lost
+    wait_until_closed(host.address)
+    with pytest.raises(OSError):
+        host.dial(host.code, pem)
+
+
+def test_15_to_17_answers_are_short_rare_and_for_questions_of_the_own_network(
+    desk: Callable[..., Desk],
+) -> None:
+    host = desk()
+    answerer = host.invitation._answerer
+    if answerer is None:
+        pytest.skip("no multicast here")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
+        sock.settimeout(0.5)
+        question = discovery._QUESTION.pack(discovery._ASKED, b"n" * 16)
+        for _ in range(50):
+            sock.sendto(question, (discovery.GROUP, discovery.PORT))
+            sock.sendto(b"x" * 64, (discovery.GROUP, discovery.PORT))
+        answers = []
+        with contextlib.suppress(socket.timeout):
+            while True:
+                answers.append(sock.recv(100))
+    assert len(answers) <= 2 and len(answers[0]) == 29 < len(question)
+    secret = host.code.secret.encode()
+    assert not any(part in answers[0] for part in (secret, b"train", os.environ.get("USER", "root").encode()))
+
+
+def test_16_forged_answers_only_suggest_a_few_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forger:
+        """A socket on which 10,000 answers from different addresses wait."""
+
+        count = 0
+
+        def __init__(self, *_: Any) -> None:
+            self.nonce = b""
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: Any) -> None: ...
+        def bind(self, *_: Any) -> None: ...
+        def setsockopt(self, *_: Any) -> None: ...
+        def setblocking(self, *_: Any) -> None: ...
+        def sendto(self, data: bytes, _: Any) -> None:
+            self.nonce = discovery._QUESTION.unpack(data)[1]
+
+        def recvfrom(self, _: int) -> Tuple[bytes, Tuple[str, int]]:
+            Forger.count += 1
+            return discovery._ANSWER.pack(b"ringjoin!", self.nonce, 7, 80), (f"10.0.{Forger.count}.1", 43117)
+
+    monkeypatch.setattr(discovery.socket, "socket", Forger)
+    monkeypatch.setattr(discovery.select, "select", lambda socks, *_: (socks, [], []))
+    assert len(list(discovery.find(7, 5.0))) <= discovery.MAX_ADDRESSES + 8
+    assert Forger.count < 100
