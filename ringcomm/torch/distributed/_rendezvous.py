@@ -14,6 +14,7 @@ import weakref
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, Callable, Iterator, Optional, Tuple
+from urllib.parse import parse_qsl, urlsplit
 
 import torch.distributed as dist
 
@@ -128,12 +129,21 @@ def register() -> None:
         handlers["env"] = _with_fallback(handlers["env"])
 
 
+def _sets_no_others(url: str, rank: int, size: int) -> bool:
+    """Return whether a program gives PyTorch no rank and size, or those that the launcher has given it."""
+    given = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
+    same = given.pop("rank", str(rank)) == str(rank) and given.pop("world_size", str(size)) == str(size)
+    return same and not given
+
+
 def _with_fallback(usual: Callable[..., Iterator[Found]]) -> Callable[..., Iterator[Found]]:
     def env_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **rest: Any) -> Iterator[Found]:
         rank = launchers_rank_from_environment()
-        if rank is not None and "?" not in url:  # the program does not set ranks itself
-            yield _launchers_rendezvous(Membership.from_environment(), rank, timeout)
-            return
+        if rank is not None:
+            membership = Membership.from_environment()
+            if _sets_no_others(url, rank, membership.size):
+                yield _launchers_rendezvous(membership, rank, timeout)
+                return
         found = usual(url, timeout=timeout, **rest)
         try:
             first = next(found)

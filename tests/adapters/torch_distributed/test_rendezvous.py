@@ -196,13 +196,17 @@ class TestFallback:
                      "RINGCOMM_SIZE": "2", "RINGCOMM_MASTER": "h,5,2"}  # fmt: skip
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(Membership, "from_environment", lambda: "the job")
+        job = Membership(size=2, rendezvous=(("127.0.0.1", 5),), key=b"k" * 32)
+        monkeypatch.setattr(Membership, "from_environment", lambda: job)
         asked = []
         monkeypatch.setattr(
             _rendezvous, "_launchers_rendezvous", lambda *args: asked.append(args) or ("store", 1, 2)
         )
-        assert self.rendezvous(self.usual) == [("store", 1, 2)] and asked == [("the job", 1, LIMIT)]
-        assert self.rendezvous(self.usual, "env://?rank=0") == ["first", "second"], "the program sets it"
+        for given in ("", "?rank=1&world_size=2", "?world_size=2"):  # as the launcher's, or none
+            assert self.rendezvous(self.usual, "env://" + given) == [("store", 1, 2)], given
+        assert asked == [(job, 1, LIMIT)] * 3
+        for given in ("?rank=0", "?rank=1&world_size=3", "?rank=1&use_libuv=0"):
+            assert self.rendezvous(self.usual, "env://" + given) == ["first", "second"], "the program sets it"
 
     def test_it_is_registered_where_pytorch_has_env(self, monkeypatch):
         module = importlib.import_module("torch.distributed.rendezvous")
