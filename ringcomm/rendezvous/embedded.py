@@ -15,6 +15,7 @@ from ..transport.kinds import LOOPBACK, VIRTUAL
 from ..transport.nics import own_addresses
 from .actions import Notice, Seat
 from .server import RendezvousServer
+from .terms import START_LIMIT
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -38,11 +39,12 @@ class EmbeddedRendezvous(RendezvousServer):
         preferred: Sequence[str] = (),
         notify: Optional[Callable[[Notice], None]] = None,
         seats: Sequence[Seat] = (),
+        limit: str = START_LIMIT,
     ) -> Tuple[EmbeddedRendezvous, List[Tuple[str, int]]]:
         """Serve a separate job on free ports; return the server and its addresses. ``preferred``: addresses
         at which all ranks can reach this machine, otherwise all allowed ones; ``notify``: called in the
-        server's thread with every notice, in place of logging it. Raises StartupError if none of the
-        addresses can be listened on.
+        server's thread with every notice, in place of logging it; ``limit``: what sets the start timeout.
+        Raises StartupError if none of the addresses can be listened on.
         """
         allowed = own_addresses(settings.iface)
         offered = [item for item in own_addresses() if item.kind == LOOPBACK or item in allowed]
@@ -50,7 +52,9 @@ class EmbeddedRendezvous(RendezvousServer):
         offered = [item for item in offered if item.address in preferred] or offered
         offered.sort(key=lambda item: (item.kind != LOOPBACK, item.kind == VIRTUAL))
         addresses = list(dict.fromkeys(item.address for item in offered if not item.scope))
-        server = cls._of(key, certificate, job, settings, size, addresses, notify=notify or _log, seats=seats)
+        server = cls._of(
+            key, certificate, job, settings, size, addresses, notify=notify or _log, seats=seats, limit=limit
+        )
         return server, server.start()
 
     @classmethod

@@ -30,7 +30,7 @@ from .actions import Action, Drop, Notice, Seat, Send, Timer
 from .control import error_from
 from .epoch import Phase
 from .state import Rendezvous
-from .terms import Terms
+from .terms import START_LIMIT, Terms
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -62,9 +62,10 @@ class RendezvousServer:
         notify: Callable[[Notice], None],
         port: int = 0,
         encryption: Optional[Encryption] = None,
+        limit: str = START_LIMIT,
     ) -> None:
         size = 0 if limits is not None else size or len(seats)
-        terms = Terms(__version__, start_timeout_s, size, tuple(seats), limits, launched)
+        terms = Terms(__version__, start_timeout_s, size, tuple(seats), limits, launched, limit)
         self._state = Rendezvous(terms)
         self._board = Board()
         self._notify = notify

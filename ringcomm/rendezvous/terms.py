@@ -18,6 +18,8 @@ from .actions import Action, Drop, Notice, Seat, Send, Timer, refuse
 from .membership import Process, Processes, Refusal, Stage, checked_host, names
 from .root_cause import EVIDENCE_S, SETTLE_S
 
+START_LIMIT = "--start-timeout (RINGCOMM_START_TIMEOUT)"
+
 
 class Terms(NamedTuple):
     """The terms of one job: ``limits`` of an elastic one, otherwise its size."""
@@ -28,6 +30,7 @@ class Terms(NamedTuple):
     seats: Tuple[Seat, ...] = ()  # in rank order, if a launcher planned a job of fixed size
     limits: Optional[Limits] = None
     launched: bool = False  # elastic: only processes that a launcher has announced may join
+    limit: str = START_LIMIT  # what sets start_timeout_s, as a user knows it
 
     @property
     def most(self) -> int:
@@ -234,9 +237,9 @@ class Assembly:
         absent = [rank for rank in range(len(seats)) if not is_waiting(rank)]
         again = "" if last is NO_VIEW else " again"
         text = (
-            f"Only {waiting} of {size} ranks called ringcomm.init(){again} within {start_s:g} s. "
+            f"Only {waiting} of {size} ranks have joined{again} within {start_s:g} s. "
             f"Missing: {self._missing(absent)}. "
-            "If they only need longer, raise --start-timeout (RINGCOMM_START_TIMEOUT)."
+            f"If they only need longer, raise {self.terms.limit}."
         )
         if refused_connections:
             text += f" The rendezvous turned away {refused_connections}."

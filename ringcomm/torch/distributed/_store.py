@@ -42,6 +42,7 @@ _DEFAULT_TIMEOUT_S = 1800.0
 _SILENCE_S = 600.0  # time limit of operations if the user sets none
 _STOP_THREAD_NAME = "ringcomm-stop"
 _ENTRY = "ringcomm/rendezvous"
+_LIMIT = "the timeout= of init_process_group or new_group"  # that counts, and not --start-timeout
 _LOOK_AGAIN_S = 0.25
 _SERVES = 8  # descriptors of a rendezvous beside one for each rank
 _warned = False
@@ -284,7 +285,7 @@ def _serve(
     try:
         check_descriptors(size - 1, more=size + _SERVES)
         embedded, notice["endpoints"] = EmbeddedRendezvous.serve(
-            key, certificate, job, size, settings, preferred
+            key, certificate, job, size, settings, preferred, limit=_LIMIT
         )
     except Exception as problem:
         shortage = shortage_error(problem, 0, host_from_environment() or socket.gethostname())

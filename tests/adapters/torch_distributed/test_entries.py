@@ -168,7 +168,7 @@ class TestMeeting:
     def test_so_is_an_error_of_rank_0s_system(self, store, monkeypatch, where):
         """Rank 1 comes later, and has 60 s."""
 
-        def fails(*_):
+        def fails(*_, **__):
             raise OSError(errno.EMFILE, "Too many open files")
 
         owner = _store.EmbeddedRendezvous if where == "serve" else _store
@@ -199,7 +199,8 @@ class TestMeeting:
 
     def test_a_rank_that_does_not_come(self, store):
         before = set(threading.enumerate())
-        with pytest.raises(StartTimeoutError):
+        expected = "1 of 2 ranks have joined within 1 s.*raise the timeout= of init_process_group"
+        with pytest.raises(StartTimeoutError, match=expected):
             meet(store, 0, [0, 1], "test", SHORT)
         assert eventually(lambda: set(threading.enumerate()) <= before)
 

@@ -155,7 +155,7 @@ def test_start_timeout_names_the_missing():
     job.pass_time(0.1)
     assert set(job.aborts()) == {5}
     assert (job.root_cause()["kind"], job.root_cause()["rank"]) == ("timeout", 0)
-    assert "Only 1 of 3 ranks called ringcomm.init() within 30 s" in job.root_cause()["text"]
+    assert "Only 1 of 3 ranks have joined within 30 s" in job.root_cause()["text"]
     assert "Missing: rank 0 (host0), rank 2 (host1)" in job.root_cause()["text"]
     assert job.notice("failed").culprit == 0
 

@@ -260,7 +260,7 @@ def test_rejoining_times_out_too():
     job.leave(1)
     job.join_seat(10, 0)
     job.pass_time(20.0)
-    assert "called ringcomm.init() again within 20 s. Missing: rank 1 (host0)" in job.root_cause()["text"]
+    assert "have joined again within 20 s. Missing: rank 1 (host0)" in job.root_cause()["text"]
 
 
 def test_a_rank_that_waits_for_others_to_return_waits_as_long_as_any():
