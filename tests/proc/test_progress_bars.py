@@ -10,7 +10,7 @@ from typing import List
 
 import pytest
 
-from tests.proc.test_ringrun_support import LIMIT_S, SOURCES, ringrun
+from tests.proc.test_ringrun_support import LIMIT_S, SOURCES
 
 RANKS, STEPS = 3, 300
 PROGRAM = f"""
@@ -54,18 +54,3 @@ def test_a_terminal_has_one_line_for_all_bars() -> None:
     assert sum(row.endswith("afterwards") for row in visible) == RANKS
     assert "\x1b[K" in written
     assert "\x08" not in written
-
-
-PROMPT = """
-import sys, time
-sys.stdout.write("first, ")
-time.sleep(float(sys.argv[1]))
-print("second")
-"""
-
-
-def test_a_line_without_an_end_is_shown_while_the_rank_waits() -> None:
-    result = ringrun("-np", "1", sys.executable, "-c", PROMPT, "1.5")
-    lines = result.out.splitlines()
-    assert lines.count("[localhost:0] first,") == 1, lines
-    assert lines[-1] == "[localhost:0] first, second"

@@ -39,7 +39,7 @@ def describe(*args: Any, **kwargs: Any) -> Any:
 
 def test_results_come_in_rank_order() -> None:
     console = Kept()
-    results = run_function(describe, (1, "two"), {"three": [3]}, np=3, console=console, timeout_s=20)
+    results = run_function(describe, (1, "two"), {"three": [3]}, np=3, console=console)
     assert results == [(f"0:{rank}", (1, "two"), {"three": [3]}) for rank in range(3)]
     assert sorted(console.text[1].splitlines()) == [b"[localhost:%d] called" % rank for rank in range(3)]
 

@@ -163,10 +163,11 @@ def test_variables_that_the_program_sets_count(tmp_path: Path) -> None:
 
 def test_a_bad_variable_of_the_programs_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
-        "import os, horovod\nimport ringcomm as rc\nos.environ['HOROVOD_CYCLE_TIME'] = 'often'\nrc.init()\n"
+        "import os, horovod\nimport ringcomm as rc\n"
+        "os.environ['HOROVOD_FUSION_THRESHOLD'] = 'often'\nrc.init()\n"
     )
     done = ringrun("--horovod", "-np", "1", "train.py", cwd=tmp_path)
-    assert done.process.returncode == 1 and "HOROVOD_CYCLE_TIME='often' cannot be used" in done.err
+    assert done.process.returncode == 1 and "HOROVOD_FUSION_THRESHOLD='often' cannot be used" in done.err
 
 
 def test_a_program_that_is_not_python(tmp_path: Path) -> None:

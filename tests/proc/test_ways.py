@@ -35,8 +35,8 @@ DIRECT = {
     "arrays/operands.py", "calls/collectives.py", "calls/direct.py", "clock.py",
     "collective/call_errors.py", "collective/call_history.py", "collective/call_runner.py",
     "collective/call_sites.py", "collective/drive.py", "collective/execute.py", "collective/flows.py",
-    "collective/headers.py", "collective/plans.py", "collective/reduce.py",
-    "collective/runner.py", "job/default_context.py", "ops.py", "transport/base.py", "transport/tcp.py",
+    "collective/headers.py", "collective/reduce.py", "collective/runner.py",
+    "job/default_context.py", "ops.py", "transport/base.py", "transport/tcp.py",
     "wire/frames.py",
 }  # fmt: skip
 NOW_AND_THEN = {"collective/part.py", "collective/progress.py", "rendezvous/control.py", "transport/pace.py"}
