@@ -175,14 +175,14 @@ class Batch:
         for handle in handles:
             # Not wait(): it reports a deadlock when all Python threads wait, but the framework's own threads
             # may be computing the input of the next operation.
-            handle.block(None)
+            handle.attend()
         return self._wait(handles)
 
     def _submit(self, arrays: Iterable[Any], urgent: bool, in_place: bool = False) -> List[AnyHandle]:
         # A framework may run this batch again before its last run has ended, and a name can be in use only
         # once. The last run was submitted, so it ends.
         for handle in self._latest:
-            handle.block(None)
+            handle.attend()
         # Set now: if the start of one fails, those before it go on.
         handles = self._latest = []
         last, left = self.operations[-1], iter(arrays)

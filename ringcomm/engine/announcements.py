@@ -40,11 +40,12 @@ class Announced:
         reported_s: when it was last reported as waiting; at first ``first_s``.
         last_s: when the last rank so far announced it.
         absent: the parts that no rank so far has, a bit for each. Ranks that have joined have none.
+        waited_for: whether a caller waited for it on every rank so far.
     """
 
     __slots__ = (
         "absent", "first_s", "key", "last_s", "members", "piggybacked", "reported_s", "signatures", "sites",
-        "weights",
+        "waited_for", "weights",
     )  # fmt: skip
 
     def __init__(self, key: Key, members: Tuple[int, ...], now_s: float) -> None:
@@ -56,13 +57,15 @@ class Announced:
         self.piggybacked: Dict[int, str] = {}
         self.weights: Dict[int, float] = {}
         self.absent = -1
+        self.waited_for = True
 
-    def add(self, rank: int, announcement: Announcement) -> None:
+    def add(self, rank: int, announcement: Announcement, urgent: bool = True) -> None:
         """A rank has announced the operation."""
         self.signatures[rank] = announcement.signature
         self.sites[rank] = announcement.site
         self.weights[rank] = announcement.weight
         self.absent &= announcement.absent
+        self.waited_for = self.waited_for and urgent
         if announcement.packed is not None:
             self.piggybacked[rank] = announcement.packed
 

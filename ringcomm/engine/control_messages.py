@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Collection, Dict, List, Optional, Set, Tuple
 
 from ..transport.base import Fabric, Link, LinkClosed
-from ..wire.messages import MAX_RESPONSES_BYTES, Message, MessageReader, body_of, framed
+from ..wire.messages import MAX_RESPONSES_BYTES, Message, MessageReader, body_of, framed, repeat_framed
 
 _READ_BYTES = 64 * 1024
 
@@ -29,7 +29,8 @@ class ControlMessages:
         }
         self._end_found: Set[int] = set()
         self._readers = {
-            peer: MessageReader(MAX_RESPONSES_BYTES, link.session) for peer, link in self._links.items()
+            peer: MessageReader(MAX_RESPONSES_BYTES, link.session, repeats=True)
+            for peer, link in self._links.items()
         }
         self._unsent: Dict[int, bytearray] = {peer: bytearray() for peer in self._links}
         # Bytes that a link was given and has not accepted yet. The peer may read them in place, so they
@@ -44,6 +45,14 @@ class ControlMessages:
     def send_all(self, message: Message) -> None:
         """Send to every peer that is still there."""
         self._send_to(message, tuple(self._links))
+
+    def send_repeat(self, message: Message, elements: memoryview) -> None:
+        """Send a message of the kind ``repeat`` and its elements to every peer that is still there."""
+        for peer, link in self._links.items():
+            if peer not in self._end_found:
+                self._unsent[peer] += repeat_framed(message, link.session)
+                self._unsent[peer] += elements
+        self.flush()
 
     def _send_to(self, message: Message, peers: Collection[int]) -> None:
         body = body_of(message)

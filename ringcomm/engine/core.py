@@ -5,16 +5,20 @@ Every rank has a runner of buckets; with other ranks it has a thread, too, and r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ..clock import StepClock, Stopwatch
 from ..collective.call_history import KEPT, CallHistory
 from ..collective.progress import Progress
+from ..collective.reduce import kernel
 from ..collective.runner import Runner
 from ..config import Settings
+from ..dtypes import dtype_named
 from ..group.failures import FailureReporter, Reporter
+from ..ops import ReduceOp
 from ..schedule.select import Selector
 from ..transport.base import Channels, Fabric, StoppableWatch
+from ..wire.signature import Signature
 from .bucket_runner import BucketRunner
 from .observer import Observer, Sink
 from .operation_history import OperationHistory
@@ -25,6 +29,10 @@ from .single_rank import SingleRank
 if TYPE_CHECKING:
     from .coordinator import Coordinator
     from .thread import EngineThread
+
+
+NEGOTIATION_S = 200e-6
+"""What it takes at least to ask rank 0, and to be answered."""
 
 
 class EngineCore:
@@ -63,6 +71,7 @@ class EngineCore:
         self.coordinator: Optional[Coordinator] = None
         self.history: Optional[OperationHistory] = None
         self.repeated = StepClock()
+        self._known: Dict[Tuple[Any, ...], Signature] = {}
         self._thread: Optional[EngineThread] = None
         reporter = Reporter() if reporter is None else reporter
 
@@ -82,7 +91,7 @@ class EngineCore:
         watch = StoppableWatch(channels.background.watch)
         channels.background.watch = channels.control.watch = watch
         if self.rank == 0:
-            self.coordinator = self._make_coordinator(settings, hosts)
+            self.coordinator = self._make_coordinator(settings, hosts, selector)
         self._thread = EngineThread(
             channels.control,
             channels.background,
@@ -99,8 +108,18 @@ class EngineCore:
         self.history = OperationHistory(KEPT, self.buckets.moved_bytes)
         self._thread.record(self.history)
 
-    def _make_coordinator(self, settings: Settings, hosts: Sequence[str]) -> Coordinator:
+    def _make_coordinator(
+        self, settings: Settings, hosts: Sequence[str], selector: Optional[Selector]
+    ) -> Coordinator:
         from .coordinator import Coordinator, Tuning
+
+        def one_round(signatures: Sequence[Signature]) -> bool:
+            """Return whether operations, reduced alike, may be added up by every rank itself."""
+            first = signatures[0]
+            dtype = dtype_named(first.dtypes[0])
+            count = sum(item.nbytes for item in signatures) // dtype.itemsize
+            single = kernel(ReduceOp(first.op), dtype, self.size).needs_single_fold
+            return selector is None or selector.one_round(count, dtype.itemsize, single, NEGOTIATION_S)
 
         return Coordinator(
             hosts,
@@ -108,6 +127,7 @@ class EngineCore:
             Tuning(settings.fusion_bytes, settings.cycle_ms * 1e-3),
             settings.stall_warning_s,
             settings.late_after_s,
+            one_round=one_round,
         )
 
     def stop(self) -> None:

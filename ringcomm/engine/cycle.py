@@ -7,6 +7,8 @@ import threading
 from contextlib import contextmanager
 from typing import Collection, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
+import numpy as np
+
 from ..clock import Clock
 from ..collective.progress import Progress
 from ..collective.weighted import Total
@@ -23,11 +25,16 @@ from .operation_history import OperationHistory, began, finish
 from .peer_channels import PeerChannels
 from .pending import Pending, Work
 from .piggyback import unpack
+from .repeats import Repeats
 from .request import Handle, Request
 from .stacks import main_stack
 from .waiters import NOTHING_REPORTED, Waiters
 
 logger = logging.getLogger("ringcomm.engine")
+
+
+_DECIDE_S = 1e-3
+"""How often a rank that only repeats does the rest of a cycle."""
 
 
 @contextmanager
@@ -83,11 +90,18 @@ class EngineState:
         self.join: Optional[Handle] = None
         self.urgent = False
         self.busy = True
+        self.asleep = False
+        self.repeats = Repeats(fabric.rank, fabric.size)
+        self._repeat_began_s = 0.0
+        self._given_up = (-1, 0)
+        self._decide_s = 0.0
+        self._skipped = False
         self.broken: Optional[BaseException] = None
         self.executed = 0  # responses
         self.history: Optional[OperationHistory] = None
         self.peers = peers
         self.bucket_runner = bucket_runner
+        bucket_runner.repeated = self.repeats.all_sets
         bucket_runner.may_poll = lambda: bool(self.waiters)  # otherwise the program computes
         self.coordinator = coordinator
         self._fabric = fabric
@@ -103,6 +117,7 @@ class EngineState:
             self.broken = error
             requests = [*self._cut_short, *self.pending.take_all()]
             self._cut_short.clear()
+            self.repeats.current = None
             join, self.join = self.join, None
         if self.history is not None and self.history.on_failure is not None:
             self.history.on_failure(error)  # while callers still wait
@@ -115,14 +130,26 @@ class EngineState:
         """Do what can be done now; whether anything was."""
         self._watch.check_here()
         now_s = self._clock()
-        moved = self._announce(now_s)
+        begun = self._begin_repeat(now_s)
+        moved = hurries = self._announce(now_s)
+        if self.repeats.current is not None:
+            self.peers.awake()  # which is between all ranks
+            self.peers.messages.flush()
         self.peers.pulse()
         if self.peers.waits_in:
             self._report_call(self.peers.waits_in)
             self.peers.waits_in = None
-        for peer, message in self.peers.take_received():
-            moved = True
+        received = self.peers.take_received()
+        for peer, message in received:
+            hurries = hurries or message["type"] != "repeat"
             self._take(peer, message, now_s)
+        ended = self.repeats.current is not None and self._end_repeat()
+        moved = moved or begun or ended or bool(received)
+        repeating = self.repeats.current is not None or moved
+        if repeating and not hurries and now_s < self._decide_s and not self.peers.messages.gone:
+            self._skipped = True
+            return moved
+        self._decide_s, self._skipped = now_s + _DECIDE_S, False
         if self.coordinator is not None:
             self._coordinate(self.coordinator)
         while self._responses:
@@ -135,14 +162,77 @@ class EngineState:
 
     def _take(self, peer: int, message: Message, now_s: float) -> None:
         kind = message["type"]
+        if kind == "repeat":
+            self.repeats.take(peer, message)
         if kind == "explain":
             self.peers.messages.send({"type": "stack", "text": main_stack()})
-        elif self.coordinator is None:
-            if peer != 0 or kind != "orders":
-                raise ProtocolError(f"rank {peer} may not send {kind!r} to rank {self.rank}")
-            self._responses.append(message)
-        else:
+        elif self.coordinator is not None:
             self.coordinator.take(peer, message, now_s)
+        elif kind != "repeat":
+            if peer != 0 or kind not in ("responses", "stop", "negotiate"):
+                raise ProtocolError(f"rank {peer} may not send {kind!r} to rank {self.rank}")
+            self._take_decision(message)
+
+    def _take_decision(self, message: Message) -> None:
+        """Carry out what rank 0 has decided for all ranks, or note it to be carried out."""
+        if message["type"] == "responses":
+            self._responses.append(message)
+        elif message["type"] == "stop":
+            with self.lock:
+                self.outbox.append(self.repeats.stop(message["epoch"]))
+        else:
+            called_off = self.repeats.negotiate(message["epoch"], message["last"])
+            if called_off is not None:
+                with self.lock:
+                    self.pending.announce_again(called_off.requests)
+                    self.urgent = True
+
+    # ---- what repeats -------------------------------------------------------------------------
+
+    def _begin_repeat(self, now_s: float) -> bool:
+        """Begin a repeat, if just what repeats is pending; return whether it has begun."""
+        if not self.pending.unannounced or self.peers.tracing.observer is not None:
+            return False
+        with self.lock:
+            requests = self.pending.new()
+            if not requests or self.outbox or self.join is not None:
+                return False
+            chosen = self.repeats.find(requests)
+            if chosen is None:
+                return False
+            self.pending.hold()
+            self.urgent = False
+        for request in requests:
+            began(request)
+        repeat = self.repeats.begin(chosen, requests)
+        self._repeat_began_s = now_s
+        message = repeat.message()
+        self.peers.messages.send_repeat(message, repeat.elements.view(np.uint8).data)
+        if self.coordinator is not None:
+            self.coordinator.take(self.rank, message, now_s)
+        return True
+
+    def _end_repeat(self) -> bool:
+        """End the repeat under way if all elements have arrived; return whether they have."""
+        ended = self.repeats.end()
+        if ended is None:
+            return False
+        self.bucket_runner.next_bucket()
+        ended.set.total.add(1, self._clock() - self._repeat_began_s, 0)
+        with self.lock:
+            for request in ended.requests:
+                self.pending.take(request.key)
+        for request in ended.requests:
+            finish(request)
+        return True
+
+    def give_up_repeat(self) -> None:
+        """A caller has waited for long: let rank 0 find out what the others do."""
+        current = self.repeats.current
+        if current is not None and current.at != self._given_up:
+            self._given_up = current.at
+            with self.lock:
+                self.outbox.append({"type": "stuck", "epoch": current.at[0]})
 
     def _report_call(self, calls: Progress) -> None:
         """Report to rank 0 if this rank does nothing but wait in a direct call."""
@@ -166,9 +256,10 @@ class EngineState:
             else:
                 self.peers.messages.send({"type": "explain"}, rank)
         coordinator.to_explain.clear()
-        if responses is not None:
-            self.peers.messages.send(responses)
-            self._responses.append(responses)
+        decisions, coordinator.to_all = coordinator.to_all, []
+        for decision in decisions + ([] if responses is None else [responses]):
+            self.peers.messages.send(decision)
+            self._take_decision(decision)
 
     def _look_for_late(self, coordinator: Coordinator) -> None:
         """Direct calls to which some ranks do not come. (What has a name is the coordinator's affair.)"""
@@ -183,6 +274,8 @@ class EngineState:
         coordinator.to_explain += [rank for rank in late.ranks if rank not in coordinator.to_explain]
 
     def _announce(self, now_s: float) -> bool:
+        if not self._has_work():
+            return False  # What is added meanwhile wakes this thread, if it sleeps, to another cycle.
         with self.lock:
             ready = self.pending.announce(self.urgent or bool(self.waiters), self.rank)
             self.urgent = False
@@ -203,19 +296,20 @@ class EngineState:
                 self.coordinator.take(0, message, now_s)
         return worked
 
-    def prepare_to_sleep(self, most_s: float = 3600.0) -> Rest:
+    def prepare_to_sleep(self, most_s: float = 3600.0, thread: bool = False) -> Rest:
         """Return what to wait for, and for how long (0.0: there is work).
 
-        What is submitted later wakes the thread that waits.
+        What is submitted later wakes the thread that sleeps. ``thread``: that is the engine's.
         """
         timeout_s = min(most_s, self.peers.alarm_s())
         if self.coordinator is not None:
             alarm_s = self.coordinator.next_alarm_s(self._clock())
             timeout_s = timeout_s if alarm_s is None else min(timeout_s, alarm_s)
         reading, writing = self.peers.messages.waiting_for()
+        self._decide_s = 0.0
         with self.lock:
-            self.busy = False
-            return Rest(0.0 if self._has_work() else timeout_s, reading, writing)
+            self.busy, self.asleep = False, thread
+            return Rest(0.0 if self._skipped or self._has_work() else timeout_s, reading, writing)
 
     def sleep(self, rest: Rest) -> None:
         """Wait for the links. The one part that another thread may run meanwhile."""
@@ -230,14 +324,13 @@ class EngineState:
         self.peers.awake()
         self._watch.check()
 
-    def hand_over(self) -> None:
-        """The calling thread does not go on: wake the engine's if there is anything that cannot wait."""
+    def hand_over(self) -> bool:
+        """The calling thread does not go on; return whether the engine's must do so at once."""
         alarm_s = None if self.coordinator is None else self.coordinator.next_alarm_s(self._clock())
         with self.lock:
             self.busy = False
-            needed = alarm_s is not None or self._has_work()
-        if needed:
-            self._fabric.wake()
+            left = self._has_work() or len(self.pending) > 0 or self.join is not None
+            return left or alarm_s is not None or len(self.waiters) > 1
 
     def wake_if_needed(self) -> None:
         """Wake the thread at work, if something was submitted that it may not have seen."""
@@ -252,6 +345,9 @@ class EngineState:
     def _check_gone(self) -> None:
         """A link has ended: that matters if an operation needs the peer, or if it sent no goodbye."""
         gone = self.peers.messages.gone
+        for peer in self.repeats.missing():
+            if peer in gone:
+                raise self.peers.lost(peer, gone[peer], "lost")
         nearest = {peer: reason for peer, reason in gone.items() if peer in self.peers.nearest}
         if nearest and self._is_waiting(nearest):
             peer, reason = next(iter(nearest.items()))
@@ -280,6 +376,9 @@ class EngineState:
     def _execute(self, responses: Message) -> None:
         with self.lock, _making_sense():
             self.pending.learn(responses["fresh"])
+            for epoch, number, ids in responses["repeats"]:
+                repeated = [self.pending.ids.signature(item) for item in ids]
+                self.repeats.learn(int(epoch), int(number), repeated)
             failures = [
                 (Key(int(number), str(name), int(count)), str(kind), str(text), [int(rank) for rank in late])
                 for (number, name, count), kind, text, late in responses["failed"]

@@ -14,7 +14,7 @@ from ..collective.mirror import Mirror
 from ..collective.options import Options
 from ..collective.reduce import kernel
 from ..collective.rows import check_rows, cumulative, row_counts, scatter_layout
-from ..dtypes import Array, check_weighable, code_of
+from ..dtypes import Array, check_weighable, code_of_name, type_names
 from ..errors import ConfigError, RingcommError, UnsupportedDtypeError, describe_error
 from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of, root_of, weight_of
 from ..wire.frames import NO_OP, NO_ROOT
@@ -26,6 +26,8 @@ from .request import Handle, Request
 
 Convert = Optional[Callable[[Any], Any]]
 Mirrors = Sequence[Optional[Mirror]]
+_MAX_KNOWN = 4096
+"""Programs that give each step's tensors new names have their options checked every time."""
 
 
 class Engine(EngineCore):
@@ -71,16 +73,31 @@ class Engine(EngineCore):
         self, kind: Collective, options: Options, arrays: Sequence[Array], shapes: Optional[Sequence[Shape]],
         name: Optional[str], process_set: int, convert: Convert, mirrors: Mirrors, bounds: Sequence[int] = (),
     ) -> Request:  # fmt: skip
-        """Return the request of a reduction with these options, checked."""
+        """Return the request of a reduction with these options, checked the first time."""
         op, prescale, postscale = options.op, options.prescale_factor, options.postscale_factor
-        self._check_reducible(arrays, op, prescale, postscale)
-        weight = self._weight(options.weight, arrays, op)
-        request = self._request(
-            kind, arrays, shapes, name, process_set, convert, mirrors, int(op),
-            prescale=factor_of(prescale), postscale=factor_of(postscale), bounds=tuple(bounds),
-            codec=codec_number(options.compression), weighted=options.weight is not None,
+        shapes = [array.shape for array in arrays] if shapes is None else shapes
+        described = (
+            kind, name, op, prescale, postscale, options.compression, options.weight is None, process_set,
+            *[array.dtype for array in arrays], *shapes, *bounds,
         )  # fmt: skip
-        request.weight = weight
+        try:
+            signature = self._known.get(described)
+        except TypeError:  # a shape is a list, say
+            signature = None
+        if signature is None:
+            self._check_reducible(arrays, op, prescale, postscale)
+            signature = self._signature(
+                kind, arrays, shapes, name, process_set, int(op),
+                prescale=factor_of(prescale), postscale=factor_of(postscale), bounds=tuple(bounds),
+                codec=codec_number(options.compression), weighted=options.weight is not None,
+            )  # fmt: skip
+            if signature.name and len(self._known) < _MAX_KNOWN:
+                with suppress(TypeError):
+                    self._known[described] = signature
+        elif process_set != GLOBAL_SET:
+            self.sets.check_member(process_set)
+        request = self._request(signature, arrays, convert, mirrors)
+        request.weight = self._weight(options.weight, arrays, op)
         return request
 
     def reducescatter(
@@ -125,9 +142,10 @@ class Engine(EngineCore):
         """
         check_rows("allgather", shapes)
         inner = [shape[1:] for shape in shapes]
-        request = self._request(
-            Collective.ALLGATHER, arrays, inner, name, process_set, convert, mirrors, bounds=tuple(bounds)
+        signature = self._signature(
+            Collective.ALLGATHER, arrays, inner, name, process_set, bounds=tuple(bounds)
         )
+        request = self._request(signature, arrays, convert, mirrors)
         request.rows = [shape[0] for shape in shapes]
         return self._submit(request, urgent)
 
@@ -147,10 +165,8 @@ class Engine(EngineCore):
         if root not in members:
             owner = "this job" if process_set == GLOBAL_SET else f"process set {process_set}"
             raise ConfigError(f"root_rank={root}: {owner} has the ranks {', '.join(map(str, members))}.")
-        request = self._request(
-            Collective.BROADCAST, arrays, shapes, name, process_set, convert, mirrors, root=root
-        )
-        return self._submit(request, urgent)
+        signature = self._signature(Collective.BROADCAST, arrays, shapes, name, process_set, root=root)
+        return self._submit(self._request(signature, arrays, convert, mirrors), urgent)
 
     def alltoall(
         self,
@@ -177,10 +193,11 @@ class Engine(EngineCore):
         """
         check_rows("alltoall", [shape])
         counts = row_counts(shape[0], splits, len(self.sets.check_member(process_set)))
-        request = self._request(
-            Collective.ALLTOALL, [array], [shape[1:]], name, process_set, convert, mirrors,
-            bounds=cumulative(counts) if in_place else (),
-        )  # fmt: skip
+        bounds = cumulative(counts) if in_place else ()
+        signature = self._signature(
+            Collective.ALLTOALL, [array], [shape[1:]], name, process_set, bounds=bounds
+        )
+        request = self._request(signature, [array], convert, mirrors)
         request.splits = counts
         return self._submit(request, urgent)
 
@@ -188,7 +205,8 @@ class Engine(EngineCore):
         self, name: Optional[str] = None, process_set: int = GLOBAL_SET, urgent: bool = True
     ) -> Handle:
         """Done once every member has called it."""
-        return self._submit(self._request(Collective.BARRIER, [], None, name, process_set), urgent)
+        signature = self._signature(Collective.BARRIER, [], None, name, process_set)
+        return self._submit(self._request(signature, []), urgent)
 
     def join(self) -> Handle:
         """Say that this rank has no more data; done when all ranks have, giving the last one's number."""
@@ -232,8 +250,8 @@ class Engine(EngineCore):
         return True
 
     def _change_sets(self, change: str) -> int:
-        request = self._request(Collective.PROCESS_SET, [], None, change, GLOBAL_SET)
-        number: int = self._submit(request, urgent=True).wait()
+        signature = self._signature(Collective.PROCESS_SET, [], None, change, GLOBAL_SET)
+        number: int = self._submit(self._request(signature, []), urgent=True).wait()
         return number
 
     @contextmanager
@@ -269,35 +287,37 @@ class Engine(EngineCore):
             else:
                 kernel(op, array.dtype, self.size, factor_of(prescale), factor_of(postscale))
 
-    def _request(
+    def _signature(
         self,
         kind: Collective,
         arrays: Sequence[Array],
         shapes: Optional[Sequence[Shape]],
         name: Optional[str],
         process_set: int,
-        convert: Convert = None,
-        mirrors: Mirrors = (),
         op: int = NO_OP,
         root: int = NO_ROOT,
         **agreed: Any,
-    ) -> Request:
-        """Describe an operation that is called now; ``agreed`` are further fields of its signature."""
+    ) -> Signature:
+        """Describe an operation; ``agreed`` are further fields."""
         if process_set != GLOBAL_SET:
             self.sets.check_member(process_set)
-        for array in arrays:
-            code_of(array.dtype)
-        name = name_of(name)
-        if name:
-            self.repeated.add(name)
-        signature = Signature(
-            name, process_set, int(kind), op, root,
-            tuple(array.dtype.name for array in arrays),
+        dtypes = [type_names(array.dtype)[0] for array in arrays]
+        for dtype in dtypes:
+            code_of_name(dtype)
+        return Signature(
+            name_of(name), process_set, int(kind), op, root, tuple(dtypes),
             tuple(array.shape for array in arrays) if shapes is None else tuple(map(tuple, shapes)),
             **agreed,
         )  # fmt: skip
-        thread = self._thread
-        handle = Handle(name or kind.name.lower(), None if thread is None else thread.wait, convert)
+
+    def _request(
+        self, signature: Signature, arrays: Sequence[Array], convert: Convert = None, mirrors: Mirrors = ()
+    ) -> Request:
+        """Return an operation that is called now."""
+        name, thread = signature.name, self._thread
+        if name:
+            self.repeated.add(name)
+        handle = Handle(name or signature.verb, None if thread is None else thread.wait, convert)
         request = Request(signature, arrays, handle, site=call_site())
         request.mirrors = mirrors
         return request

@@ -40,6 +40,11 @@ class Pending:
         """Whether :meth:`announce` has something to say."""
         return bool(self._unannounced)
 
+    @property
+    def announced(self) -> bool:
+        """Whether rank 0 knows of an operation that has not ended."""
+        return len(self._requests) > len(self._unannounced) or bool(self._later)
+
     def add(self, request: Request) -> None:
         """A new operation. Of messages between two ranks with one name, each waits for the one before it.
 
@@ -70,6 +75,18 @@ class Pending:
     def named(self, name: str, process_set: int) -> Optional[Request]:
         """Return the operation of this name that is on its way, or None."""
         return self._requests.get(Key(process_set, name, 0))
+
+    def new(self) -> Sequence[Request]:
+        """Return all operations, if rank 0 has been told of none of them; otherwise nothing."""
+        return () if self.announced else self._unannounced
+
+    def hold(self) -> None:
+        """Do not announce what has not been announced yet, unless :meth:`announce_again` returns it."""
+        self._unannounced = []
+
+    def announce_again(self, requests: Sequence[Request]) -> None:
+        """Announce operations that were held back."""
+        self._unannounced = [*requests, *self._unannounced]
 
     def announce(self, urgent: bool, rank: int) -> Optional[Message]:
         """Return what rank 0 has not been told yet. ``rank`` is this one."""

@@ -35,7 +35,7 @@ class Handle:
     def __init__(
         self,
         label: str,
-        on_wait: Optional[Callable[[Handle, Optional[float]], None]] = None,
+        on_wait: Optional[Callable[[Handle, Optional[float], bool], None]] = None,
         convert: Optional[Callable[[Any], Any]] = None,
     ) -> None:
         self.label = label
@@ -77,11 +77,18 @@ class Handle:
         if self._finished:
             return
         if self._on_wait is not None:
-            self._on_wait(self, timeout_s)
+            self._on_wait(self, timeout_s, True)
         else:
             self.block(timeout_s)
         if not self._finished:
             raise TimeoutError(f"{self.label} was not done within {timeout_s:g} s")
+
+    def attend(self) -> None:
+        """Wait for the end as :meth:`wait`, but of no interest to rank 0, and without result or error."""
+        if self._on_wait is None:
+            self.block(None)
+        elif not self._finished:
+            self._on_wait(self, None, False)
 
     def _carry_out_conversion(self) -> None:
         """Convert the result, once: in the thread that requests it, not in the engine's.

@@ -2,7 +2,8 @@
 
 The thread sleeps unless there is something to do; nothing is sent while nothing is submitted. A thread
 that waits for an operation does the engine's work itself, if no other thread does: waking another
-thread up would cost more than a small collective.
+thread up would cost more than a small collective. So a small operation does not wake the thread at once: a
+caller probably waits for it soon. If none does within :data:`PAUSE_S`, the thread does the work.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ..errors import (
     used_in_fork,
 )
 from ..group.failures import FailureReporter
+from ..group.turn import Turn
 from ..transport.base import Fabric, StoppableWatch, Stopped
 from ..wire.messages import Message
 from .bucket_runner import BucketRunner
@@ -44,8 +46,11 @@ BLOCKED_S = 0.1
 """How long every thread of a rank must wait before rank 0 is told that nothing more will come."""
 LOOK_S = 0.5
 """How often a rank that waits in a transfer listens to the others."""
-_BACK_OFF_S = 0.002
-"""How often the engine's thread checks whether the threads that did its work have stopped."""
+PAUSE_S = 0.005
+"""How long the engine's thread leaves the work to threads that wait: after one of them has done some, and
+after a small operation was submitted."""
+SMALL_BYTES = 256 * 1024
+"""Of a larger operation the transfer takes longer than to wake the thread, and runs beside the program."""
 
 
 class EngineThread:
@@ -100,7 +105,7 @@ class EngineThread:
         reporter.heard_and_silent = peers.divided
         self._reporter, self._calls = reporter, calls
         self._state = EngineState(control, peers, bucket_runner, coordinator, watch, reporter, clock)
-        self._driving = threading.Lock()
+        self._turn = Turn(control.wake, PAUSE_S)
         self._stopped = False
         self.waited = Stopwatch()
         self._pid = os.getpid()
@@ -125,14 +130,20 @@ class EngineThread:
         request.urgent = urgent
         with state.lock:
             self._check_usable()
+            attended = len(state.waiters) > 0 or state.pending.announced
             state.pending.add(request)
             if state.history is not None:
                 state.history.submitted(request)
             state.urgent = state.urgent or urgent
             state.waiters.submitted()
-            busy = state.busy
+            busy, asleep = state.busy, state.asleep
         if not busy and not urgent:
-            self._control.wake()
+            if attended or sum([array.nbytes for array in request.arrays]) > SMALL_BYTES:
+                self._turn.hurry()
+            else:
+                self._turn.expect()
+                if asleep:
+                    self._control.wake()  # to a pause, after which it does the work if no caller has
         return request.handle
 
     def join(self) -> Handle:
@@ -144,7 +155,7 @@ class EngineThread:
                 raise Misuse("join() was called while an earlier join() is still going on.")
             self._state.join = handle
             self._state.outbox.append({"type": "joined"})
-        self._control.wake()
+        self._turn.hurry()
         return handle
 
     def pause(self, reason: str) -> None:
@@ -163,7 +174,7 @@ class EngineThread:
         with self._state.lock:
             self._check_usable()
             self._state.outbox.append(message)
-        self._control.wake()
+        self._turn.hurry()
 
     def record(self, history: OperationHistory) -> None:
         """Record every operation in a history. Called before the first."""
@@ -179,7 +190,7 @@ class EngineThread:
         with self._state.lock:
             request = self._state.pending.named(name, process_set)
         if request is not None:
-            request.handle.block(None)
+            request.handle.attend()
 
     @property
     def observer(self) -> Optional[Observer]:
@@ -202,7 +213,7 @@ class EngineThread:
             state.outbox += tracing.attach(observer, sink)
             if observer is None:
                 state.bucket_runner.on_activity = None
-        self._control.wake()
+        self._turn.hurry()
 
     def settle(self, limit_s: float) -> None:
         """Wait for what is on its way at the end; see :meth:`.PeerChannels.settle`."""
@@ -216,7 +227,7 @@ class EngineThread:
         with self._state.lock:
             self._stopped = True
             self._watch.stopping = True
-        self._control.wake()
+        self._turn.hurry()
         self._engine_fabric.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -241,8 +252,11 @@ class EngineThread:
 
     # ---- waiting -----------------------------------------------------------------------------
 
-    def wait(self, handle: Handle, timeout_s: Optional[float]) -> None:
+    def wait(self, handle: Handle, timeout_s: Optional[float], reports: bool = True) -> None:
         """Wait until a handle is done, and notice if all of this rank's threads do nothing else.
+
+        Args:
+            reports: whether rank 0 may be told that this thread waits and submits nothing meanwhile.
 
         Raises:
             Misuse: this process is a fork of the rank's, which has no engine thread.
@@ -250,20 +264,19 @@ class EngineThread:
         if os.getpid() != self._pid:
             raise used_in_fork(self.rank, self._pid)
         state = self._state
-        wait, told, began_s = Wait(handle, timeout_s is not None), False, 0.0
+        wait, told, began_s = Wait(handle, timeout_s is not None, reports), False, 0.0
         try:  # Ctrl-C may interrupt every one of these calls.
             with state.lock:
                 state.waiters.enter(wait)
             began_s = self.waited.start()
-            if timeout_s is None and self._driving.acquire(blocking=False):
+            if timeout_s is None and self._turn.take(at_once=True):
                 try:
                     told = self._drive(handle)
                 finally:
-                    state.hand_over()
-                    self._driving.release()
+                    self._turn.give_back(state.hand_over())
             else:
                 # Another thread is at work, and may have looked for requests just before this one came.
-                self._control.wake()
+                self._turn.hurry()
                 told = self._block(handle, timeout_s)
         except BaseException as problem:
             if not handle.done():
@@ -279,7 +292,7 @@ class EngineThread:
                 if unfinished:
                     state.outbox.append({"type": "unblocked"})
             if unfinished:
-                self._control.wake()
+                self._turn.hurry()
 
     def abandon(self, why: str) -> None:
         """Fail the engine, and the job: the program was interrupted in an operation (by Ctrl-C, say).
@@ -291,7 +304,7 @@ class EngineThread:
         """
         # Also if another thread is in the middle of a collective: its next look at the watch raises this.
         self._watch.interrupted = self._reporter.note_interrupted(self._state.doing(), why)
-        self._control.wake()
+        self._turn.hurry()
         self._engine_fabric.wake()
 
     def _block(self, handle: Handle, timeout_s: Optional[float]) -> bool:
@@ -317,6 +330,7 @@ class EngineThread:
                 POLLING.give_way()
                 continue
             if now_s - began_s >= BLOCKED_S:
+                state.give_up_repeat()
                 told = self._report_if_blocked(told)
                 began_s = now_s
             state.sleep(state.prepare_to_sleep(BLOCKED_S))
@@ -341,25 +355,25 @@ class EngineThread:
             if now == told:
                 return told
             state.outbox.append(now.message())
-        self._control.wake()
+        self._turn.hurry()
         return now
 
     # ---- the thread --------------------------------------------------------------------------
 
     def _main(self) -> None:
-        state = self._state
+        state, turn = self._state, self._turn
         while state.broken is None:
-            with self._driving:
+            if turn.wanted:
+                state.wake_if_needed()  # This thread may have been woken in place of that one.
+            turn.pause()
+            with turn:
                 self._guarded(state.wake_up)
                 while state.broken is None and self._guarded(state.cycle):
                     pass
-                rest = state.prepare_to_sleep()
+                rest = state.prepare_to_sleep(thread=True)
             if state.broken is None:
                 state.sleep(rest)
-            while self._driving.locked():
-                # A thread that waits does this one's work. It need not be disturbed by a second.
-                time.sleep(_BACK_OFF_S)
-                state.wake_if_needed()
+            state.asleep = False
 
     def _guarded(self, work: Any) -> bool:
         """Do a piece of the engine's work; if it fails, so does the engine."""

@@ -33,10 +33,12 @@ class Wait(NamedTuple):
     Attributes:
         handle: for this operation.
         limited: for a limited time; then it may submit something else.
+        reports: whether it counts as waiting: not if a framework's other threads may go on instead of it.
     """
 
     handle: Handle
     limited: bool
+    reports: bool = True
 
 
 class BlockedReport(NamedTuple):
@@ -73,8 +75,8 @@ class Waiters:
         self._waits: Dict[int, List[Wait]] = {}
         self._owner: Optional[object] = _owners.get(threading.current_thread())
 
-    def __bool__(self) -> bool:
-        return bool(self._waits)
+    def __len__(self) -> int:
+        return len(self._waits)
 
     def submitted(self) -> None:
         """The calling thread has submitted something."""
@@ -133,7 +135,9 @@ class Waiters:
         return {
             ident
             for ident, waits in self._waits.items()
-            if all(not wait.handle.done() and (limited or not wait.limited) for wait in waits)
+            if all(
+                not wait.handle.done() and wait.reports and (limited or not wait.limited) for wait in waits
+            )
         }
 
     def _is_foreign(self, thread: threading.Thread) -> bool:

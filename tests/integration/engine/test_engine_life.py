@@ -203,7 +203,7 @@ class TestEnd:
                 context.engine.stop()
                 ended.set()
 
-            with thread._driving:  # so that it is not done before the callback is known
+            with thread._turn:  # so that it is not done before the callback is known
                 handle = context.engine.allreduce([np.ones(3)], Sum, "x")
                 handle.when_done(end)
             assert ended.wait(LIMIT_S)
