@@ -45,16 +45,7 @@ _MAX_TALLIES = 1000
 
 
 class BucketRunner:
-    """Executes the buckets that responses name.
-
-    Args:
-        fabric: the engine's links.
-        make_runner: a runner over a fabric.
-        sets: the process sets.
-
-    Attributes:
-        repeated: what runs without a bucket, see :mod:`.repeats`.
-    """
+    """Executes the buckets that responses name; ``repeated`` has what runs without one (:mod:`.repeats`)."""
 
     def __init__(self, fabric: Fabric, make_runner: Callable[[Fabric], Runner], sets: ProcessSets) -> None:
         self.may_poll: Optional[Callable[[], bool]] = None

@@ -13,12 +13,7 @@ _READ_BYTES = 64 * 1024
 class ControlMessages:
     """Queues of outgoing control messages, and readers of arriving ones. No method waits.
 
-    Args:
-        fabric: the links.
-        nearest: the peers of the negotiation: all other ranks on rank 0, rank 0 on the others.
-
-    Attributes:
-        gone: peers whose link has ended, with the reason.
+    ``nearest`` are the peers of the negotiation; ``gone`` has those whose link has ended, with the reason.
     """
 
     def __init__(self, fabric: Fabric, nearest: Collection[int]) -> None:
@@ -89,13 +84,9 @@ class ControlMessages:
         return any(self._unsent.values()) or any(self._given.values())
 
     def receive(self, all_peers: bool = True) -> List[Tuple[int, Message]]:
-        """All messages that have arrived, each with its sender.
+        """Return all messages that have arrived, each with its sender.
 
-        Args:
-            all_peers: read from every peer, not only from the nearest; that costs a system call per peer.
-
-        Raises:
-            ProtocolError: a peer sent an invalid message.
+        ``all_peers``: read from every peer, not only from the nearest; that costs a system call per peer.
         """
         messages: List[Tuple[int, Message]] = []
         for peer, link in list(self._links.items()):

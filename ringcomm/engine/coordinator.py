@@ -38,12 +38,7 @@ def _works_with_joined(signature: Signature) -> bool:
 
 
 class Tuning(NamedTuple):
-    """What may be changed while the job runs.
-
-    Attributes:
-        fusion_bytes: see :func:`~.fusion.fuse`.
-        cycle_s: how long a ready operation may wait for others to be fused with.
-    """
+    """What may change while the job runs; ``cycle_s``: how long a ready operation waits to be fused."""
 
     fusion_bytes: int = FUSION_BYTES
     cycle_s: float = 0.001
@@ -52,25 +47,8 @@ class Tuning(NamedTuple):
 class Coordinator:
     """Collects announcements and issues responses: which operations run, in which order.
 
-    Args:
-        hosts: of every rank, for texts.
-        members: the ranks of a process set, by its number; raises UnknownProcessSetError if there is none.
-        tuning: bucket size and cycle time.
-        stall_warning_s: after how long a missing rank is worth a warning; 0: never.
-        stall_limit_s: after how long the operation fails; 0: never.
-        most_ids: how many signatures have numbers.
-        one_round: whether all-reduces may be made in one round, in which every rank sends all to every peer.
-
-    Attributes:
-        to_all: messages for all ranks, this one included; the caller delivers them and clears the list.
-        sites: those that did not.
-        warnings: texts to be logged; the caller logs them and clears the list.
-        paused: ranks that have said that they would be away for long, and why.
-        deadlock: describes ranks that wait for each other, some in direct calls, which ends the job; or "".
-        to_explain: ranks to be asked for their stack; the caller asks them and clears the list.
-        on_announce, on_complete: told of what happens, if set.
-        late_s: by rank, how long operations have waited for that rank alone, in seconds. A time in which
-            several operations waited counts once.
+    ``members`` returns the ranks of a process set by its number. ``one_round`` says whether every rank may
+    send all elements of some all-reduces to every peer. Limits of 0 s mean never.
     """
 
     def __init__(
@@ -121,11 +99,7 @@ class Coordinator:
     # ---- announcements -----------------------------------------------------------------------
 
     def take(self, rank: int, message: Message, now_s: float) -> None:
-        """A rank has said something.
-
-        Raises:
-            ProtocolError: it makes no sense; the rank runs another version or is broken.
-        """
+        """Take a message of a rank; ProtocolError: that rank runs another version or is broken."""
         try:
             self._take(rank, message, now_s)
         except (LookupError, ValueError, TypeError, OverflowError) as problem:

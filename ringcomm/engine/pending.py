@@ -46,11 +46,7 @@ class Pending:
         return len(self._requests) > len(self._unannounced) or bool(self._later)
 
     def add(self, request: Request) -> None:
-        """A new operation. Of messages between two ranks with one name, each waits for the one before it.
-
-        Raises:
-            DuplicateNameError: one with this name is on its way already.
-        """
+        """Add an operation. Of messages between two ranks with one name, each waits for the one before it."""
         signature = request.signature
         if not signature.name:
             count = self._counts.get(signature.process_set, 0) + 1
@@ -134,12 +130,9 @@ class Pending:
     def take_bucket(
         self, run: Sequence[int], totals: Iterable[Total] = (), absent: Iterable[int] = ()
     ) -> List[Work]:
-        """The members of a bucket, which are no longer pending. Without a request: this rank has joined.
+        """Return the members of a bucket, no longer pending; without a request if this rank has joined.
 
-        Args:
-            run: number of the signature and of the operation, of each member.
-            totals: gives the sum of weights of each member that has weights.
-            absent: gives the parts of each member that no rank has.
+        ``run`` has the numbers of signature and operation of each member.
         """
         bucket: List[Work] = []
         totals, absent = iter(totals), iter(absent)

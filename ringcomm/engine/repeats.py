@@ -52,13 +52,7 @@ Members = FrozenSet[Signature]
 
 
 class RepeatedSet:
-    """Operations that repeat.
-
-    Attributes:
-        number: as rank 0 has given it.
-        signatures: in the order in which their elements travel.
-        total: what its repeats have done.
-    """
+    """Operations that repeat, in the order in which their elements travel, and what repeats have done."""
 
     def __init__(self, number: int, signatures: Sequence[Signature], size: int) -> None:
         first = signatures[0]
@@ -72,12 +66,9 @@ class RepeatedSet:
 class Repeat:
     """A repeat that this rank has begun.
 
-    Attributes:
-        arrived: the elements of the peers of which they have come.
-        differs: whether a peer has begun a repeat of something else in place of this one.
-        what: number of the set, and of the operation in it that has no name (0: there is none). Both must be
-            equal on all ranks.
-        elements: this rank's, in the end the result.
+    ``what`` is the number of the set, and of the operation in it that has no name (0: there is none); if a
+    peer has another in place of it, the repeat ``differs`` and cannot end. ``arrived`` has the elements by
+    peer.
     """
 
     __slots__ = ("arrived", "at", "differs", "elements", "requests", "set", "what")
@@ -107,11 +98,7 @@ class Repeat:
         }  # fmt: skip
 
     def take(self, peer: int, what: Tuple[int, int], elements: bytearray) -> None:
-        """A peer has begun this repeat.
-
-        Raises:
-            ProtocolError: it has another number of elements.
-        """
+        """Take the elements of a peer that has begun this repeat, or something else in its place."""
         self.differs = self.differs or what != self.what
         if what == self.what and len(elements) != self.elements.nbytes:
             raise ProtocolError(
@@ -134,12 +121,7 @@ class Repeat:
 
 
 class Repeats:
-    """A rank's part. Used by the thread that does the engine's work.
-
-    Attributes:
-        current: the repeat under way, if there is one.
-        all_sets: those of this job, also if they repeat no more.
-    """
+    """A rank's part. Used by the thread that does the engine's work."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.all_sets: List[RepeatedSet] = []
@@ -182,11 +164,7 @@ class Repeats:
         return current
 
     def take(self, peer: int, message: Message) -> None:
-        """A peer has begun a repeat.
-
-        Raises:
-            ProtocolError: it cannot have.
-        """
+        """Take the message of a peer that has begun a repeat."""
         at, what = (message["epoch"], message["number"]), (message["set"], message["count"])
         if self.current is not None and at == self.current.at:
             self.current.take(peer, what, message["payload"])
@@ -224,12 +202,7 @@ class Repeats:
         }  # fmt: skip
 
     def negotiate(self, epoch: int, last: int) -> Optional[Repeat]:
-        """All ranks have stopped; return the repeat that was called off, if that is the current one.
-
-        Args:
-            epoch: the next one.
-            last: the number of the last repeat that ends.
-        """
+        """End the stop: repeats up to number ``last`` end; return the current one if it was called off."""
         called_off = None
         # One of an earlier epoch has been begun by all ranks: it ends.
         if self.current is not None and self.current.at[0] == self._epoch and self.current.at[1] > last:
@@ -245,11 +218,7 @@ class Repeats:
 class RepeatPolicy:
     """Rank 0's part: which sets repeat, and when repeats stop.
 
-    Args:
-        size: number of ranks.
-
-    Attributes:
-        active: whether some ranks have begun a repeat that others have not, as far as rank 0 knows.
+    ``active``: some ranks have begun a repeat that others have not, as far as rank 0 knows.
     """
 
     def __init__(self, size: int) -> None:
@@ -270,12 +239,9 @@ class RepeatPolicy:
     # ---- which sets repeat -------------------------------------------------------------------
 
     def negotiated(self, signatures: Sequence[Signature], waited: bool) -> int:
-        """All ranks have announced these operations, which :func:`may_repeat`, and nothing else.
+        """Note operations that all ranks have announced, and nothing else; all of them :func:`may_repeat`.
 
-        Return the number of the set if it repeats from now on, or 0.
-
-        Args:
-            waited: whether a caller has waited for them on every rank.
+        Return the number of the set if it repeats from now on, or 0. ``waited``: a caller did on every rank.
         """
         members = frozenset(signatures)
         if self.since_s is not None or not waited:
@@ -310,8 +276,7 @@ class RepeatPolicy:
     def look(self, incomplete: Iterable[Tuple[Collection[int], Collection[int]]]) -> None:
         """Notice that ranks wait for others in something else, and these in a repeat for the former.
 
-        Args:
-            incomplete: of each operation, the ranks that have announced it, and those that it lacks.
+        ``incomplete``: of each operation, the ranks that have announced it, and those that it lacks.
         """
         latest = max(self._begun)
         for waiting, missing in incomplete:
