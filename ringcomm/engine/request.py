@@ -12,6 +12,7 @@ from ..collective.weighted import Total
 from ..errors import fresh_copy
 from ..wire.signature import Signature
 
+_NO_TOTAL = Total(1.0, 0)
 MAX_SITES = 4096
 """For how many lines of the program rank 0 is told where they are, so that a number stands for each."""
 
@@ -146,7 +147,7 @@ class Request:
     ) -> None:
         self.weight = weight
         self.absent = absent
-        self.total = Total(1.0, 0)
+        self.total = _NO_TOTAL
         self.signature = signature
         self.key = signature.key()
         self.arrays = list(arrays)

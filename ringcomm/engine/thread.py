@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from contextlib import contextmanager
+from math import inf
 from typing import Any, Callable, Collection, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -64,6 +65,8 @@ PAUSE_S = 0.005
 after a small operation was submitted."""
 SMALL_BYTES = 256 * 1024
 """Of a larger operation the transfer takes longer than to wake the thread, and runs beside the program."""
+GIVE_UP_S = 0.1
+"""How long a rank waits in a repeat before rank 0 is to find out what the others do."""
 _DECIDE_S = 1e-3
 """How often a rank that only repeats does the rest of a cycle."""
 
@@ -168,6 +171,9 @@ class EngineState:
             self._take(peer, message, now_s)
         ended = self.repeats.current is not None and self._end_repeat()
         moved = moved or begun or ended or bool(received)
+        if self._give_up_in_s(now_s) <= 0.0:
+            self._give_up_repeat()
+            hurries = True
         repeating = self.repeats.current is not None or moved
         if repeating and not hurries and now_s < self._decide_s and not self.peers.messages.gone:
             self._skipped = True
@@ -249,10 +255,17 @@ class EngineState:
             finish(request)
         return True
 
-    def give_up_repeat(self) -> None:
-        """A caller has waited for long: let rank 0 find out what the others do."""
+    def _give_up_in_s(self, now_s: float) -> float:
+        """Return in how many seconds to give up the repeat under way; infinite without one to give up."""
         current = self.repeats.current
-        if current is not None and current.at != self._given_up:
+        if current is None or current.at == self._given_up:
+            return inf
+        return self._repeat_began_s + GIVE_UP_S - now_s
+
+    def _give_up_repeat(self) -> None:
+        """Let rank 0 find out what the others do, and report to it that they are late, or lost."""
+        current = self.repeats.current
+        if current is not None:
             self._given_up = current.at
             with self.lock:
                 self.outbox.append({"type": "stuck", "epoch": current.at[0]})
@@ -324,7 +337,7 @@ class EngineState:
 
         What is submitted later wakes the thread that sleeps. ``thread``: that is the engine's.
         """
-        timeout_s = min(most_s, self.peers.alarm_s())
+        timeout_s = min(most_s, self.peers.alarm_s(), max(0.0, self._give_up_in_s(self._clock())))
         if self.coordinator is not None:
             alarm_s = self.coordinator.next_alarm_s(self._clock())
             timeout_s = timeout_s if alarm_s is None else min(timeout_s, alarm_s)
@@ -747,8 +760,7 @@ class EngineThread:
             if now_s < POLLING.until(moved_s, self._spin_s):
                 POLLING.give_way()
                 continue
-            if now_s - began_s >= BLOCKED_S:
-                state.give_up_repeat()
+            if now_s - began_s >= BLOCKED_S and state.repeats.current is None:
                 told = self._report_if_blocked(told)
                 began_s = now_s
             state.sleep(state.prepare_to_sleep(BLOCKED_S))

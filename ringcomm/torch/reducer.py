@@ -344,7 +344,7 @@ class GradientReducer:
 
     def _refuse_shared(self) -> None:
         """Refuse to reduce gradients that a later reducer, which has the hooks, is reducing in this step."""
-        for other in list(_alive):
+        for other in list(_alive) if len(_alive) > 1 else ():
             for key in other._numbers if other is not self and other.started else ():
                 if key in self._numbers:
                     raise ConfigError(

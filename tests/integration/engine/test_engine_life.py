@@ -214,6 +214,29 @@ class TestEnd:
         assert run_ranks(2, work, settings=PLAIN) == [True, True]
 
 
+def test_a_caller_that_waits_does_the_work_and_the_engines_thread_what_is_not_waited_for():
+    def work(context):
+        thread, seen = context.engine._thread, set()
+        state, cycle = thread._state, thread._state.cycle
+
+        def watched():
+            seen.add(threading.current_thread())
+            return cycle()
+
+        state.cycle = watched
+        for _ in range(100):
+            context.engine.allreduce([np.ones(3)], Sum, "x").wait()
+            if threading.current_thread() in seen:
+                break  # on a busy machine the engine's thread may come first
+        context.barrier()
+        seen.clear()
+        handle = context.engine.allreduce([np.ones(3)], Sum, "not waited for")
+        assert handle.block(LIMIT_S)
+        return threading.current_thread() not in seen and thread._thread in seen
+
+    assert run_ranks(2, work, settings=PLAIN) == [True, True]
+
+
 def test_a_process_set_goes_on_without_ranks_that_are_not_in_it():
     def work(context):
         engine = context.engine

@@ -10,6 +10,7 @@ import pytest
 
 from ringcomm.engine.repeats import RepeatPolicy, may_repeat
 from ringcomm.engine.request import Handle
+from ringcomm.engine.thread import GIVE_UP_S
 from ringcomm.errors import PeerLostError, ProtocolError
 from ringcomm.ops import Collective, ReduceOp
 from tests.unit.engine.coordinated import sig
@@ -101,9 +102,8 @@ class Simulated:
             for _ in range(len(self.ranks)):
                 self.chance.choice(self.ranks).act()
             idle = 0 if left != [len(rank.actions) for rank in self.ranks] else idle + 1
-            if idle > 50 or self.chance.random() < 0.001:  # as after a tenth of a second
-                for rank in self.ranks:
-                    rank.state.give_up_repeat()
+            if idle > 50 or self.chance.random() < 0.001:
+                self.engines.now_s += GIVE_UP_S
             assert idle < 2000, [(rank.actions[:2], rank.state.repeats.current) for rank in self.ranks]
 
 
@@ -144,6 +144,18 @@ def test_a_rank_that_waits_for_a_peer_that_has_ended_is_told():
     job.states[1].wake_up()
     with pytest.raises(PeerLostError):
         job.states[1].cycle()
+
+
+def test_rank_0_is_told_what_a_rank_waits_for_that_has_waited_in_a_repeat():
+    job = repeating()
+    job.submit(1, "a", 1.0)
+    job.turn()
+    coordinator = job.states[0].coordinator
+    assert coordinator is not None and not coordinator._entries, "the repeat is under way"
+    job.now_s += GIVE_UP_S
+    job.turn(8)
+    [entry] = coordinator._entries.values()
+    assert list(entry.signatures) == [1] and job.states[1].repeats.current is None
 
 
 def test_elements_that_do_not_fit_are_an_error_of_the_peer():
