@@ -109,7 +109,7 @@ def test_ranks_that_wait_for_different_operations_are_told():
             finish(context, start(context, "b", step), step)
         start(context, "ab"[context.rank % 2], 7)[0].wait()
 
-    impatient = replace(PLAIN, stall_warning_s=1.0)
+    impatient = replace(PLAIN, late_after_s=10.0)
     for error in errors_of(3, work, transport="tcp", settings=impatient, timeout_s=60.0):
         assert isinstance(error, MismatchError) and "'a'" in str(error) and "'b'" in str(error)
 
