@@ -171,10 +171,10 @@ class Pending:
         self._auto = auto
         self.handles: List[Handle] = []
 
-    def block(self, timeout_s: Optional[float]) -> bool:
-        """Sleep until all reductions have ended, or this long for each; return whether they have."""
-        ended = [handle.block(timeout_s) for handle in self.handles]
-        return all(ended)
+    def attend(self) -> None:
+        """Wait until all reductions have ended; see :meth:`.Handle.attend`."""
+        for handle in self.handles:
+            handle.attend()
 
     def wait(self) -> List[Array]:
         """Return the reduced gradients, in order, after all reductions have ended, also if one failed."""

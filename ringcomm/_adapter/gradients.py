@@ -111,12 +111,15 @@ def bucket_name(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> str:
 
 
 class Arrivals:
-    """Track which gradients have been computed since the last step, over ``passes`` backward passes."""
+    """Track which gradients have been computed since the last step, over ``passes`` backward passes.
+
+    ``bucket_of`` and ``passes_left`` (backward passes that are still to add to it) are by a gradient's index.
+    """
 
     def __init__(self, buckets: Sequence[Sequence[int]], passes: int = 1) -> None:
         self.passes = passes
         self.started = False
-        self._bucket_of = {index: number for number, bucket in enumerate(buckets) for index in bucket}
+        self.bucket_of = {index: number for number, bucket in enumerate(buckets) for index in bucket}
         self._sizes = [len(bucket) for bucket in buckets]
         self.reset()
 
@@ -125,12 +128,12 @@ class Arrivals:
         if passes is not None:
             self.passes = passes
         self.started = False
-        self._passes_left = dict.fromkeys(self._bucket_of, self.passes)
+        self.passes_left = dict.fromkeys(self.bucket_of, self.passes)
         self._missing = list(self._sizes)
 
     def expect(self, index: int) -> None:
         """Raise AssertionError if there were ``passes`` backward passes already."""
-        if self._passes_left[index] <= 0:
+        if self.passes_left[index] <= 0:
             raise AssertionError(
                 "Gradients were computed more than backward_passes_per_step times before call to step(). "
                 "Increase backward_passes_per_step to accumulate gradients locally."
@@ -141,29 +144,22 @@ class Arrivals:
 
         AssertionError: there were more than ``passes`` backward passes.
         """
-        self.expect(index)
-        left = self._passes_left[index]
+        left = self.passes_left[index]
+        if left <= 0:
+            self.expect(index)
         self.started = True
-        self._passes_left[index] = left - 1
+        self.passes_left[index] = left - 1
         if left > 1:
             return None
-        return self._decrement(self._bucket_of[index])
-
-    def complete(self, index: int) -> bool:
-        """Return whether all passes have computed this gradient."""
-        return self._passes_left[index] == 0
-
-    def bucket_of(self, index: int) -> int:
-        """Return the bucket of a gradient."""
-        return self._bucket_of[index]
+        return self._decrement(self.bucket_of[index])
 
     def alone(self, index: int) -> Optional[int]:
         """Move a gradient that has not been computed to a new bucket.
 
         Return the index of its former bucket if that is now complete and not empty, else None.
         """
-        old = self._bucket_of[index]
-        self._bucket_of[index] = len(self._sizes)
+        old = self.bucket_of[index]
+        self.bucket_of[index] = len(self._sizes)
         self._sizes.append(1)
         self._missing.append(1)
         self._sizes[old] -= 1
@@ -172,8 +168,8 @@ class Arrivals:
     def extend(self, indices: Sequence[int]) -> None:
         """Add gradients, which form a new bucket."""
         for index in indices:
-            self._bucket_of[index] = len(self._sizes)
-            self._passes_left[index] = self.passes
+            self.bucket_of[index] = len(self._sizes)
+            self.passes_left[index] = self.passes
         self._sizes.append(len(indices))
         self._missing.append(len(indices))
 

@@ -14,8 +14,9 @@ for an operation that the other rank has not submitted. This module prevents it 
 from __future__ import annotations
 
 import itertools
+import math
 import threading
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -53,6 +54,7 @@ class Operation(NamedTuple):
     root_rank: int = 0
     has_weight: bool = False  # the last input of a reduction is the weight of the others
     state: Optional[CompressionState] = None  # kept from step to step by an allreduce with codes
+    parts: Sequence[Tuple[int, ...]] = ()  # of an allreduce: shapes of arrays side by side in its input
 
     @property
     def is_coded(self) -> bool:
@@ -82,7 +84,16 @@ def _allreduce(operation: Operation, arrays: Sequence[Array], urgent: bool, in_p
         return start_coded(how, operation.name, arrays, urgent, weight, operation.state, in_place)
     if operation.state is not None:
         finish_earlier("allreduce", operation.name, how.process_set)
-    return start_allreduce(_operands(arrays, in_place), how.call(operation.name, weight), urgent, True)
+    operands = _operands(arrays, in_place)
+    if operation.parts:
+        (whole,) = operands
+        flat, ends = whole.flat, list(itertools.accumulate(map(math.prod, operation.parts)))
+        operands = [
+            HostOperand(flat[start:stop], shape)
+            for start, stop, shape in zip([0, *ends], ends, operation.parts)
+        ]
+        return start_allreduce(operands, how.call(operation.name, weight), urgent, True, lambda _: [flat])
+    return start_allreduce(operands, how.call(operation.name, weight), urgent, True)
 
 
 def _reducescatter(operation: Operation, arrays: Sequence[Array], urgent: bool, _: bool) -> AnyHandle:
@@ -175,14 +186,14 @@ class Batch:
         for handle in handles:
             # Not wait(): it reports a deadlock when all Python threads wait, but the framework's own threads
             # may be computing the input of the next operation.
-            handle.block(None)
+            handle.attend()
         return self._wait(handles)
 
     def _submit(self, arrays: Iterable[Any], urgent: bool, in_place: bool = False) -> List[AnyHandle]:
         # A framework may run this batch again before its last run has ended, and a name can be in use only
         # once. The last run was submitted, so it ends.
         for handle in self._latest:
-            handle.block(None)
+            handle.attend()
         # Set now: if the start of one fails, those before it go on.
         handles = self._latest = []
         last, left = self.operations[-1], iter(arrays)

@@ -14,12 +14,15 @@ from .arguments import wire_name
 Operands = Sequence[Operand]
 
 
-def start_allreduce(operands: Operands, options: Options, urgent: bool, grouped: bool, **more: Any) -> Handle:
+def start_allreduce(
+    operands: Operands, options: Options, urgent: bool, grouped: bool,
+    convert: Optional[Callable[[Any], Any]] = None, **more: Any,
+) -> Handle:  # fmt: skip
     """Start a reduction; a list as result if ``grouped``. ``more`` is for ``Engine.allreduce``."""
     return api.context().engine.allreduce(
         [item.flat for item in operands], options, wire_name("allreduce", options.name),
         [item.shape for item in operands], number_of(options.process_set), urgent,
-        _finisher(operands, grouped), mirrors=mirrors(operands), **more,
+        convert or _finisher(operands, grouped), mirrors=mirrors(operands), **more,
     )  # fmt: skip
 
 

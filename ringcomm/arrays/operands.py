@@ -305,4 +305,4 @@ def _mapped(pool: StagingPool, kind: DeviceKind, flat: Any) -> Optional[MappedMi
 def mirrors(arguments: Sequence[Any]) -> Sequence[Optional[BlockMirror]]:
     """Return the ``mirror`` of each argument, for a request of the engine; empty if there are none."""
     found = [argument.mirror for argument in arguments]
-    return found if any(mirror is not None for mirror in found) else ()
+    return found if found.count(None) < len(found) else ()

@@ -25,6 +25,7 @@ It holds no frame, which would keep the caller's variables alive.
 
 _packages = [f"{Path(__file__).resolve().parent.parent}{os.sep}"]
 _ours: Dict[str, bool] = {}
+_THREADING = threading.__file__
 _truncating: Set[str] = set()
 _MAX_TRUNCATING = 4096
 
@@ -49,18 +50,21 @@ def is_ours(filename: str) -> bool:
 def _outside(depth: int) -> FrameType:
     frame = sys._getframe(depth)
     ours = _ours
-    while ours.get(frame.f_code.co_filename) or is_ours(frame.f_code.co_filename):
-        caller = _caller(frame)
-        if caller is None:
-            break
+    while True:
+        filename = frame.f_code.co_filename
+        known = ours.get(filename)
+        if not (is_ours(filename) if known is None else known):
+            return frame
+        caller = frame.f_back
+        if caller is None or caller.f_code.co_filename == _THREADING:
+            return frame
         frame = caller
-    return frame
 
 
 def _caller(frame: FrameType) -> Optional[FrameType]:
     """Return the caller, or None of a thread's function: `threading` is not a place in a program."""
     caller = frame.f_back
-    return None if caller is None or caller.f_code.co_filename == threading.__file__ else caller
+    return None if caller is None or caller.f_code.co_filename == _THREADING else caller
 
 
 def find_site(depth: int, known: List[Any]) -> Site:

@@ -48,11 +48,7 @@ def factors(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> Tuple[float, fl
 def combine(
     a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], by: Optional[Tuple[float, float]] = None
 ) -> np.ndarray[Any, Any]:
-    """Adasum of two vectors; the type of ``a``.
-
-    Args:
-        by: their :func:`factors`, if they are known.
-    """
+    """Return Adasum of two vectors, in the type of ``a``; ``by`` are their :func:`factors` if known."""
     factor_a, factor_b = factors(a, b) if by is None else by
     wide: np.ndarray[Any, Any] = factor_a * a.astype(np.float64) + factor_b * b.astype(np.float64)
     # Which NaN an operation gives depends on the processor, and several ranks compute the same element.

@@ -15,12 +15,8 @@ from .cache import IssuedIds
 class Announcement(NamedTuple):
     """An operation that a rank has submitted.
 
-    Attributes:
-        number: see :class:`~.request.Key`.
-        site: file and line of the call.
-        weight: of the rank's contribution; 1.0 if the operation has no weights.
-        absent: the parts that the rank does not have, a bit for each.
-        packed: the values of a short operation.
+    ``weight`` is 1.0 without weights, ``absent`` has a bit for each part that the rank does not have, and
+    ``packed`` the values of a short operation.
     """
 
     signature: Signature
@@ -32,19 +28,16 @@ class Announcement(NamedTuple):
 
 
 class Announced:
-    """An operation that some ranks have announced: what each of them has said.
+    """An operation that some ranks have announced.
 
-    Attributes:
-        members: the ranks of its process set.
-        first_s: when the first rank announced it.
-        reported_s: when it was last reported as waiting; at first ``first_s``.
-        last_s: when the last rank so far announced it.
-        absent: the parts that no rank so far has, a bit for each. Ranks that have joined have none.
+    ``reported_s``: when it was last reported as waiting. ``absent`` has a bit for each part that no rank so
+    far has (joined ranks have none), and ``waited_for`` says whether a caller waited for it on every rank so
+    far.
     """
 
     __slots__ = (
         "absent", "first_s", "key", "last_s", "members", "piggybacked", "reported_s", "signatures", "sites",
-        "weights",
+        "waited_for", "weights",
     )  # fmt: skip
 
     def __init__(self, key: Key, members: Tuple[int, ...], now_s: float) -> None:
@@ -56,30 +49,25 @@ class Announced:
         self.piggybacked: Dict[int, str] = {}
         self.weights: Dict[int, float] = {}
         self.absent = -1
+        self.waited_for = True
 
-    def add(self, rank: int, announcement: Announcement) -> None:
+    def add(self, rank: int, announcement: Announcement, urgent: bool = True) -> None:
         """A rank has announced the operation."""
         self.signatures[rank] = announcement.signature
         self.sites[rank] = announcement.site
         self.weights[rank] = announcement.weight
         self.absent &= announcement.absent
+        self.waited_for = self.waited_for and urgent
         if announcement.packed is not None:
             self.piggybacked[rank] = announcement.packed
 
 
 def announcements(message: Message, ids: IssuedIds, lines: Sequence[str]) -> Iterator[Announcement]:
-    """The operations of a ``ready`` message, in the order in which their weights are listed.
+    """Yield the operations of a ``ready`` message, in the order in which their weights are listed.
 
-    Args:
-        message: ``known`` has number of the signature and of the operation, and line, of each operation;
-            ``carried`` the same with its values, of operations of which the values were sent along; ``fresh``
-            signature, number of the operation, and line. ``weights`` are those of weighted averages, and
-            ``absent`` is what :func:`masks_as_text` returns.
-        ids: the numbers of signatures.
-        lines: of the rank's program, by number.
-
-    Raises:
-        LookupError, ValueError, TypeError, OverflowError: the message makes no sense.
+    ``known`` has the numbers of signature, operation and line of each operation; ``carried`` the same with
+    its values; ``fresh`` signature, number of the operation, and line. ``lines`` are those of the rank's
+    program. What makes no sense raises LookupError, ValueError, TypeError or OverflowError.
     """
     known = message["known"]
     left, masks = iter(message["weights"]), masks_of(message["absent"])
@@ -111,14 +99,11 @@ def masks_as_text(masks: Sequence[int]) -> List[List[Any]]:
 
 
 def masks_of(text: Sequence[Any]) -> Iterator[int]:
-    """The bits of one operation after the other, without end.
+    """Yield the bits of one operation after the other, without end.
 
     >>> from itertools import islice
     >>> list(islice(masks_of([[2, '5']]), 4))
     [0, 0, 5, 0]
-
-    Raises:
-        ValueError, TypeError: what the message says makes no sense.
     """
     masks = {int(place): int(digits, 16) for place, digits in text}
     if any(mask < 0 for mask in masks.values()):
@@ -127,11 +112,7 @@ def masks_of(text: Sequence[Any]) -> Iterator[int]:
 
 
 def totals_of(text: Sequence[Any]) -> Iterator[Total]:
-    """The sums of weights of a response, each of which travels as a list.
-
-    Raises:
-        ValueError, TypeError, OverflowError: what the message says makes no sense.
-    """
+    """Return the sums of weights of a response, each of which travels as a list."""
     totals = [Total(float(part), int(exponent)) for part, exponent in text]
     if any(not 0.0 < part < inf or not -1100 < exponent < 1100 for part, exponent in totals):
         raise ValueError("a sum of weights that is not positive")

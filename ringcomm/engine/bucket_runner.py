@@ -15,7 +15,7 @@ from ..collective.progress import Progress
 from ..collective.reduce import restore, weigh, weighable
 from ..collective.rows import RowLayout, cumulative
 from ..collective.runner import Runner
-from ..collective.totals import Tally, Totals
+from ..collective.totals import OperationTotal, Tally, Totals
 from ..dtypes import Array
 from ..errors import ShapeError
 from ..ops import Collective, ReduceOp
@@ -38,19 +38,14 @@ from .packing import (
     tensors_of,
 )
 from .process_sets import ProcessSets
+from .repeats import RepeatedSet
 
 _MAX_TALLIES = 1000
 """Programs that give each step's tensors new names have no names in the sums of operations beyond this."""
 
 
 class BucketRunner:
-    """Executes the buckets that responses name.
-
-    Args:
-        fabric: the engine's links.
-        make_runner: a runner over a fabric.
-        sets: the process sets.
-    """
+    """Executes the buckets that responses name; ``repeated`` has what runs without one (:mod:`.repeats`)."""
 
     def __init__(self, fabric: Fabric, make_runner: Callable[[Fabric], Runner], sets: ProcessSets) -> None:
         self.may_poll: Optional[Callable[[], bool]] = None
@@ -65,6 +60,7 @@ class BucketRunner:
         self._residuals = FusionBuffer()
         self._mirrors: Mirrors = {}
         self._tallies: Dict[Tuple[Any, ...], Tally] = {}
+        self.repeated: List[RepeatedSet] = []
 
     def release(self) -> None:
         """Free all buffers: this rank has left the job, but the program may go on."""
@@ -114,16 +110,30 @@ class BucketRunner:
     @property
     def reduced_bytes(self) -> int:
         """Payload of all all-reduces so far."""
-        return sum(runner.reduced_bytes for runner in self._runners.values())
+        repeated = sum(item.total.runs * item.nbytes for item in list(self.repeated))
+        return repeated + sum(runner.reduced_bytes for runner in self._runners.values())
 
     def totals(self) -> Totals:
         """Return what the collectives of all buckets have done so far. For any thread."""
         totals = Totals()
         for runner in list(self._runners.values()):
             totals.merge(runner.totals())
+        for item in list(self.repeated):
+            if item.total.runs:
+                self._add_repeats(item, totals)
         for tally in list(self._tallies.values()):
             tally.move(totals)
         return totals
+
+    def _add_repeats(self, item: RepeatedSet, totals: Totals) -> None:
+        runs, took_s, bytes_each_way = item.total.runs, item.total.took_s, item.total.runs * item.nbytes
+        peers = [peer for peer in range(self._fabric.size) if peer != self._fabric.rank]
+        for peer in peers:
+            totals.peer(peer).exchanged(bytes_each_way, bytes_each_way)
+        first = item.signatures[0]
+        text = bucket_text([(signature, None) for signature in item.signatures])
+        for sums, name in ((totals.kinds, first.verb), (totals.operations, text)):
+            sums.setdefault(name, OperationTotal()).add(runs, took_s, 2 * bytes_each_way * len(peers))
 
     def delivered(self) -> Dict[int, Tuple[int, float]]:
         """Return what the engine's links have delivered; see :func:`ringcomm.transport.pace.delivered`."""

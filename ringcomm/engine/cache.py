@@ -12,10 +12,6 @@ class IssuedIds:
 
     When ``capacity`` is reached all numbers are withdrawn at once. An old number may still be on its way
     from another rank then, so it stays known until every rank has confirmed the withdrawal.
-
-    Args:
-        size: number of ranks.
-        capacity: the most signatures to remember.
     """
 
     def __init__(self, size: int, capacity: int) -> None:
@@ -41,11 +37,7 @@ class IssuedIds:
         return number
 
     def signature(self, number: int) -> Signature:
-        """The signature with this number.
-
-        Raises:
-            KeyError: there is none.
-        """
+        """Return the signature with this number, or raise KeyError."""
         found = self._signatures.get(number)
         return self._old[number] if found is None else found
 

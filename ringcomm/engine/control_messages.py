@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Collection, Dict, List, Optional, Set, Tuple
 
 from ..transport.base import Fabric, Link, LinkClosed
-from ..wire.messages import MAX_RESPONSES_BYTES, Message, MessageReader, body_of, framed
+from ..wire.messages import MAX_RESPONSES_BYTES, Message, MessageReader, body_of, framed, repeat_framed
 
 _READ_BYTES = 64 * 1024
 
@@ -13,12 +13,7 @@ _READ_BYTES = 64 * 1024
 class ControlMessages:
     """Queues of outgoing control messages, and readers of arriving ones. No method waits.
 
-    Args:
-        fabric: the links.
-        nearest: the peers of the negotiation: all other ranks on rank 0, rank 0 on the others.
-
-    Attributes:
-        gone: peers whose link has ended, with the reason.
+    ``nearest`` are the peers of the negotiation; ``gone`` has those whose link has ended, with the reason.
     """
 
     def __init__(self, fabric: Fabric, nearest: Collection[int]) -> None:
@@ -29,7 +24,8 @@ class ControlMessages:
         }
         self._end_found: Set[int] = set()
         self._readers = {
-            peer: MessageReader(MAX_RESPONSES_BYTES, link.session) for peer, link in self._links.items()
+            peer: MessageReader(MAX_RESPONSES_BYTES, link.session, repeats=True)
+            for peer, link in self._links.items()
         }
         self._unsent: Dict[int, bytearray] = {peer: bytearray() for peer in self._links}
         # Bytes that a link was given and has not accepted yet. The peer may read them in place, so they
@@ -44,6 +40,14 @@ class ControlMessages:
     def send_all(self, message: Message) -> None:
         """Send to every peer that is still there."""
         self._send_to(message, tuple(self._links))
+
+    def send_repeat(self, message: Message, elements: memoryview) -> None:
+        """Send a message of the kind ``repeat`` and its elements to every peer that is still there."""
+        for peer, link in self._links.items():
+            if peer not in self._end_found:
+                self._unsent[peer] += repeat_framed(message, link.session)
+                self._unsent[peer] += elements
+        self.flush()
 
     def _send_to(self, message: Message, peers: Collection[int]) -> None:
         body = body_of(message)
@@ -80,13 +84,9 @@ class ControlMessages:
         return any(self._unsent.values()) or any(self._given.values())
 
     def receive(self, all_peers: bool = True) -> List[Tuple[int, Message]]:
-        """All messages that have arrived, each with its sender.
+        """Return all messages that have arrived, each with its sender.
 
-        Args:
-            all_peers: read from every peer, not only from the nearest; that costs a system call per peer.
-
-        Raises:
-            ProtocolError: a peer sent an invalid message.
+        ``all_peers``: read from every peer, not only from the nearest; that costs a system call per peer.
         """
         messages: List[Tuple[int, Message]] = []
         for peer, link in list(self._links.items()):

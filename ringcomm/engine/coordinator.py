@@ -23,10 +23,12 @@ from .fusion import Ready, fuse
 from .mismatch import deadlock_text, last_seen_text, mismatch_text, ranks_text, whereabouts
 from .piggyback import settle
 from .process_sets import GLOBAL_SET, ProcessSets, UnknownProcessSetError
+from .repeats import RepeatPolicy, may_repeat
 from .request import MAX_SITES
 
-_CHANGES = ("ready", "blocked", "unblocked", "joined", "paused", "resumed")
+_CHANGES = ("ready", "blocked", "unblocked", "joined", "paused", "resumed", "repeat")
 """Messages after which ranks that wait may get on; after the others they wait as before."""
+
 
 def _works_with_joined(signature: Signature) -> bool:
     """Return whether ranks that have joined have a neutral contribution."""
@@ -36,12 +38,7 @@ def _works_with_joined(signature: Signature) -> bool:
 
 
 class Tuning(NamedTuple):
-    """What may be changed while the job runs.
-
-    Attributes:
-        fusion_bytes: see :func:`~.fusion.fuse`.
-        cycle_s: how long a ready operation may wait for others to be fused with.
-    """
+    """What may change while the job runs; ``cycle_s``: how long a ready operation waits to be fused."""
 
     fusion_bytes: int = FUSION_BYTES
     cycle_s: float = 0.001
@@ -50,23 +47,8 @@ class Tuning(NamedTuple):
 class Coordinator:
     """Collects announcements and issues responses: which operations run, in which order.
 
-    Args:
-        hosts: of every rank, for texts.
-        members: the ranks of a process set, by its number; raises UnknownProcessSetError if there is none.
-        tuning: bucket size and cycle time.
-        stall_warning_s: after how long a missing rank is worth a warning; 0: never.
-        stall_limit_s: after how long the operation fails; 0: never.
-        most_ids: how many signatures have numbers.
-
-    Attributes:
-        sites: those that did not.
-        warnings: texts to be logged; the caller logs them and clears the list.
-        paused: ranks that have said that they would be away for long, and why.
-        deadlock: describes ranks that wait for each other, some in direct calls, which ends the job; or "".
-        to_explain: ranks to be asked for their stack; the caller asks them and clears the list.
-        on_announce, on_complete: told of what happens, if set.
-        late_s: by rank, how long operations have waited for that rank alone, in seconds. A time in which
-            several operations waited counts once.
+    ``members`` returns the ranks of a process set by its number. ``one_round`` says whether every rank may
+    send all elements of some all-reduces to every peer. Limits of 0 s mean never.
     """
 
     def __init__(
@@ -77,6 +59,7 @@ class Coordinator:
         stall_warning_s: float = 60.0,
         stall_limit_s: float = 600.0,
         most_ids: int = 4096,
+        one_round: Callable[[Sequence[Signature]], bool] = lambda signatures: True,
     ) -> None:
         self.tuning = tuning or Tuning()
         self.warnings: List[str] = []
@@ -108,15 +91,15 @@ class Coordinator:
         self._stacks: Dict[int, str] = {}
         self.late_s: Dict[int, float] = {}
         self._late_until_s = 0.0
+        self.repeats = RepeatPolicy(self._size)
+        self.to_all: List[Message] = []
+        self._one_round = one_round
+        self._waited_for = True  # everything in the next responses, by a caller on every rank
 
     # ---- announcements -----------------------------------------------------------------------
 
     def take(self, rank: int, message: Message, now_s: float) -> None:
-        """A rank has said something.
-
-        Raises:
-            ProtocolError: it makes no sense; the rank runs another version or is broken.
-        """
+        """Take a message of a rank; ProtocolError: that rank runs another version or is broken."""
         try:
             self._take(rank, message, now_s)
         except (LookupError, ValueError, TypeError, OverflowError) as problem:
@@ -129,38 +112,64 @@ class Coordinator:
 
     def _take(self, rank: int, message: Message, now_s: float) -> None:
         kind = message["type"]
+        take = _TAKE.get(kind)
+        if take is None:
+            raise ProtocolError(f"rank {rank} may not send {kind!r} to rank 0")
         if kind in _CHANGES:
             self._blocked.changed(now_s)
-        if kind == "ready":
-            lines = self._lines.setdefault(rank, [""])
-            lines += map(str, message["sites"][: 1 + MAX_SITES - len(lines)])
-            for announcement in announcements(message, self._ids, lines):
-                self._announce(rank, announcement, now_s)
-            self._urgent = self._urgent or bool(message["urgent"])
-            self._blocked.goes_on(rank)
-        elif kind == "blocked":
-            numbers = bool(message["for_good"]), int(message["heard"]), now_s, int(message["calls"])
-            self._blocked.blocked(rank, *numbers, message["call"])
-        elif kind == "unblocked":
-            self._blocked.goes_on(rank)
-        elif kind == "joined":
-            self._joined[rank] = None
-            self._last_joined = rank
-            for entry in list(self._entries.values()):
-                self._complete(entry, now_s)
-        elif kind == "paused":
-            self.paused[rank] = str(message["reason"])
-        elif kind == "resumed":
-            self.paused.pop(rank, None)
-        elif kind == "stack":
-            self._stacks[rank] = str(message["text"])
-            self.warnings.append(whereabouts(rank, self._hosts[rank], self._stacks[rank]))
-        elif kind == "forgot":
-            self._ids.confirm(rank, int(message["epoch"]))
-        else:
-            raise ProtocolError(f"rank {rank} may not send {kind!r} to rank 0")
+        take(self, rank, message, now_s)
 
-    def _announce(self, rank: int, announcement: Announcement, now_s: float) -> None:
+    def _take_ready(self, rank: int, message: Message, now_s: float) -> None:
+        lines = self._lines.setdefault(rank, [""])
+        lines += map(str, message["sites"][: 1 + MAX_SITES - len(lines)])
+        urgent = bool(message["urgent"])
+        for announcement in announcements(message, self._ids, lines):
+            self._announce(rank, announcement, now_s, urgent)
+        self._urgent = self._urgent or urgent
+        self._blocked.goes_on(rank)
+
+    def _take_blocked(self, rank: int, message: Message, now_s: float) -> None:
+        numbers = bool(message["for_good"]), int(message["heard"]), now_s, int(message["calls"])
+        self._blocked.blocked(rank, *numbers, message["call"])
+
+    def _take_unblocked(self, rank: int, message: Message, now_s: float) -> None:
+        self._blocked.goes_on(rank)
+
+    def _take_joined(self, rank: int, message: Message, now_s: float) -> None:
+        self._joined[rank] = None
+        self._last_joined = rank
+        for entry in list(self._entries.values()):
+            self._complete(entry, now_s)
+
+    def _take_paused(self, rank: int, message: Message, now_s: float) -> None:
+        self.paused[rank] = str(message["reason"])
+
+    def _take_resumed(self, rank: int, message: Message, now_s: float) -> None:
+        self.paused.pop(rank, None)
+
+    def _take_stack(self, rank: int, message: Message, now_s: float) -> None:
+        self._stacks[rank] = str(message["text"])
+        self.warnings.append(whereabouts(rank, self._hosts[rank], self._stacks[rank]))
+
+    def _take_forgot(self, rank: int, message: Message, now_s: float) -> None:
+        self._ids.confirm(rank, int(message["epoch"]))
+
+    def _take_repeat(self, rank: int, message: Message, now_s: float) -> None:
+        self._blocked.goes_on(rank)
+        late_s = self.repeats.begun(rank, message, now_s)
+        if late_s > 0.0:
+            self.late_s[rank] = self.late_s.get(rank, 0.0) + late_s
+
+    def _take_stuck(self, rank: int, message: Message, now_s: float) -> None:
+        if message["epoch"] == self.repeats.epoch:
+            self.repeats.want_stop()
+
+    def _take_stopped(self, rank: int, message: Message, now_s: float) -> None:
+        go_on = self.repeats.stopped(rank, message)
+        if go_on is not None:
+            self.to_all.append(go_on)
+
+    def _announce(self, rank: int, announcement: Announcement, now_s: float, urgent: bool) -> None:
         signature = announcement.signature
         key = signature.key(announcement.number)
         if self.on_announce is not None:
@@ -173,7 +182,7 @@ class Coordinator:
                 self._failed.append([list(key), "mismatch", str(problem), []])
                 return
             entry = self._entries[key] = Announced(key, members, now_s)
-        entry.add(rank, announcement)
+        entry.add(rank, announcement, urgent)
         self._last[rank] = (signature, key, now_s)
         if len(entry.signatures) == self._size:
             late_s = now_s - max(entry.last_s, self._late_until_s)
@@ -208,6 +217,7 @@ class Coordinator:
 
     def _go_on(self, entry: Announced, first: Signature, now_s: float) -> None:
         """All members agree on an operation: settle it, or have it executed."""
+        self._waited_for = self._waited_for and entry.waited_for
         if len(entry.piggybacked) == len(entry.members):
             value = settle(first, entry.members, entry.piggybacked, entry.weights)
             self._settled.append((entry.key, first, value))
@@ -245,7 +255,8 @@ class Coordinator:
 
     def waits_for(self, ranks: Collection[int]) -> bool:
         """Return whether an operation is missing one of these ranks."""
-        return any(
+        unstopped = self.repeats.unstopped()
+        return any(rank in unstopped for rank in ranks) or any(
             rank not in entry.signatures and rank in entry.members
             for entry in self._entries.values()
             for rank in ranks
@@ -257,6 +268,7 @@ class Coordinator:
         """The next responses for all ranks, if any are due."""
         self._look_for_deadlock(now_s)
         self._look_for_stalls(now_s)
+        self._look_at_repeats(now_s)
         joined = -1
         if len(self._joined) == self._size:
             joined = self._last_joined
@@ -272,7 +284,7 @@ class Coordinator:
         buckets = fuse(members, self.tuning.fusion_bytes)
         keys = [item.signature.key(item.number) for bucket in buckets for item in bucket]
         message: Message = {
-            "type": "orders",
+            "type": "responses",
             "fresh": fresh,
             "settled": [
                 [self._number(signature, fresh), key.number, packed]
@@ -284,6 +296,7 @@ class Coordinator:
             "failed": self._failed,
             "joined": joined,
             "forget": 0,
+            "repeats": self._to_repeat(members, joined, fresh),
         }
         if full:
             message["forget"] = self._ids.withdraw()
@@ -293,8 +306,29 @@ class Coordinator:
         self._issued += 1
         if self._ready:  # left for later responses
             self._blocked.will_go_on(range(self._size), self._issued + 1)
-        self._failed, self._settled = [], []
+        self._failed, self._settled, self._waited_for = [], [], True
         return message
+
+    def _to_repeat(self, members: Sequence[Ready], joined: int, fresh: List[List[Any]]) -> List[List[Any]]:
+        """Return what is not negotiated from now on, if that is what these responses contain."""
+        alone = not (self._failed or self._joined or self._entries or self._ready or joined >= 0)
+        if not alone or self._absent or self.on_announce is not None:
+            return []
+        signatures = [item.signature for item in members] + [item[1] for item in self._settled]
+        if not may_repeat(signatures, self._size) or not self._one_round(signatures):
+            return []
+        number = self.repeats.negotiated(signatures, self._waited_for)
+        ids = [self._number(signature, fresh) for signature in signatures]
+        return [[self.repeats.epoch, number, ids]] if number else []
+
+    def _look_at_repeats(self, now_s: float) -> None:
+        """Stop repeats to which a rank does not come because it waits for something else."""
+        if self.repeats.active and (self._entries or self._joined):
+            joined = [(self._joined, [rank for rank in range(self._size) if rank not in self._joined])]
+            self.repeats.look([*self._incomplete(), *(joined if self._joined else ())])
+        stop = self.repeats.stop(now_s)
+        if stop is not None:
+            self.to_all.append(stop)
 
     def _number(self, signature: Signature, fresh: List[List[Any]]) -> int:
         """The number of a signature; if it has none it gets one, of which the ranks must be told."""
@@ -322,6 +356,10 @@ class Coordinator:
                 alarms.append(min(e.reported_s for e in self._entries.values()) + self._stall_warning_s)
             if self._stall_limit_s:
                 alarms.append(min(e.first_s for e in self._entries.values()) + self._stall_limit_s)
+        if self.repeats.active and (self._entries or self._joined):
+            alarms.append(now_s)
+        if self.repeats.since_s is not None and self._stall_limit_s:
+            alarms.append(self.repeats.since_s + self._stall_limit_s)
         return max(0.0, min(alarms) - now_s) if alarms else None
 
     # ---- what never becomes ready ------------------------------------------------------------
@@ -348,6 +386,13 @@ class Coordinator:
         return [(entry.signatures, self._missing(entry)) for entry in self._entries.values()]
 
     def _look_for_stalls(self, now_s: float) -> None:
+        since_s, limit_s = self.repeats.since_s, self._stall_limit_s
+        if since_s is not None and limit_s and now_s - since_s >= limit_s:
+            silent = ranks_text(self.repeats.unstopped(), self._hosts)
+            self.deadlock = (
+                f"{silent} did not answer rank 0 for {now_s - since_s:.0f} s, after a rank had not come to "
+                "operations that repeat in every step"
+            )
         for entry in list(self._entries.values()):
             if self.paused and any(rank in self.paused for rank in self._missing(entry)):
                 entry.first_s = entry.reported_s = now_s  # It said that it would be away.
@@ -382,3 +427,18 @@ class Coordinator:
             f"{what}{' at ' + site if site else ''} has waited for {now_s - entry.first_s:.0f} s on "
             f"{ranks_text(waiting, self._hosts)} for {ranks_text(missing, self._hosts)} ({seen})"
         )
+
+
+_TAKE: Dict[str, Callable[[Coordinator, int, Message, float], None]] = {
+    "ready": Coordinator._take_ready,
+    "blocked": Coordinator._take_blocked,
+    "unblocked": Coordinator._take_unblocked,
+    "joined": Coordinator._take_joined,
+    "paused": Coordinator._take_paused,
+    "resumed": Coordinator._take_resumed,
+    "stack": Coordinator._take_stack,
+    "forgot": Coordinator._take_forgot,
+    "repeat": Coordinator._take_repeat,
+    "stuck": Coordinator._take_stuck,
+    "stopped": Coordinator._take_stopped,
+}

@@ -52,14 +52,7 @@ Operations = Iterable[Tuple[Collection[int], Collection[int]]]
 
 
 class Deadlock(NamedTuple):
-    """Ranks that wait for each other.
-
-    Attributes:
-        ranks: those ranks.
-        busy: those of them in which other threads do not wait.
-        waited_s: for how long nothing has changed.
-        calls: by rank, the direct calls in which some of them wait.
-    """
+    """Ranks that wait for each other; of ``busy`` ones other threads do not. ``calls`` are direct ones."""
 
     ranks: Collection[int]
     busy: List[int]
@@ -78,12 +71,7 @@ class _Blocked(NamedTuple):
 
 
 class BlockedRanks:
-    """Which ranks are blocked, and since when.
-
-    Args:
-        size: number of ranks.
-        stall_warning_s: after how long a missing rank is worth a warning; 0: never.
-    """
+    """Which ranks are blocked, and since when."""
 
     def __init__(self, size: int, stall_warning_s: float) -> None:
         self._size = size
@@ -102,15 +90,10 @@ class BlockedRanks:
     def blocked(
         self, rank: int, for_good: bool, heard: int, now_s: float, calls: int = 0, call: Sequence[Any] = ()
     ) -> None:
-        """A rank reports that all its threads wait.
+        """Take the report of a rank that all its threads wait (see :class:`.waiters.BlockedReport`).
 
-        Args:
-            rank: the rank.
-            for_good: whether no thread is left that could submit anything.
-            heard: number of responses that it had executed by then. If one that it had not executed contains
-                an operation of its own, that may be what it waited for.
-            calls: number of direct calls that it has entered.
-            call: ``(description, needs)`` of the last one, if it waits in that.
+        If a response that it had not ``heard`` contains an operation of its own, it may have waited for that.
+        ``call`` is (description, needs) of the direct call in which it waits.
         """
         before = self._blocked.get(rank)
         doing, needs = call or ("", NO_RANK)
@@ -126,22 +109,13 @@ class BlockedRanks:
         self._blocked.pop(rank, None)
 
     def will_go_on(self, ranks: Collection[int], response: int) -> None:
-        """Operations of these ranks have ended, or may run.
-
-        Args:
-            ranks: that have announced them.
-            response: the number of the first response that may contain them. Earlier reports do not count.
-        """
+        """Note that operations of these ranks have ended, or may run, from a response on."""
         self._counts_from.update(dict.fromkeys(ranks, response))
         for rank in ranks if self._blocked else ():
             self._blocked.pop(rank, None)
 
     def alarm_s(self, ready: bool) -> Optional[float]:
-        """Return when :meth:`find` may find something although nothing arrives; None: not before.
-
-        Args:
-            ready: whether operations are ready.
-        """
+        """Return when :meth:`find` may find something although nothing arrives; None: not before."""
         times = [at_s for at_s in (self._look_at_s, self._all_at_s(ready)) if at_s is not None]
         return min(times) if times else None
 
@@ -153,14 +127,9 @@ class BlockedRanks:
         operations: Callable[[], Operations],
         now_s: float,
     ) -> Optional[Deadlock]:
-        """The ranks of which none can go on before another one of them does, if it is time to report them.
+        """Return the ranks of which none can go on before another one of them does, once it is time.
 
-        Args:
-            joined: ranks that have no more to submit.
-            ready: whether operations are ready.
-            paused: whether a rank has said that it would be away for long.
-            operations: returns the incomplete ones.
-            now_s: the time.
+        ``operations`` returns the incomplete ones.
         """
         return self._find_all(joined, ready, paused, now_s) or self._find_some(joined, operations, now_s)
 

@@ -1,35 +1,131 @@
-"""Collectives by name: the engine as adapters and :class:`~ringcomm.job.context.Context` use it.
+"""Collectives by name: what adapters and :class:`~ringcomm.job.context.Context` call.
 
-Arrays are flat, contiguous and native here; shapes travel beside them. Every method returns a
+Every rank has a runner of buckets; with other ranks it has a thread, too, and rank 0 has the coordinator.
+Arrays are flat, contiguous and native here; shapes travel beside them. Every operation returns a
 :class:`~.request.Handle` at once.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
-from typing import Any, Callable, Iterator, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
+from ..clock import StepClock, Stopwatch
+from ..collective.call_history import KEPT, CallHistory
 from ..collective.call_sites import call_site, note_truncation
 from ..collective.mirror import Mirror
 from ..collective.options import Options
+from ..collective.progress import Progress
 from ..collective.reduce import kernel
 from ..collective.rows import check_rows, cumulative, row_counts, scatter_layout
-from ..dtypes import Array, check_weighable, code_of
+from ..collective.runner import Runner
+from ..config import Settings
+from ..dtypes import Array, check_weighable, code_of_name, dtype_named, type_names
 from ..errors import ConfigError, RingcommError, UnsupportedDtypeError, describe_error
+from ..group.failures import FailureReporter, Reporter
 from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of, root_of, weight_of
+from ..schedule.select import Selector
+from ..transport.base import Channels, Fabric, StoppableWatch
 from ..wire.frames import NO_OP, NO_ROOT
 from ..wire.signature import Shape, Signature
 from .adasum import check_adasum
-from .core import EngineCore
+from .bucket_runner import BucketRunner
+from .observer import Observer, Sink
+from .operation_history import OperationHistory
 from .process_sets import GLOBAL_SET, ProcessSets
 from .request import Handle, Request
+from .single_rank import SingleRank
+
+if TYPE_CHECKING:
+    from .coordinator import Coordinator
+    from .thread import EngineThread
 
 Convert = Optional[Callable[[Any], Any]]
 Mirrors = Sequence[Optional[Mirror]]
+_MAX_KNOWN = 4096
+"""Programs that give each step's tensors new names have their options checked every time."""
+NEGOTIATION_S = 200e-6
+"""What it takes at least to ask rank 0, and to be answered."""
 
 
-class Engine(EngineCore):
-    """The engine of one rank: :class:`~.core.EngineCore`, and the operations that programs submit to it."""
+class Engine:
+    """The engine of one rank. ``calls`` returns how far the rank is in calls that do not go through it."""
+
+    def __init__(
+        self,
+        channels: Channels,
+        settings: Settings,
+        generation: int = 0,
+        spin_s: float = 0.0,
+        reporter: Optional[FailureReporter] = None,
+        hosts: Sequence[str] = ("localhost",),
+        selector: Optional[Selector] = None,
+        calls: Callable[[], Progress] = Progress,
+    ) -> None:
+        self.rank = channels.background.rank
+        self.size = channels.background.size
+        self.sets = ProcessSets(self.rank, self.size)
+        self.coordinator: Optional[Coordinator] = None
+        self.history: Optional[OperationHistory] = None
+        self.repeated = StepClock()
+        self._known: Dict[Tuple[Any, ...], Signature] = {}
+        self._thread: Optional[EngineThread] = None
+        reporter = Reporter() if reporter is None else reporter
+
+        def make_runner(fabric: Fabric) -> Runner:
+            whole = fabric is channels.background
+            runner = Runner(fabric, settings, generation, spin_s, reporter, selector if whole else None)
+            runner.history = CallHistory(1)  # of a bucket only how far it is; its members are remembered
+            return runner
+
+        self.buckets = BucketRunner(channels.background, make_runner, self.sets)
+        if self.size == 1:
+            self._single = SingleRank(self.buckets)
+            return
+        from .peer_channels import SilenceLimits  # what follows is not needed by a rank that is alone
+        from .thread import EngineThread
+
+        watch = StoppableWatch(channels.background.watch)
+        channels.background.watch = channels.control.watch = watch
+        if self.rank == 0:
+            self.coordinator = self._make_coordinator(settings, hosts, selector)
+        self._thread = EngineThread(
+            channels.control,
+            channels.background,
+            self.buckets,
+            self.coordinator,
+            watch,
+            reporter,
+            calls,
+            hosts,
+            channels.direct.wake,
+            spin_s,
+            SilenceLimits(settings.dead_after_s, settings.stall_warning_s, settings.late_after_s),
+        )
+        self.history = OperationHistory(KEPT, self.buckets.moved_bytes)
+        self._thread.record(self.history)
+
+    def _make_coordinator(
+        self, settings: Settings, hosts: Sequence[str], selector: Optional[Selector]
+    ) -> Coordinator:
+        from .coordinator import Coordinator, Tuning
+
+        def one_round(signatures: Sequence[Signature]) -> bool:
+            """Return whether operations, reduced alike, may be added up by every rank itself."""
+            first = signatures[0]
+            dtype = dtype_named(first.dtypes[0])
+            count = sum(item.nbytes for item in signatures) // dtype.itemsize
+            single = kernel(ReduceOp(first.op), dtype, self.size).needs_single_fold
+            return selector is None or selector.one_round(count, dtype.itemsize, single, NEGOTIATION_S)
+
+        return Coordinator(
+            hosts,
+            self.sets.members,
+            Tuning(settings.fusion_bytes, settings.cycle_ms * 1e-3),
+            settings.stall_warning_s,
+            settings.late_after_s,
+            one_round=one_round,
+        )
 
     def allreduce(
         self,
@@ -48,17 +144,10 @@ class Engine(EngineCore):
     ) -> Handle:
         """Reduce the arrays in place, all of them or none.
 
-        Args:
-            op: the reduction; or all options, of which ``name`` and ``process_set`` are replaced.
-            residuals: of error feedback, one for each array.
-            absent: the parts of the arrays that this rank does not have, a bit for each: a fact about ranks,
-                which no weight or codec touches. The handle's ``absent`` has those that no rank has.
-            mirrors: of arrays on devices; see :class:`~.request.Request`. Results are stored to them.
-
-        Raises:
-            UnsupportedDtypeError: the reduction has no meaning for these elements.
-            Misuse: the weight is none, or the reduction is no average.
-            DuplicateNameError, UnknownProcessSetError: as the names say.
+        ``op`` may be all options, of which ``name`` and ``process_set`` are replaced. ``residuals`` of error
+        feedback and ``mirrors`` of arrays on devices (see :class:`~.request.Request`) are one for each array.
+        ``absent`` has a bit for each part of the arrays that this rank does not have; the handle's has those
+        that no rank has.
         """
         chosen = op if isinstance(op, Options) else Options(op, **options)
         request = self._reduction(
@@ -71,16 +160,31 @@ class Engine(EngineCore):
         self, kind: Collective, options: Options, arrays: Sequence[Array], shapes: Optional[Sequence[Shape]],
         name: Optional[str], process_set: int, convert: Convert, mirrors: Mirrors, bounds: Sequence[int] = (),
     ) -> Request:  # fmt: skip
-        """Return the request of a reduction with these options, checked."""
+        """Return the request of a reduction with these options, checked the first time."""
         op, prescale, postscale = options.op, options.prescale_factor, options.postscale_factor
-        self._check_reducible(arrays, op, prescale, postscale)
-        weight = self._weight(options.weight, arrays, op)
-        request = self._request(
-            kind, arrays, shapes, name, process_set, convert, mirrors, int(op),
-            prescale=factor_of(prescale), postscale=factor_of(postscale), bounds=tuple(bounds),
-            codec=codec_number(options.compression), weighted=options.weight is not None,
+        shapes = [array.shape for array in arrays] if shapes is None else shapes
+        described = (
+            kind, name, op, prescale, postscale, options.compression, options.weight is None, process_set,
+            *[array.dtype for array in arrays], *shapes, *bounds,
         )  # fmt: skip
-        request.weight = weight
+        try:
+            signature = self._known.get(described)
+        except TypeError:  # a shape is a list, say
+            signature = None
+        if signature is None:
+            self._check_reducible(arrays, op, prescale, postscale)
+            signature = self._signature(
+                kind, arrays, shapes, name, process_set, int(op),
+                prescale=factor_of(prescale), postscale=factor_of(postscale), bounds=tuple(bounds),
+                codec=codec_number(options.compression), weighted=options.weight is not None,
+            )  # fmt: skip
+            if signature.name and len(self._known) < _MAX_KNOWN:
+                with suppress(TypeError):
+                    self._known[described] = signature
+        elif process_set != GLOBAL_SET:
+            self.sets.check_member(process_set)
+        request = self._request(signature, arrays, convert, mirrors)
+        request.weight = self._weight(options.weight, arrays, op)
         return request
 
     def reducescatter(
@@ -93,11 +197,7 @@ class Engine(EngineCore):
         convert: Convert = None,
         mirrors: Mirrors = (),
     ) -> Handle:
-        """Reduce the arrays, which become working space; the handle gives this rank's rows of each.
-
-        Args:
-            options: of the caller; ``process_set`` is the number of the one that it names.
-        """
+        """Reduce the arrays, which become working space; the handle gives this rank's rows of each."""
         layout = scatter_layout(shapes, len(self.sets.check_member(process_set)), options)
         if options.op == ReduceOp.ADASUM:
             raise UnsupportedDtypeError("Adasum exists for allreduce only.")
@@ -120,14 +220,14 @@ class Engine(EngineCore):
     ) -> Handle:
         """Concatenate every rank's rows; the handle gives a list with the result for each array.
 
-        Args:
-            bounds: of the ranks' rows in an array that is completed in place.
+        ``bounds``: of the ranks' rows, in an array that is completed in place.
         """
         check_rows("allgather", shapes)
         inner = [shape[1:] for shape in shapes]
-        request = self._request(
-            Collective.ALLGATHER, arrays, inner, name, process_set, convert, mirrors, bounds=tuple(bounds)
+        signature = self._signature(
+            Collective.ALLGATHER, arrays, inner, name, process_set, bounds=tuple(bounds)
         )
+        request = self._request(signature, arrays, convert, mirrors)
         request.rows = [shape[0] for shape in shapes]
         return self._submit(request, urgent)
 
@@ -147,10 +247,8 @@ class Engine(EngineCore):
         if root not in members:
             owner = "this job" if process_set == GLOBAL_SET else f"process set {process_set}"
             raise ConfigError(f"root_rank={root}: {owner} has the ranks {', '.join(map(str, members))}.")
-        request = self._request(
-            Collective.BROADCAST, arrays, shapes, name, process_set, convert, mirrors, root=root
-        )
-        return self._submit(request, urgent)
+        signature = self._signature(Collective.BROADCAST, arrays, shapes, name, process_set, root=root)
+        return self._submit(self._request(signature, arrays, convert, mirrors), urgent)
 
     def alltoall(
         self,
@@ -166,21 +264,15 @@ class Engine(EngineCore):
     ) -> Handle:
         """Send ``splits[i]`` rows to the i-th member; the handle gives rows, and the count from each rank.
 
-        Args:
-            splits: None: the same number to every member.
-            in_place: whether the rows replace those that were sent, so that all members have as many.
-
-        Raises:
-            ShapeError: the array has no first dimension.
-            ConfigError: the splits do not match its rows or the members.
-            DuplicateNameError, UnknownProcessSetError: as the names say.
+        Without ``splits`` every member gets as many. ``in_place``: the rows replace those that were sent.
         """
         check_rows("alltoall", [shape])
         counts = row_counts(shape[0], splits, len(self.sets.check_member(process_set)))
-        request = self._request(
-            Collective.ALLTOALL, [array], [shape[1:]], name, process_set, convert, mirrors,
-            bounds=cumulative(counts) if in_place else (),
-        )  # fmt: skip
+        bounds = cumulative(counts) if in_place else ()
+        signature = self._signature(
+            Collective.ALLTOALL, [array], [shape[1:]], name, process_set, bounds=bounds
+        )
+        request = self._request(signature, [array], convert, mirrors)
         request.splits = counts
         return self._submit(request, urgent)
 
@@ -188,7 +280,8 @@ class Engine(EngineCore):
         self, name: Optional[str] = None, process_set: int = GLOBAL_SET, urgent: bool = True
     ) -> Handle:
         """Done once every member has called it."""
-        return self._submit(self._request(Collective.BARRIER, [], None, name, process_set), urgent)
+        signature = self._signature(Collective.BARRIER, [], None, name, process_set)
+        return self._submit(self._request(signature, []), urgent)
 
     def join(self) -> Handle:
         """Say that this rank has no more data; done when all ranks have, giving the last one's number."""
@@ -215,11 +308,7 @@ class Engine(EngineCore):
         self._thread.resume()
 
     def add_process_set(self, ranks: Sequence[int]) -> int:
-        """Make a group of ranks; every rank of the job must call it. Its number.
-
-        Raises:
-            ConfigError: such a group cannot be, or exists already.
-        """
+        """Make a group of ranks, and return its number; every rank of the job must call it."""
         change = ProcessSets.change("add", self.sets.check_new(ranks))
         number: int = self._change_sets(change)
         return number
@@ -232,8 +321,8 @@ class Engine(EngineCore):
         return True
 
     def _change_sets(self, change: str) -> int:
-        request = self._request(Collective.PROCESS_SET, [], None, change, GLOBAL_SET)
-        number: int = self._submit(request, urgent=True).wait()
+        signature = self._signature(Collective.PROCESS_SET, [], None, change, GLOBAL_SET)
+        number: int = self._submit(self._request(signature, []), urgent=True).wait()
         return number
 
     @contextmanager
@@ -249,14 +338,62 @@ class Engine(EngineCore):
                 self._thread.abandon(describe_error(problem))
             raise
 
+    # ---- observation and the end ----------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End the thread; what is still on its way fails."""
+        if self._thread is not None:
+            self._thread.stop()
+        self.buckets.release()
+
+    def settle(self, limit_s: float) -> None:
+        """Wait for what is on its way at the end; see :meth:`~.thread.EngineThread.settle`."""
+        if self._thread is not None:
+            self._thread.settle(limit_s)
+
+    @property
+    def observer(self) -> Optional[Observer]:
+        """The observer that receives the engine's events, if there is one."""
+        return self._single.trace.observer if self._thread is None else self._thread.observer
+
+    def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
+        """Report what happens from now on to an observer, or none: :meth:`~.thread.EngineThread.observe`."""
+        if self._thread is not None:
+            self._thread.observe(observer, sink)
+        else:
+            self._single.trace.observe(observer, sink)
+
+    @property
+    def waited(self) -> Stopwatch:
+        """The time that threads of this rank have waited for operations."""
+        return Stopwatch() if self._thread is None else self._thread.waited
+
+    @property
+    def late_s(self) -> Dict[int, float]:
+        """On rank 0: by rank, how long operations have waited for it alone; empty on other ranks."""
+        return {} if self.coordinator is None else dict(self.coordinator.late_s)
+
+    def finish_earlier(self, name: str, process_set: int = GLOBAL_SET) -> None:
+        """Wait for this rank's own operation of this name, if one is on its way that its program has left.
+
+        For names that a program cannot change, such as those of a model's gradients: ranks then match the
+        next operation of the name with each other's next one.
+        """
+        if self._thread is not None:
+            self._thread.finish_earlier(name, process_set)
+
+    def pending(self) -> List[Request]:
+        """Return what is on its way, in the order of submission."""
+        return self._thread.pending() if self._thread is not None else []
+
+    # ---- the way in --------------------------------------------------------------------------
+
     def _weight(self, weight: Optional[float], arrays: Sequence[Array], op: ReduceOp) -> float:
         if weight is None:
             return 1.0
         for array in arrays:
             check_weighable(array.dtype, op)
         return weight_of(weight)
-
-    # ---- the way in --------------------------------------------------------------------------
 
     def _check_reducible(
         self, arrays: Sequence[Array], op: ReduceOp, prescale: float, postscale: float
@@ -269,35 +406,37 @@ class Engine(EngineCore):
             else:
                 kernel(op, array.dtype, self.size, factor_of(prescale), factor_of(postscale))
 
-    def _request(
+    def _signature(
         self,
         kind: Collective,
         arrays: Sequence[Array],
         shapes: Optional[Sequence[Shape]],
         name: Optional[str],
         process_set: int,
-        convert: Convert = None,
-        mirrors: Mirrors = (),
         op: int = NO_OP,
         root: int = NO_ROOT,
         **agreed: Any,
-    ) -> Request:
-        """Describe an operation that is called now; ``agreed`` are further fields of its signature."""
+    ) -> Signature:
+        """Describe an operation; ``agreed`` are further fields."""
         if process_set != GLOBAL_SET:
             self.sets.check_member(process_set)
-        for array in arrays:
-            code_of(array.dtype)
-        name = name_of(name)
-        if name:
-            self.repeated.add(name)
-        signature = Signature(
-            name, process_set, int(kind), op, root,
-            tuple(array.dtype.name for array in arrays),
+        dtypes = [type_names(array.dtype)[0] for array in arrays]
+        for dtype in dtypes:
+            code_of_name(dtype)
+        return Signature(
+            name_of(name), process_set, int(kind), op, root, tuple(dtypes),
             tuple(array.shape for array in arrays) if shapes is None else tuple(map(tuple, shapes)),
             **agreed,
         )  # fmt: skip
-        thread = self._thread
-        handle = Handle(name or kind.name.lower(), None if thread is None else thread.wait, convert)
+
+    def _request(
+        self, signature: Signature, arrays: Sequence[Array], convert: Convert = None, mirrors: Mirrors = ()
+    ) -> Request:
+        """Return an operation that is called now."""
+        name, thread = signature.name, self._thread
+        if name:
+            self.repeated.add(name)
+        handle = Handle(name or signature.verb, None if thread is None else thread.wait, convert)
         request = Request(signature, arrays, handle, site=call_site())
         request.mirrors = mirrors
         return request

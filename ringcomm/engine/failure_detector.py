@@ -17,11 +17,7 @@ BEATS = 6
 class FailureDetector:
     """A pure state machine: arrivals and the time go in; failed peers and due heartbeats come out.
 
-    Args:
-        peers: those that send heartbeats.
-        dead_after_s: after so many seconds without a heartbeat a peer has failed; 0: never.
-        now_s: the time, in seconds.
-        interval_s: seconds between heartbeats; None: ``BEATS`` in ``dead_after_s``.
+    A peer fails after ``dead_after_s`` without a heartbeat; 0: never. Times are in seconds.
     """
 
     def __init__(

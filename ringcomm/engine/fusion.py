@@ -11,12 +11,7 @@ FUSIBLE = (Collective.ALLREDUCE, Collective.REDUCESCATTER, Collective.ALLGATHER)
 
 
 class Ready(NamedTuple):
-    """An operation that is ready on every rank.
-
-    Attributes:
-        id: number of its signature in the cache.
-        number: see :class:`~.request.Key`.
-    """
+    """An operation that is ready on every rank, with the number of its signature in the cache."""
 
     id: int
     number: int
@@ -30,10 +25,8 @@ def fuse(ready: Sequence[Ready], threshold_bytes: int) -> List[Bucket]:
     """Divide operations into buckets, in the order in which they became ready.
 
     An operation joins the last bucket of its kind if there is room, also past others that do not fit
-    in between: the order of execution is free as long as it is the same on every rank.
-
-    Args:
-        threshold_bytes: the most payload that several operations may share a bucket with; 0: none do.
+    in between: the order of execution is free as long as it is the same on every rank. With a threshold of
+    0 bytes no operations share a bucket.
     """
     buckets: List[Bucket] = []
     open_buckets: Dict[Tuple[object, ...], Tuple[Bucket, int]] = {}

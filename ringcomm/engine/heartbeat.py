@@ -24,20 +24,10 @@ logger = logging.getLogger("ringcomm.engine")
 
 
 class HeartbeatThread:
-    """A thread that sends and receives heartbeats on links of their own. It sleeps nearly always.
+    """A thread that sends and receives heartbeats on links that only it uses. It sleeps nearly always.
 
-    Args:
-        fabric: those links; only this thread uses them.
-        hosts: of every rank, for texts.
-        limits: how long others may be silent.
-        reporter: a watch that says when the job is over, and that is told of lost peers.
-        progress: how far this rank is in its calls.
-        failed: called in the thread, with the error, when the group has come to its end; the last thing that
-            the thread does.
-        name: of what is watched over, for texts and for the thread.
-        elsewhere: what this process waits for in something else that is watched over, while it does not come
-            to a call here; empty: it does not.
-        clock: seconds.
+    ``failed`` is called in the thread, as the last thing that it does, when the group has come to its end;
+    ``elsewhere`` returns what this process waits for while it does not come to a call here, or "".
     """
 
     def __init__(
@@ -83,11 +73,7 @@ class HeartbeatThread:
         return self._peers.tracing.observer
 
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
-        """Bring what an observer collects to rank 0; None: send what the last one has, and no more.
-
-        Args:
-            sink: on rank 0, takes the events of all ranks.
-        """
+        """Bring what an observer collects to rank 0's ``sink``; None: send what the last one has."""
         with self._lock:
             self._outbox += self._peers.tracing.attach(observer, sink)
         self._fabric.wake()

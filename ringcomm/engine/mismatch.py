@@ -20,14 +20,7 @@ def ranks_text(ranks: Sequence[int], hosts: Sequence[str], most: int = 8) -> str
 def mismatch_text(
     what: str, signatures: Mapping[int, Signature], sites: Mapping[int, str], hosts: Sequence[str]
 ) -> str:
-    """Return what every rank is told when the same operation is not the same everywhere.
-
-    Args:
-        what: the operation's name as a person would write it.
-        signatures: what each rank submitted.
-        sites: from where in its program.
-        hosts: of every rank of the job.
-    """
+    """Return what every rank is told when the same operation is not the same everywhere."""
     some = list(signatures.values())
     field, _, differing = first_difference(some)
     kind = f"{some[0].verb} " if field in ("root", "shapes") else ""
@@ -48,13 +41,9 @@ def calls_text(signatures: Mapping[int, Signature], sites: Mapping[int, str], ho
 def waiting_for_each_other(
     blocked: Collection[int], operations: Iterable[Tuple[Collection[int], Collection[int]]]
 ) -> Set[int]:
-    """The ranks of which none can go on before another one of them does.
+    """Return the blocked ranks of which none can go on before another one of them does.
 
     Whatever one of them has announced lacks another one of them, so no other rank can release them.
-
-    Args:
-        blocked: ranks that wait in all their threads.
-        operations: of each incomplete one, the ranks that have announced it, and those that it lacks.
     """
     stuck = set(blocked)
     waits = [(stuck.intersection(announced), stuck.intersection(lacks)) for announced, lacks in operations]
@@ -78,14 +67,8 @@ def deadlock_text(
 ) -> str:
     """Return what ranks are told that wait for each other.
 
-    Args:
-        stuck: those ranks.
-        calls: of each operation that fails, what ranks have submitted, and from where.
-        hosts: of every rank of the job.
-        busy: those of the ranks in which other threads do not wait.
-        waited_s: for how long nothing has been called.
-        factor: how many times the time until a warning that must be, if there are such ranks.
-        direct: by rank, the direct calls in which some of them wait.
+    ``calls``: of each operation that fails, what ranks have submitted, and from where. ``factor``: how many
+    times the time until a warning that must be if threads of ``busy`` ranks do not wait.
     """
     signatures: Dict[int, Signature] = {}
     sites: Dict[int, str] = {}
@@ -129,14 +112,7 @@ def last_seen_text(
     missing: Sequence[int], last: Mapping[int, Tuple[Signature, Key, float]], stacks: Mapping[int, str],
     now_s: float,
 ) -> str:  # fmt: skip
-    """Return what is known of ranks that have not come to an operation; of the first six only.
-
-    Args:
-        missing: these ranks.
-        last: by rank, what it announced last, and when.
-        stacks: by rank, its main thread's stack, if it was asked for it.
-        now_s: the time.
-    """
+    """Return what is known of ranks that have not come to an operation; of the first six only."""
     seen = []
     for rank in missing[:6]:
         if rank in last:

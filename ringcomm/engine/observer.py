@@ -38,11 +38,7 @@ def labels_of(signatures: Sequence[Signature], run: Sequence[int]) -> List[Tuple
 
 
 class Observer:
-    """Collects events; :meth:`drain` takes them.
-
-    Attributes:
-        on_added: called after every event, in whichever thread, if set.
-    """
+    """Collects events; :meth:`drain` takes them. ``on_added`` is called after each, in any thread."""
 
     def __init__(self) -> None:
         self.offset_us = 0.0

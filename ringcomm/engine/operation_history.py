@@ -29,16 +29,7 @@ class RecordedOperation:
 
 
 class OperationHistory:
-    """What one engine has been given.
-
-    Args:
-        capacity: how many operations are kept.
-        moved_bytes: how far the collective that runs in a process set has come.
-
-    Attributes:
-        paused: why this rank has said that it would be away, or "".
-        on_failure: told of the error when the engine fails, if set.
-    """
+    """The last operations of one engine; ``on_failure`` is called with the error if it fails."""
 
     def __init__(self, capacity: int, moved_bytes: Callable[[int], int]) -> None:
         self._operations: Deque[RecordedOperation] = deque(maxlen=capacity)

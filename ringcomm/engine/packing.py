@@ -66,14 +66,7 @@ def arrays_of(work: Work) -> List[Array]:
 
 
 def neutral(count: int, dtype: np.dtype[Any], op: ReduceOp, prescale: float = 1.0) -> Array:
-    """Return the neutral contribution: it leaves the other ranks' numbers as they are.
-
-    Args:
-        count: of its elements.
-        dtype: of its elements.
-        op: the reduction; a product without a prescale factor.
-        prescale: the factor by which it will be multiplied, as the others.
-    """
+    """Return the neutral contribution: it leaves the other ranks' numbers as they are."""
     if op == ReduceOp.PRODUCT:
         return np.ones(count, dtype)
     if op in (ReduceOp.MIN, ReduceOp.MAX) and prescale != 0.0:  # times 0 everything is 0
@@ -97,12 +90,10 @@ def residuals_of(work: Work) -> Sequence[Optional[Array]]:
 def side_by_side(
     group: Sequence[Array], buffer: FusionBuffer, note: Callable[[str], None] = lambda activity: None
 ) -> Tuple[Array, Callable[[], None]]:
-    """The arrays as one, and what brings the results back. Neighbours in memory stay in place.
+    """Return the arrays of one type as one, and what brings the results back.
 
-    Args:
-        group: flat arrays of one type.
-        buffer: where the others are copied to.
-        note: called with the name of each copy as it begins, and with "" at its end.
+    Neighbours in memory stay in place, others are copied to the buffer. ``note`` is called with the name of
+    each copy as it begins, and with "" at its end.
     """
     if len(group) == 1:
         return group[0], nothing
@@ -170,9 +161,7 @@ def groups_of(arrays: Sequence[Array]) -> List[List[Array]]:
 def groups_by_index(arrays: Sequence[Array], sizes: Sequence[int] = ()) -> List[List[int]]:
     """Return which arrays travel as one: small ones of the same type together, large ones alone.
 
-    Args:
-        arrays: of this rank.
-        sizes: the number of elements of each over all ranks, where the ranks' arrays may differ in length.
+    ``sizes``: the number of elements over all ranks, where the ranks' arrays may differ in length.
     """
     groups: List[List[int]] = []
     small: Dict[np.dtype[Any], List[int]] = {}

@@ -33,10 +33,8 @@ LOOK_AGAIN_S = 0.5
 class SilenceLimits(NamedTuple):
     """How long others may be silent, in seconds; 0: for ever.
 
-    Attributes:
-        dead_after_s: with a rank that gives no heartbeat, and with a transfer that stands still.
-        warning_s: with a rank whose program does not come, before saying so.
-        late_after_s: with such a rank.
+    ``dead_after_s``: without a heartbeat or in a transfer that stands still. ``warning_s`` and
+    ``late_after_s``: with a rank whose program does not come, before saying so and before giving it up.
     """
 
     dead_after_s: float = 0.0
@@ -51,19 +49,9 @@ class SilenceLimits(NamedTuple):
 
 
 class PeerChannels:
-    """To every other rank. Used by the engine's thread.
+    """Channels to every other rank, used by the thread that does the engine's work.
 
-    Args:
-        fabric: the control channel.
-        hosts: of every rank, for texts.
-        limits: for ranks that are silent, or late.
-        lost: makes the error for a rank that is lost.
-        progress: how far this rank is, in direct calls and in the engine's.
-        clock: seconds.
-
-    Attributes:
-        waits_in: how far this rank is in a direct call in which the last two looks have found it; the engine
-            takes it.
+    ``waits_in``: how far this rank is in a direct call in which the last two looks have found it.
     """
 
     def __init__(
@@ -103,8 +91,7 @@ class PeerChannels:
     def pulse(self) -> None:
         """Exchange heartbeats and messages; also in the middle of a long transfer.
 
-        Raises:
-            RingcommError: a peer has sent no heartbeat for too long, or a transfer makes no progress.
+        A peer without a heartbeat for too long, or a transfer that stands still, raises.
         """
         now_s = self._clock()
         look = now_s >= self._next_look_s
@@ -189,9 +176,6 @@ class PeerChannels:
 
         No other rank has to do anything for it, so none is held up. At most so long, and not if the thread
         that sends is over. For any thread.
-
-        Args:
-            waiting: returns what has not been sent yet.
         """
         deadline = Deadline(limit_s)
         while not (deadline.expired() or over() or self.settled(waiting())):

@@ -40,12 +40,13 @@ class Pending:
         """Whether :meth:`announce` has something to say."""
         return bool(self._unannounced)
 
-    def add(self, request: Request) -> None:
-        """A new operation. Of messages between two ranks with one name, each waits for the one before it.
+    @property
+    def announced(self) -> bool:
+        """Whether rank 0 knows of an operation that has not ended."""
+        return len(self._requests) > len(self._unannounced) or bool(self._later)
 
-        Raises:
-            DuplicateNameError: one with this name is on its way already.
-        """
+    def add(self, request: Request) -> None:
+        """Add an operation. Of messages between two ranks with one name, each waits for the one before it."""
         signature = request.signature
         if not signature.name:
             count = self._counts.get(signature.process_set, 0) + 1
@@ -70,6 +71,18 @@ class Pending:
     def named(self, name: str, process_set: int) -> Optional[Request]:
         """Return the operation of this name that is on its way, or None."""
         return self._requests.get(Key(process_set, name, 0))
+
+    def new(self) -> Sequence[Request]:
+        """Return all operations, if rank 0 has been told of none of them; otherwise nothing."""
+        return () if self.announced else self._unannounced
+
+    def hold(self) -> None:
+        """Do not announce what has not been announced yet, unless :meth:`announce_again` returns it."""
+        self._unannounced = []
+
+    def announce_again(self, requests: Sequence[Request]) -> None:
+        """Announce operations that were held back."""
+        self._unannounced = [*requests, *self._unannounced]
 
     def announce(self, urgent: bool, rank: int) -> Optional[Message]:
         """Return what rank 0 has not been told yet. ``rank`` is this one."""
@@ -117,12 +130,9 @@ class Pending:
     def take_bucket(
         self, run: Sequence[int], totals: Iterable[Total] = (), absent: Iterable[int] = ()
     ) -> List[Work]:
-        """The members of a bucket, which are no longer pending. Without a request: this rank has joined.
+        """Return the members of a bucket, no longer pending; without a request if this rank has joined.
 
-        Args:
-            run: number of the signature and of the operation, of each member.
-            totals: gives the sum of weights of each member that has weights.
-            absent: gives the parts of each member that no rank has.
+        ``run`` has the numbers of signature and operation of each member.
         """
         bucket: List[Work] = []
         totals, absent = iter(totals), iter(absent)

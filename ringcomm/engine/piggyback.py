@@ -56,9 +56,6 @@ def settle(
     """Return what the operation comes to, from what every member has sent along.
 
     Contributions are combined in the order of ranks, once for all, so every rank gets the same bits.
-
-    Raises:
-        ProtocolError: what was sent along does not fit the signature.
     """
     if not signature.dtypes:  # a barrier, or an operation of no arrays
         return ""

@@ -16,11 +16,7 @@ class UnknownProcessSetError(Misuse, ValueError):
 
 
 class ProcessSets:
-    """The sets of one job. Changed by the engine only, in the same order on every rank.
-
-    Args:
-        rank, size: of this process, in the job.
-    """
+    """The sets of one job. Changed by the engine only, in the same order on every rank."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank = rank
@@ -28,11 +24,7 @@ class ProcessSets:
         self._sets: Dict[int, Tuple[int, ...]] = {GLOBAL_SET: tuple(range(size))}
 
     def members(self, number: int) -> Tuple[int, ...]:
-        """Return the ranks of a set, in ascending order.
-
-        Raises:
-            UnknownProcessSetError: there is none with this number.
-        """
+        """Return the ranks of a set, in ascending order; UnknownProcessSetError if there is none."""
         if number < 0:
             return self._pair(number)
         try:
@@ -47,14 +39,6 @@ class ProcessSets:
         """Return the number of the set of this rank and one other, for a message between the two.
 
         Pairs need not be registered: they have negative numbers, from which every rank computes the members.
-
-        Args:
-            peer: the other rank.
-            within: the number of a set that both belong to.
-
-        Raises:
-            ConfigError: there is no such rank in it, or it is this one.
-            UnknownProcessSetError: this rank does not belong to it, or there is no such set.
         """
         number = int(peer) if isinstance(peer, Integral) else -1
         members = self.check_member(within)
@@ -74,11 +58,7 @@ class ProcessSets:
         return low, high
 
     def check_member(self, number: int) -> Tuple[int, ...]:
-        """Return the ranks of a set that this rank belongs to.
-
-        Raises:
-            UnknownProcessSetError: it does not, or there is no such set.
-        """
+        """Return the ranks of a set, to which this rank must belong."""
         members = self.members(number)
         if self._rank not in members:
             raise UnknownProcessSetError(
@@ -97,11 +77,7 @@ class ProcessSets:
         return sorted(self._sets)
 
     def check_new(self, ranks: Sequence[int]) -> Tuple[int, ...]:
-        """Return the ranks of a set that may be added, sorted.
-
-        Raises:
-            ConfigError: it may not.
-        """
+        """Return the ranks of a set that may be added, sorted; ConfigError if it may not."""
         wanted = tuple(sorted(ranks))
         if not wanted or len(set(wanted)) != len(wanted) or not 0 <= wanted[0] <= wanted[-1] < self._size:
             raise ConfigError(

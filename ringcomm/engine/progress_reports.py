@@ -15,13 +15,7 @@ CALLS, ENGINE = 0, 1
 
 
 class Late(NamedTuple):
-    """Ranks that have not entered a call in which others wait.
-
-    Attributes:
-        ranks: those that have not entered the call.
-        text: a description of the call, the waiting ranks and the missing ones.
-        given_up: whether they have been waited for long enough.
-    """
+    """Ranks that have not entered a call in which others wait, as a text, too."""
 
     ranks: List[int]
     text: str
@@ -39,16 +33,7 @@ class _Known:
 
 
 class ProgressReports:
-    """The progress of all ranks.
-
-    Args:
-        rank: this rank.
-        hosts: of every rank, for texts.
-        dead_after_s: for how long a transfer may stand still; 0: for ever.
-        warning_s: after how long a missing rank is worth a warning; 0: never.
-        late_after_s: after how long it is given up; 0: never.
-        interval_s: how often it is worth looking.
-    """
+    """The progress of all ranks. Limits are in seconds; 0: never."""
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from ..collective.weighted import Total
 from ..errors import fresh_copy
 from ..wire.signature import Signature
 
+_NO_TOTAL = Total(1.0, 0)
 MAX_SITES = 4096
 """For how many lines of the program rank 0 is told where they are, so that a number stands for each."""
 
@@ -19,13 +20,8 @@ MAX_SITES = 4096
 class Handle:
     """An operation on its way. ``done()`` asks, ``wait()`` waits and gives the result or raises.
 
-    Args:
-        label: what it is, for messages.
-        on_wait: sleeps until it is done, instead of :meth:`block`.
-        convert: makes the caller's result from the engine's, when it is first requested.
-
-    Attributes:
-        absent: at the end of a reduction, the parts of it that no rank had: a bit for each.
+    ``on_wait`` waits instead of :meth:`block`. ``convert`` makes the caller's result when it is first
+    requested. ``absent`` has, at the end of a reduction, a bit for each part of it that no rank had.
     """
 
     __slots__ = (
@@ -35,7 +31,7 @@ class Handle:
     def __init__(
         self,
         label: str,
-        on_wait: Optional[Callable[[Handle, Optional[float]], None]] = None,
+        on_wait: Optional[Callable[[Handle, Optional[float], bool], None]] = None,
         convert: Optional[Callable[[Any], Any]] = None,
     ) -> None:
         self.label = label
@@ -55,12 +51,7 @@ class Handle:
         return self._finished
 
     def wait(self, timeout_s: Optional[float] = None) -> Any:
-        """The result, as soon as it is there.
-
-        Raises:
-            TimeoutError: it was not there in time. The operation goes on.
-            RingcommError: the operation failed.
-        """
+        """Return the result, as soon as it is there; TimeoutError: it was not, and the operation goes on."""
         self.wait_for_end(timeout_s)
         if self._error is not None:
             raise fresh_copy(self._error)
@@ -69,19 +60,22 @@ class Handle:
         return self._result
 
     def wait_for_end(self, timeout_s: Optional[float] = None) -> None:
-        """Wait without taking the result or :attr:`error`.
-
-        Raises:
-            TimeoutError: it was not there in time. The operation goes on.
-        """
+        """Wait without taking the result or :attr:`error`; TimeoutError as :meth:`wait`."""
         if self._finished:
             return
         if self._on_wait is not None:
-            self._on_wait(self, timeout_s)
+            self._on_wait(self, timeout_s, True)
         else:
             self.block(timeout_s)
         if not self._finished:
             raise TimeoutError(f"{self.label} was not done within {timeout_s:g} s")
+
+    def attend(self) -> None:
+        """Wait for the end as :meth:`wait`, but of no interest to rank 0, and without result or error."""
+        if self._on_wait is None:
+            self.block(None)
+        elif not self._finished:
+            self._on_wait(self, None, False)
 
     def _carry_out_conversion(self) -> None:
         """Convert the result, once: in the thread that requests it, not in the engine's.
@@ -128,22 +122,13 @@ class Handle:
 class Request:
     """One operation of this rank.
 
-    Attributes:
-        signature, key: what it is, and by what it is matched.
-        arrays: flat, contiguous; of reductions and broadcasts they are overwritten with the result. None when
-            it is done.
-        rows: for allgather, how many rows each array has.
-        splits: for alltoall, how many rows go to each member of the process set.
-        weight: of this rank's contribution, if the signature has weights.
-        total: sum of all ranks' weights, once rank 0 has sent it.
-        absent: the parts of this rank's contribution that it does not have, and has filled with zeros: a bit
-            for each, from the lowest. Then, once rank 0 has responded, those that no rank has.
-        urgent: whether a caller waits for it from the start.
-        site: file and line of the call.
-        operation: what the flight recorder remembers of it, if there is one.
-        residuals: of error feedback, float32, one for each array; empty without it.
-        mirrors: of arrays on devices, which are loaded when they are submitted, one for each array (None: in
-            host memory); empty if there is none. Then ``arrays`` are their host blocks.
+    ``arrays`` are flat and contiguous; reductions and broadcasts overwrite them. ``rows`` are those of each
+    array of an allgather, ``splits`` those for each member of an alltoall. ``weight`` is this rank's,
+    ``total`` the sum of all ranks' once rank 0 has sent it. ``absent`` has a bit for each part of the
+    contribution that this rank does not have and has filled with zeros, then those that no rank has.
+    ``residuals`` are float32, of error feedback. ``mirrors`` are those of arrays on devices, of which
+    ``arrays`` are the host blocks (None: in host memory). ``operation`` is what the flight recorder
+    remembers.
     """
 
     __slots__ = (
@@ -162,7 +147,7 @@ class Request:
     ) -> None:
         self.weight = weight
         self.absent = absent
-        self.total = Total(1.0, 0)
+        self.total = _NO_TOTAL
         self.signature = signature
         self.key = signature.key()
         self.arrays = list(arrays)

@@ -14,11 +14,7 @@ from .request import Request
 
 
 class OwnTrace:
-    """The timeline of a rank that is alone: every event goes straight to the file's thread.
-
-    Attributes:
-        observer: receives the events, if there is one.
-    """
+    """The timeline of a rank that is alone: every event goes straight to the file's thread."""
 
     rank = 0
 
@@ -27,11 +23,7 @@ class OwnTrace:
         self._sink: Optional[Sink] = None
 
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
-        """Set the observer, or none (None); what the last one has collected goes to its sink.
-
-        Args:
-            sink: takes the events.
-        """
+        """Set the observer, or none; what the last one has collected goes to its sink."""
         last, self.observer = self.observer, observer
         if last is not None:
             last.on_added = None
@@ -59,14 +51,7 @@ class OwnTrace:
 
 
 class SingleRank:
-    """Runs requests, and reports them to an observer while there is one.
-
-    Args:
-        bucket_runner: of a job of one rank.
-
-    Attributes:
-        trace: has the observer.
-    """
+    """Runs requests, and reports them to an observer while there is one."""
 
     def __init__(self, bucket_runner: BucketRunner) -> None:
         self.trace = OwnTrace()

@@ -25,11 +25,10 @@ Frame = Tuple[str, int, str]
 
 
 class Dump(NamedTuple):
-    """What faulthandler has written.
+    """What faulthandler has written: frames by thread identifier, innermost call last.
 
-    Attributes:
-        frames: by thread identifier, innermost call last; a thread that is not in Python has none.
-        whole: whether all threads are there. faulthandler writes no more than a hundred.
+    A thread that is not in Python has none. Not ``whole``: faulthandler writes no more than a hundred
+    threads.
     """
 
     frames: Dict[int, List[Frame]]
@@ -58,11 +57,7 @@ def _unescaped(name: str) -> str:
 
 
 def dump() -> Dump:
-    """The stacks of all threads.
-
-    Raises:
-        OSError: there is no room for some kilobytes, in memory or in the folder for temporary files.
-    """
+    """Return the stacks of all threads; OSError if there is no room for some kilobytes."""
     descriptor = _temporary()
     try:
         faulthandler.dump_traceback(descriptor, all_threads=True)
@@ -88,11 +83,7 @@ def _temporary() -> int:
 
 
 def threads_in_python(within: str = "") -> Tuple[Set[int], bool]:
-    """The identifiers of threads that have called Python code, and whether these are all.
-
-    Args:
-        within: only those that have called a function of the file with this path; "": all.
-    """
+    """Return the threads that have called Python code (of one file), and whether these are all."""
     found = dump()
     return {
         ident for ident, frames in found.frames.items()

@@ -22,11 +22,7 @@ CLOCK_ASKS = 8
 
 
 class Tracing:
-    """One engine's part in the timeline. Used by the engine's thread, except for :attr:`observer`.
-
-    Args:
-        messages: to rank 0, or from it to all ranks.
-    """
+    """One engine's part in the timeline. Used by the engine's thread, except for :attr:`observer`."""
 
     def __init__(self, messages: ControlMessages, rank: int) -> None:
         self.observer: Optional[Observer] = None
@@ -44,11 +40,7 @@ class Tracing:
         return {"type": "clock", "sent_us": now_us(), "there_us": 0.0}
 
     def attach(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> List[Message]:
-        """Collect with another observer, or with none: what is to be delivered because of that.
-
-        Args:
-            sink: on rank 0, takes the events of all ranks.
-        """
+        """Collect with another observer, or with none; return what is to be delivered because of that."""
         last, self.observer = self.observer, observer
         if sink is not None:
             self.sink = sink

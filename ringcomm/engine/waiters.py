@@ -21,32 +21,29 @@ _owners: WeakKeyDictionary[threading.Thread, object] = WeakKeyDictionary()
 def set_owner(thread: threading.Thread, owner: object) -> None:
     """Say that a thread submits operations of one rank only, where several ranks are in one process.
 
-    Args:
-        owner: stands for the rank. Threads without an owner may submit operations of any rank.
+    Threads without an owner may submit operations of any rank.
     """
     _owners[thread] = owner
 
 
 class Wait(NamedTuple):
-    """A thread waits.
+    """A thread waits for a handle.
 
-    Attributes:
-        handle: for this operation.
-        limited: for a limited time; then it may submit something else.
+    If the time is ``limited`` it may then submit something else. It does not count as waiting unless it
+    ``reports``: a framework's other threads may go on instead of it.
     """
 
     handle: Handle
     limited: bool
+    reports: bool = True
 
 
 class BlockedReport(NamedTuple):
     """The report to rank 0 of a rank whose threads all wait.
 
-    Attributes:
-        executed: number of responses that this rank had executed by then; -1: nothing was reported.
-        for_good: whether no thread is left that could submit anything.
-        calls: number of direct calls that this rank has entered.
-        call: the last one and what it needs (see :attr:`.Progress.root`), if a thread waits in it.
+    It had executed so many responses by then; -1: nothing was reported. ``for_good``: no thread is left that
+    could submit anything. ``calls`` is the number of direct calls entered, and ``call`` the last one and what
+    it needs (:attr:`.Progress.root`), if a thread waits in it.
     """
 
     executed: int
@@ -73,8 +70,8 @@ class Waiters:
         self._waits: Dict[int, List[Wait]] = {}
         self._owner: Optional[object] = _owners.get(threading.current_thread())
 
-    def __bool__(self) -> bool:
-        return bool(self._waits)
+    def __len__(self) -> int:
+        return len(self._waits)
 
     def submitted(self) -> None:
         """The calling thread has submitted something."""
@@ -99,25 +96,17 @@ class Waiters:
         return self._submitters <= self._waiting(limited=True)
 
     def report(self, executed: int, calls: Progress) -> BlockedReport:
-        """The report to rank 0, if all threads that have submitted anything wait.
-
-        Args:
-            executed: number of responses that this rank has executed.
-            calls: how far it is in direct calls.
-        """
+        """Return the report to rank 0, if all threads that have submitted anything wait."""
         in_call = bool(calls.doing) and calls.sequence % 2 == 0 and calls.root >= -1
         for_good = self.none_can_submit(in_call)
         call = (calls.doing, calls.root) if in_call and for_good else ()
         return BlockedReport(executed, for_good, calls.number, call)
 
     def none_can_submit(self, in_call: bool = False) -> bool:
-        """Return whether every thread that may submit anything waits, without a limit, for what is not done.
+        """Return whether every thread that may submit anything waits, without a limit.
 
-        That includes the main thread, threads that have not submitted anything yet, and threads of a
-        framework that are in Python now.
-
-        Args:
-            in_call: whether threads in a direct call wait, too.
+        That includes the main thread, threads that have not submitted anything yet, threads of a framework
+        that are in Python now, and with ``in_call`` threads in a direct call.
         """
         waiting = self._waiting(limited=False)
         threads = {thread.ident: thread for thread in threading.enumerate()}
@@ -133,7 +122,9 @@ class Waiters:
         return {
             ident
             for ident, waits in self._waits.items()
-            if all(not wait.handle.done() and (limited or not wait.limited) for wait in waits)
+            if all(
+                not wait.handle.done() and wait.reports and (limited or not wait.limited) for wait in waits
+            )
         }
 
     def _is_foreign(self, thread: threading.Thread) -> bool:

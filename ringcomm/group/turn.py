@@ -18,15 +18,19 @@ PAUSE_S = 2e-3
 
 
 class Turn:
-    """The right to move messages, of one thread at a time. ``wake`` wakes the thread that has it."""
+    """The right to move messages, of one thread at a time. ``wake`` wakes the thread that has it.
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    The thread leaves it to callers for ``pause_s`` after one of them has given it back.
+    """
+
+    def __init__(self, wake: Callable[[], None], pause_s: float = PAUSE_S) -> None:
         self.wanted = False  # a caller has the turn, or waits for the thread to give it back
         self._wake = wake
+        self._pause_s = pause_s
         self._lock = threading.Lock()
         self._asking = threading.Lock()
         self._resume = threading.Event()
-        self._given_s = monotonic()
+        self._until_s = monotonic() + pause_s
         self._owner = 0
         self._ended = False
 
@@ -49,14 +53,19 @@ class Turn:
 
     def give_back(self, needed: bool) -> None:
         """Give the turn back; if ``needed`` the thread takes it without a pause."""
-        self._given_s = monotonic()
+        self.expect()
         self._owner, self.wanted = 0, False
         self._lock.release()
         if needed:
             self.hurry()
 
+    def expect(self) -> None:
+        """A caller will probably take the turn: the thread pauses, as after a caller has had it."""
+        self._until_s = monotonic() + self._pause_s
+
     def hurry(self) -> None:
         """Let the thread, or the caller that has the turn, move messages now."""
+        self._until_s = 0.0
         self._resume.set()
         self._wake()
 
@@ -75,8 +84,8 @@ class Turn:
 
     def pause(self) -> None:
         """Wait while callers have the turn, or had it a moment ago."""
-        while self.wanted or monotonic() - self._given_s < PAUSE_S:
-            if self._resume.wait(PAUSE_S):
+        while self.wanted or monotonic() < self._until_s:
+            if self._resume.wait(self._pause_s):
                 self._resume.clear()
                 if not self.wanted:
                     return

@@ -52,6 +52,9 @@ messages are in flight and in the queues at once: 256 KB 1.07 and 1.14."""
 _FULL_QUEUES_BYTES = 512 * 1024
 _FULL_QUEUES = 1.12
 
+NEAR_BYTE_S, FAR_BYTE_S = 1e-9, 10e-9
+"""What a byte more takes where nothing was measured, within one host and otherwise (800 Mbit/s)."""
+
 _MIN_BYTES = 128  # below, all is the same
 _CACHED_SCHEDULES = 1024  # a training step uses a handful of different lengths for each collective
 
@@ -76,6 +79,7 @@ class Selector:
         self._size = size
         self._override = override
         self._grid: Optional[Hosts] = hosts_of(host_index) if host_index is not None else None
+        self._one_host = host_index is not None and len(set(host_index)) == 1
         self._report = report
         self._model: Optional[CostModel] = None
         self._oversubscribed = False
@@ -101,19 +105,39 @@ class Selector:
         """Return this rank's schedule; raises ConfigError if the user's algorithm does not exist.
         ``needs_single_fold``: sums must not be rounded or wrapped between hops.
         """
+        name = self._all_reduce_name(count, item_bytes, needs_single_fold)
+        return self._build("allreduce", name, self._all_reduce_problem(name, self._rank, count))
+
+    def one_round(self, count: int, item_bytes: int, needs_single_fold: bool, slack_s: float) -> bool:
+        """Return whether every rank may as well send all elements to every other, and add them up itself.
+
+        Not where the sum would have other bits than that of :meth:`all_reduce`, or take more than ``slack_s``
+        longer.
+        """
+        name = self._all_reduce_name(count, item_bytes, needs_single_fold)
+        if name != "direct" or self._size == 2:
+            return name in ("direct", "one_shot")
+        if self._model is None:
+            more_bytes = count * item_bytes * (self._size - 1) * (self._size - 2) / self._size
+            return more_bytes * (NEAR_BYTE_S if self._one_host else FAR_BYTE_S) <= slack_s
+        one, two = (
+            self._cost("allreduce", name, _class_of(count * item_bytes), item_bytes, self._all_reduce_problem)
+            for name in ("one_shot", "direct")
+        )
+        return one <= two + slack_s
+
+    def _all_reduce_name(self, count: int, item_bytes: int, needs_single_fold: bool) -> str:
         rule = choose.choose_all_reduce(
             self._size, count, item_bytes, needs_single_fold=needs_single_fold, override=self._override
         )
         if self._override is not None:
-            name = "direct" if algorithm("allreduce", rule).needs_hosts and self._grid is None else rule
-            return self._build("allreduce", name, self._all_reduce_problem(name, self._rank, count))
+            return "direct" if algorithm("allreduce", rule).needs_hosts and self._grid is None else rule
         if not needs_single_fold:
             if self._grid is not None and count * item_bytes >= HIERARCHICAL_MIN_BYTES:
                 rule = HIERARCHICAL
             elif self._oversubscribed and self._size > 2 and count * item_bytes >= OVERSUBSCRIBED_RING_BYTES:
                 rule = "ring"
-        name = self._choose("allreduce", rule, count, item_bytes, needs_single_fold, self._all_reduce_problem)
-        return self._build("allreduce", name, self._all_reduce_problem(name, self._rank, count))
+        return self._choose("allreduce", rule, count, item_bytes, needs_single_fold, self._all_reduce_problem)
 
     def coded_hosts(self, count: int) -> Optional[Hosts]:
         """Return the ranks by host, if an all-reduce of ``count`` float32 with a codec must add up in hosts

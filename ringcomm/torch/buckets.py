@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from functools import cached_property
-from typing import Any, Callable, List, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 import torch
 
@@ -142,6 +142,7 @@ class _Place:
 
     def __init__(self, start: int, parameter: torch.Tensor) -> None:
         self._start = start
+        self._start_bytes = start * parameter.element_size()
         self._shape = parameter.shape
         self._strides = torch.empty(parameter.shape, device="meta").stride()
 
@@ -149,9 +150,12 @@ class _Place:
         """Return the gradient as a new view each time: only the user's program holds references to it."""
         return flat.as_strided(self._shape, self._strides, self._start)
 
-    def holds(self, gradient: torch.Tensor, flat: torch.Tensor) -> bool:
-        """Return whether a gradient is at this place already (comparing views takes 20 times as long)."""
-        if gradient.is_sparse or gradient.data_ptr() != flat.data_ptr() + self._start * flat.element_size():
+    def holds(self, gradient: torch.Tensor, address: int) -> bool:
+        """Return whether a gradient is at this place already (comparing views takes 20 times as long).
+
+        ``address``: of the flat tensor.
+        """
+        if gradient.is_sparse or gradient.data_ptr() != address + self._start_bytes:
             return False
         return bool(gradient.is_contiguous())
 
@@ -170,15 +174,16 @@ class FlatBucket(Bucket):
         self._codec = codec
         self._residuals = residuals if codec in BLOCKWISE else None
         self._feedback: Optional[Array] = None
-        self._places = {}
+        self._places: Dict[int, _Place] = {}  # by id(): a tensor's hash takes longer
         self._starts: List[int] = []
         start = 0
         for parameter in parameters:
-            self._places[parameter] = _Place(start, parameter)
+            self._places[id(parameter)] = _Place(start, parameter)
             self._starts.append(start)
             start = self._after(start + parameter.numel())
         self._count = start
         self._flat: Optional[torch.Tensor] = None
+        self._address = 0
         self._own_references = 0
         self._fresh = False
         self._version = 0  # of the flat tensor, as the reduction has started: PyTorch counts changes in place
@@ -199,10 +204,10 @@ class FlatBucket(Bucket):
 
     def take(self, parameter: torch.Tensor) -> None:
         """Add a member's complete gradient; without a gradient, zeros."""
-        flat = self._flat_tensor()
+        flat = self._flat if self._fresh and self._flat is not None else self._flat_tensor()
         gradient = parameter.grad
-        place = self._places[parameter]
-        if gradient is not None and place.holds(gradient, flat):
+        place = self._places[id(parameter)]
+        if gradient is not None and place.holds(gradient, self._address):
             return
         slot = place.of(flat)
         if gradient is None:
@@ -248,8 +253,9 @@ class FlatBucket(Bucket):
         flat = self._flat_tensor()
         if reduced is not flat:
             flat.copy_(reduced)
-        for parameter, place in self._places.items():
-            if parameter.grad is None or not place.holds(parameter.grad, flat):
+        for parameter, place in zip(self.parameters, self._places.values()):
+            gradient = parameter.grad
+            if gradient is None or not place.holds(gradient, self._address):
                 _set_gradient(parameter, place.of(flat))
         self._fresh = False
         self._leave_out(absent)
@@ -271,6 +277,7 @@ class FlatBucket(Bucket):
         if self._flat is None or not (self._fresh or self._is_reusable(self._flat)):
             first = self.parameters[0]
             self._flat = _zeros(self._count, first)
+            self._address = self._flat.data_ptr()
             self._own_references = _references(self._flat)
         self._fresh = True
         return self._flat

@@ -82,7 +82,7 @@ class GradientReducer:
         groups = self.reduction.groups
         plan = plan_buckets(self._gradients(0)) if groups is None else plan_groups(self.parameters, groups)
         self._buckets: List[Optional[Bucket]] = [self._made_of(bucket) for bucket in plan]
-        self._arrivals = Arrivals(plan, passes)
+        self.arrivals = Arrivals(plan, passes)
         self._forget_layouts(0)
 
     def _forget_layouts(self, first: int) -> None:
@@ -118,7 +118,7 @@ class GradientReducer:
             self._read_context()
             if not is_first:
                 if not self._take_choice() and any(isinstance(item, SparseBucket) for item in self._buckets):
-                    self._make_buckets(self._arrivals.passes)  # as ranks have that have joined the job
+                    self._make_buckets(self.arrivals.passes)  # as ranks have that have joined the job
                 self._forget_layouts(0)
         return self._included and (self._context.size > 1 or self.reduction.weight is not None)
 
@@ -127,7 +127,7 @@ class GradientReducer:
         if self._auto is None or self._auto.current() is self.reduction.compression:
             return False
         self.reduction = self.reduction._replace(compression=self._auto.chosen)
-        self._make_buckets(self._arrivals.passes)
+        self._make_buckets(self.arrivals.passes)
         return True
 
     def _register_hooks(self) -> None:
@@ -144,9 +144,9 @@ class GradientReducer:
         owner = weakref.ref(self)
         for index in range(first, len(self.parameters)):
             parameter = self.parameters[index]
-            before = _hook(owner, index, GradientReducer.expect)
+            before, after = _hooks(owner, index)
             self._hooks.append(_OnAccumulator(parameter, before, "register_prehook"))
-            self._hooks.append(_when_accumulated(parameter, _hook(owner, index, GradientReducer.computed)))
+            self._hooks.append(_when_accumulated(parameter, after))
 
     def remove_hooks(self) -> None:
         """Remove the hooks: gradients are then reduced in :meth:`synchronize` only."""
@@ -165,7 +165,7 @@ class GradientReducer:
         AssertionError: there were more passes than configured. The gradient is unchanged.
         """
         if self.active():
-            self._arrivals.expect(index)
+            self.arrivals.expect(index)
 
     def computed(self, index: int) -> None:
         """Take a gradient to which a backward pass has added.
@@ -175,14 +175,14 @@ class GradientReducer:
         self.fresh = True
         if not self.active():
             return
-        parameter = self.parameters[index]
+        arrivals, parameter = self.arrivals, self.parameters[index]
         gradient = parameter.grad
         assert gradient is not None
         assert not gradient.requires_grad, "gradients of gradients (create_graph=True) cannot be reduced"
-        if not self._arrivals.started:
+        if not arrivals.started:
             self._begin_step()
-        ready = self._arrivals.arrived(index)
-        if self._arrivals.complete(index):
+        ready = arrivals.arrived(index)
+        if not arrivals.passes_left[index]:
             self._take(index)
         if ready is not None:
             self._submit(ready)
@@ -200,7 +200,7 @@ class GradientReducer:
         for places in plan_buckets(self._gradients(first)):
             indices = [first + place for place in places]
             self._buckets.append(self._made_of(indices))
-            self._arrivals.extend(indices)
+            self.arrivals.extend(indices)
         self._forget_layouts(first)
         if self._hooks:
             self._hook_from(first)
@@ -263,9 +263,9 @@ class GradientReducer:
     def _separate(self, index: int) -> None:
         """Move a parameter with sparse gradients to a separate bucket."""
         parameter = self.parameters[index]
-        number = self._arrivals.bucket_of(index)
+        number = self.arrivals.bucket_of[index]
         self._buckets[number] = self._bucket(number).without(parameter)
-        self._arrivals.alone(index)
+        self.arrivals.alone(index)
         self._buckets.append(SparseBucket(parameter, self._names[index], self.reduction))
 
     def _bucket(self, number: int) -> Bucket:
@@ -274,8 +274,11 @@ class GradientReducer:
         return bucket
 
     def _take(self, index: int) -> None:
-        if not self._is_newly_sparse(index):
-            self._bucket(self._arrivals.bucket_of(index)).take(self.parameters[index])
+        if self._unknown and self._is_newly_sparse(index):
+            return
+        bucket = self._buckets[self.arrivals.bucket_of[index]]
+        assert bucket is not None
+        bucket.take(self.parameters[index])
 
     def _submit(self, number: int) -> None:
         bucket = self._bucket(number)
@@ -300,12 +303,12 @@ class GradientReducer:
     @property
     def started(self) -> bool:
         """Return whether gradients have been computed since the last :meth:`synchronize`."""
-        return self._arrivals.started
+        return self.arrivals.started
 
     @property
     def passes(self) -> int:
         """Return the number of backward passes per step."""
-        return self._arrivals.passes
+        return self.arrivals.passes
 
     def synchronize(self) -> None:
         """Reduce the remaining gradients (absent ones as zeros), and wait for all reductions.
@@ -341,7 +344,7 @@ class GradientReducer:
 
     def _refuse_shared(self) -> None:
         """Refuse to reduce gradients that a later reducer, which has the hooks, is reducing in this step."""
-        for other in list(_alive):
+        for other in list(_alive) if len(_alive) > 1 else ():
             for key in other._numbers if other is not self and other.started else ():
                 if key in self._numbers:
                     raise ConfigError(
@@ -402,7 +405,7 @@ class GradientReducer:
     @property
     def _is_under_way(self) -> bool:
         """Return whether any rank may have submitted reductions that have not been waited for."""
-        if self._arrivals.started and (self._submitted or self.passes == 1):
+        if self.arrivals.started and (self._submitted or self.passes == 1):
             with suppress(NotInitializedError):
                 return api.placed() is self._context
         return False
@@ -434,19 +437,27 @@ class GradientReducer:
     def _end_step(self, passes: Optional[int] = None) -> None:
         self._submitted.clear()
         self._markers.clear()
-        self._arrivals.reset(passes)
+        self.arrivals.reset(passes)
         _unsubmitted.discard(self)
 
 
-def _hook(owner: Any, index: int, method: Callable[[GradientReducer, int], None]) -> Callable[..., None]:
-    """Return a hook for autograd, with a weak reference to the reducer (which holds the parameters)."""
+def _hooks(owner: Any, index: int) -> Tuple[Callable[..., None], Callable[..., None]]:
+    """Return hooks for autograd before and after a gradient is added, with a weak reference to the reducer.
 
-    def hook(*ignored: Any) -> None:
+    It holds the parameters, on which the hooks are.
+    """
+
+    def before(*ignored: Any) -> None:
+        reducer = owner()
+        if reducer is not None and reducer.arrivals.passes_left[index] <= 0:
+            reducer.expect(index)
+
+    def after(*ignored: Any) -> None:
         reducer = owner()
         if reducer is not None:
-            method(reducer, index)
+            reducer.computed(index)
 
-    return hook
+    return before, after
 
 
 class _OnAccumulator:

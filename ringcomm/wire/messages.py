@@ -24,6 +24,12 @@ MAX_REPORT_BYTES = 256 * 1024
 """Cap for a message from a rank."""
 MAX_RESPONSES_BYTES = 64 * 1024 * 1024
 """Cap for messages between engines: they may name every tensor of a large model at once."""
+MAX_PAYLOAD_BYTES = 1024 * 1024
+"""Cap for the elements that follow a repeat."""
+_REPEAT = struct.Struct("!IIIII")
+_REPEAT_LENGTH = 1 << 31 | _REPEAT.size
+"""In place of a length: a message of the kind ``repeat``, which is sent in every step of a training. It is no
+JSON: epoch, number, set, count, and how many bytes follow its tag. These have no tag, as in collectives."""
 _MAX_NAME_BYTES = 100
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -77,11 +83,15 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "paused": {"reason": (str,)},
     "resumed": {},
     "stack": {"text": (str,)},
+    "stuck": {"epoch": (int,)},
+    "stopped": {"epoch": (int,), "number": (int,), "set": (int,), "count": (int,)},
     "trace": {"events": (list,)},
     "clock": {"sent_us": (float, int), "there_us": (float, int)},
     # from the engine of rank 0 to the others
     "explain": {},
-    "orders": {
+    "stop": {"epoch": (int,)},
+    "negotiate": {"epoch": (int,), "last": (int,)},
+    "responses": {
         "fresh": (list,),
         "settled": (list,),
         "run": (list,),
@@ -90,6 +100,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
         "failed": (list,),
         "joined": (int,),
         "forget": (int,),
+        "repeats": (list,),
     },
     # between ranks, on a probe connection
     "echo": {"rank": (int,)},
@@ -132,6 +143,14 @@ def body_of(message: Message) -> bytes:
 def framed(body: bytes, session: Optional[Session]) -> bytes:
     """Return a message as it travels, see :func:`encode`."""
     data = _LENGTH.pack(len(body)) + body
+    return data if session is None else data + session.tag(data)
+
+
+def repeat_framed(message: Message, session: Optional[Session]) -> bytes:
+    """A message of the kind ``repeat`` as it travels, without the plain bytes that follow it."""
+    data = _LENGTH.pack(_REPEAT_LENGTH) + _REPEAT.pack(
+        message["epoch"], message["number"], message["set"], message["count"], message["bytes"]
+    )
     return data if session is None else data + session.tag(data)
 
 
@@ -194,21 +213,37 @@ def _check_address(where: str, item: Mapping[str, Any]) -> None:
 
 
 class MessageReader:
-    """Assembles messages from pieces; refuses one beyond ``limit_bytes`` before its body is read."""
+    """Assembles messages from pieces; refuses one beyond ``limit_bytes`` before its body is read.
 
-    def __init__(self, limit_bytes: int, session: Optional[Session] = None) -> None:
+    ``repeats``: messages of the kind ``repeat`` may come, as between engines.
+    """
+
+    def __init__(self, limit_bytes: int, session: Optional[Session] = None, repeats: bool = False) -> None:
         self._limit = limit_bytes
+        self._repeats = repeats
         self._session = session
         self._tag_bytes = 0 if session is None else Session.TAG_BYTES
         self._buffer = bytearray()
+        self._incomplete: Optional[Message] = None  # whose payload has not arrived
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """Take bytes; yield every message that is now complete. Raises ProtocolError if one is too long,
         altered, not JSON, or not a known message.
         """
         self._buffer += data
-        while len(self._buffer) >= _LENGTH.size:
+        while self._incomplete is not None or len(self._buffer) >= _LENGTH.size:
+            if self._incomplete is not None:
+                message, count = self._incomplete, self._incomplete["bytes"]
+                if len(self._buffer) < count:
+                    return
+                message["payload"], self._incomplete = self._buffer[:count], None
+                del self._buffer[:count]
+                yield message
+                continue
             (length,) = _LENGTH.unpack_from(self._buffer)
+            repeats = length == _REPEAT_LENGTH and self._repeats
+            if repeats:
+                length = _REPEAT.size
             if length > self._limit:
                 raise ProtocolError(f"a control message of {length} bytes; at most {self._limit} are allowed")
             end = _LENGTH.size + length
@@ -219,8 +254,20 @@ class MessageReader:
             if self._session is not None:
                 self._session.check(whole[:end], whole[end:])
             body = whole[_LENGTH.size : end]
+            if repeats:
+                self._incomplete = _repeat(body)
+                continue
             try:
                 message = json.loads(body.decode("utf-8"))
             except (UnicodeDecodeError, ValueError, RecursionError) as problem:
                 raise ProtocolError(f"a control message that is not JSON: {problem}") from None
             yield validate(message)
+
+
+def _repeat(body: bytes) -> Message:
+    epoch, number, repeated, count, nbytes = _REPEAT.unpack(body)
+    if nbytes > MAX_PAYLOAD_BYTES:
+        raise ProtocolError(f"a repeat of {nbytes} bytes; at most {MAX_PAYLOAD_BYTES} are allowed")
+    return {
+        "type": "repeat", "epoch": epoch, "number": number, "set": repeated, "count": count, "bytes": nbytes
+    }  # fmt: skip

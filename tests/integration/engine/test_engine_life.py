@@ -203,7 +203,7 @@ class TestEnd:
                 context.engine.stop()
                 ended.set()
 
-            with thread._driving:  # so that it is not done before the callback is known
+            with thread._turn:  # so that it is not done before the callback is known
                 handle = context.engine.allreduce([np.ones(3)], Sum, "x")
                 handle.when_done(end)
             assert ended.wait(LIMIT_S)
@@ -212,6 +212,29 @@ class TestEnd:
             return True
 
         assert run_ranks(2, work, settings=PLAIN) == [True, True]
+
+
+def test_a_caller_that_waits_does_the_work_and_the_engines_thread_what_is_not_waited_for():
+    def work(context):
+        thread, seen = context.engine._thread, set()
+        state, cycle = thread._state, thread._state.cycle
+
+        def watched():
+            seen.add(threading.current_thread())
+            return cycle()
+
+        state.cycle = watched
+        for _ in range(100):
+            context.engine.allreduce([np.ones(3)], Sum, "x").wait()
+            if threading.current_thread() in seen:
+                break  # on a busy machine the engine's thread may come first
+        context.barrier()
+        seen.clear()
+        handle = context.engine.allreduce([np.ones(3)], Sum, "not waited for")
+        assert handle.block(LIMIT_S)
+        return threading.current_thread() not in seen and thread._thread in seen
+
+    assert run_ranks(2, work, settings=PLAIN) == [True, True]
 
 
 def test_a_process_set_goes_on_without_ranks_that_are_not_in_it():

@@ -77,7 +77,7 @@ def test_a_bucket_is_complete_with_its_last_member():
     arrivals = Arrivals([[2, 1], [0]])
     assert not arrivals.started
     assert arrivals.arrived(1) is None
-    assert arrivals.started and arrivals.complete(1) and not arrivals.complete(2)
+    assert arrivals.started and arrivals.passes_left == {2: 1, 1: 0, 0: 1}
     assert arrivals.arrived(0) == 1
     assert arrivals.arrived(2) == 0
     arrivals.reset()
@@ -87,7 +87,7 @@ def test_a_bucket_is_complete_with_its_last_member():
 def test_passes_are_counted():
     arrivals = Arrivals([[0]], passes=2)
     assert arrivals.arrived(0) is None
-    assert not arrivals.complete(0)
+    assert arrivals.passes_left[0] == 1
     assert arrivals.arrived(0) == 0
     with pytest.raises(AssertionError, match="backward_passes_per_step"):
         arrivals.arrived(0)
@@ -98,7 +98,7 @@ def test_passes_are_counted():
 def test_a_member_may_leave():
     arrivals = Arrivals([[0, 1, 2]])
     assert arrivals.alone(1) is None
-    assert arrivals.bucket_of(1) == 1
+    assert arrivals.bucket_of[1] == 1
     assert arrivals.arrived(1) == 1
     assert arrivals.arrived(0) is None
     assert arrivals.arrived(2) == 0

@@ -11,10 +11,10 @@ from ringcomm.collective.runner import Runner
 from ringcomm.config import Settings
 from ringcomm.engine.bucket_runner import BucketRunner
 from ringcomm.engine.coordinator import Coordinator, Tuning
-from ringcomm.engine.cycle import EngineState
 from ringcomm.engine.peer_channels import PeerChannels, SilenceLimits
 from ringcomm.engine.process_sets import ProcessSets
 from ringcomm.engine.request import Handle, Request
+from ringcomm.engine.thread import EngineState
 from ringcomm.errors import (
     PeerLostError,
 )
@@ -26,8 +26,8 @@ from ringcomm.wire.frames import NO_ROOT
 from ringcomm.wire.signature import Signature
 
 NOTHING: Dict[str, Any] = {
-    "type": "orders", "fresh": [], "settled": [], "run": [], "totals": [], "absent": [], "failed": [],
-    "joined": -1, "forget": 0,
+    "type": "responses", "fresh": [], "settled": [], "run": [], "totals": [], "absent": [], "failed": [],
+    "joined": -1, "forget": 0, "repeats": [],
 }  # fmt: skip
 
 
@@ -83,14 +83,17 @@ class Job:
         self.states[0].peers.messages.send({**NOTHING, **content})
 
     def submit(self, rank: int, name: str, value: float, urgent: bool = True, **changes: Any) -> Request:
+        request = self.request(name, value, **changes)
+        request.urgent = urgent
+        self.states[rank].pending.add(request)
+        return request
+
+    def request(self, name: str, value: float = 0.0, **changes: Any) -> Request:
         array = np.full(2, value)
         plain = Signature(
             name, 0, int(Collective.ALLREDUCE), int(ReduceOp.SUM), NO_ROOT, ("float64",), ((2,),)
         )
-        request = Request(plain._replace(**changes), [array], Handle(name))
-        request.urgent = urgent
-        self.states[rank].pending.add(request)
-        return request
+        return Request(plain._replace(**changes), [array], Handle(name))
 
     def submit_known(self, ranks: int, name: str, **changes: Any) -> List[Request]:
         """Each of the first ranks submits an operation that ran before, whose caller waits: rank + 1."""

@@ -9,7 +9,8 @@ import struct
 import pytest
 
 from ringcomm.errors import ProtocolError
-from ringcomm.wire.messages import MAX_REPORT_BYTES, MessageReader, encode, validate
+from ringcomm.wire.messages import MAX_REPORT_BYTES, MessageReader, encode, repeat_framed, validate
+from ringcomm.wire.signing import session_of
 
 ADDRESS = {"address": "10.0.0.1", "port": 5000, "iface": "eth0", "kind": "wired"}
 MEMBER = {"rank": 0, "host": "a", "host_index": 0, "local_rank": 0, "pid": 1}
@@ -246,3 +247,27 @@ def test_addresses_are_numbers_and_sockets_of_this_host(change, words):
         validate({**GOOD[0], "addresses": [{**ADDRESS, **change}]})
     with pytest.raises(ProtocolError, match=words):
         validate({"type": "measure", "pairs": [{"rank": 1, "wires": [{**ADDRESS, **change}]}]})
+
+
+REPEAT = {"type": "repeat", "epoch": 2, "number": 7, "set": 1, "count": 0, "bytes": 5}
+
+
+@pytest.mark.parametrize("piece", [1, 7, 100])
+def test_a_repeat_comes_with_its_elements_among_other_messages(piece):
+    sending, receiving = session_of(b"key", True), session_of(b"key", False)
+    stream = encode({"type": "bye"}, sending) + repeat_framed(REPEAT, sending) + b"abcde"
+    stream += encode({"type": "bye"}, sending)
+    reader = MessageReader(1000, receiving, repeats=True)
+    found = [item for at in range(0, len(stream), piece) for item in reader.feed(stream[at : at + piece])]
+    assert found == [{"type": "bye"}, {**REPEAT, "payload": bytearray(b"abcde")}, {"type": "bye"}]
+
+
+def test_a_repeat_is_refused_where_there_are_none_and_if_it_is_long_or_altered():
+    with pytest.raises(ProtocolError, match="bytes; at most"):
+        list(MessageReader(1000).feed(repeat_framed(REPEAT, None)))
+    with pytest.raises(ProtocolError, match="a repeat of 9999999 bytes"):
+        list(MessageReader(1000, None, repeats=True).feed(repeat_framed({**REPEAT, "bytes": 9999999}, None)))
+    session, stream = session_of(b"key", False), bytearray(repeat_framed(REPEAT, session_of(b"key", True)))
+    stream[10] ^= 1
+    with pytest.raises(ProtocolError, match="tag"):
+        list(MessageReader(1000, session, repeats=True).feed(bytes(stream)))

@@ -1,0 +1,241 @@
+"""Sets of operations that repeat without a negotiation, and what happens when a rank does something else."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Dict, List, Optional, Tuple
+
+import numpy as np
+import pytest
+
+from ringcomm.engine.repeats import RepeatPolicy, may_repeat
+from ringcomm.engine.request import Handle
+from ringcomm.engine.thread import GIVE_UP_S
+from ringcomm.errors import PeerLostError, ProtocolError
+from ringcomm.ops import Collective, ReduceOp
+from tests.unit.engine.coordinated import sig
+from tests.unit.engine.driven import Job
+
+NAMES = ["a", "b", "c", "d"]
+Action = Tuple[str, str]
+
+
+class Rank:
+    """A rank's program: operations that it submits and waits for; and a turn of its engine."""
+
+    def __init__(self, job: Simulated, rank: int, actions: List[Action]) -> None:
+        self.job, self.rank, self.actions = job, rank, actions
+        self.state = job.engines.states[rank]
+        self.done: Dict[str, int] = dict.fromkeys(NAMES, 0)
+        self.pending: Dict[str, Tuple[Handle, np.ndarray[Any, Any]]] = {}
+
+    def waits(self) -> Optional[Handle]:
+        if self.actions and self.actions[0][0] == "wait":
+            handle = self.pending[self.actions[0][1]][0]
+            return None if handle.done() else handle
+        return None
+
+    def act(self) -> None:
+        """The program goes on, or its thread does the engine's work, or another thread does."""
+        self.job.engines.now_s += self.job.chance.random() * 1e-3
+        if self.waits() is not None:
+            self.state.urgent = True
+            self.state.cycle()
+            return
+        if not self.actions or self.job.chance.random() < self.job.thread:
+            self.state.cycle()
+            return
+        what, name = self.actions.pop(0)
+        if what == "submit":
+            request = self.job.engines.submit(self.rank, name, float(self.rank + self.done[name]))
+            self.pending[name] = request.handle, request.arrays[0]
+            return
+        handle, array = self.pending.pop(name)
+        handle.wait(0.0)
+        size = len(self.job.ranks)
+        assert array.tolist() == [size * (size - 1) / 2 + size * self.done[name]] * 2
+        self.done[name] += 1
+
+
+class Simulated:
+    """Ranks whose programs come to the same operations, each in an order of its own, in random turns."""
+
+    def __init__(self, seed: int, size: int, steps: int) -> None:
+        self.chance = random.Random(seed)
+        self.thread = self.chance.choice([0.0, 0.02, 0.2])
+        self.engines = Job(size)
+        for name in NAMES:
+            requests = self.engines.submit_known(size, name)
+            self.turns(requests)
+        programs: List[List[Action]] = [[] for _ in range(size)]
+        chosen = self.chance.sample(NAMES, self.chance.randint(1, 3))
+        for _ in range(steps):
+            if self.chance.random() < 0.1:
+                chosen = self.chance.sample(NAMES, self.chance.randint(1, 3))
+            extra = [name for name in NAMES if name not in chosen][:1] if self.chance.random() < 0.1 else []
+            for program in programs:
+                program += self.step(chosen, extra)
+        self.ranks = [Rank(self, rank, program) for rank, program in enumerate(programs)]
+
+    def step(self, chosen: List[str], extra: List[str]) -> List[Action]:
+        order = self.chance.sample(chosen, len(chosen))
+        actions = [("submit", name) for name in order]
+        waits = [("wait", name) for name in self.chance.sample(order, len(order))]
+        for name in extra:  # some ranks submit it before the others, and wait for it before or after them
+            if self.chance.random() < 0.5:
+                actions.insert(0, ("submit", name))
+                waits.insert(self.chance.randint(0, len(waits)), ("wait", name))
+            else:
+                waits += [("submit", name), ("wait", name)]
+                if self.chance.random() < 0.5:
+                    waits = [("submit", name), *[item for item in waits if item != ("submit", name)]]
+        return actions + waits
+
+    def turns(self, requests: List[Any]) -> None:
+        while not all(request.handle.done() for request in requests):
+            self.engines.turn(1)
+
+    def run(self) -> None:
+        idle = 0
+        while any(rank.actions for rank in self.ranks):
+            left = [len(rank.actions) for rank in self.ranks]
+            for _ in range(len(self.ranks)):
+                self.chance.choice(self.ranks).act()
+            idle = 0 if left != [len(rank.actions) for rank in self.ranks] else idle + 1
+            if idle > 50 or self.chance.random() < 0.001:
+                self.engines.now_s += GIVE_UP_S
+            assert idle < 2000, [(rank.actions[:2], rank.state.repeats.current) for rank in self.ranks]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_programs_from_seeds_get_the_right_sums_whatever_repeats_and_deviates(size):
+    repeated = called_off = 0
+    for seed in range(20):
+        simulated = Simulated(1000 * size + seed, size, steps=25)
+        simulated.run()
+        coordinator = simulated.engines.states[0].coordinator
+        assert coordinator is not None and not coordinator._entries
+        repeats = [state.repeats for state in simulated.engines.states]
+        runs = {sum(item.total.runs for item in each.all_sets) for each in repeats}
+        assert len(runs) == 1, "every repeat ends on all ranks or on none"
+        repeated += runs.pop()
+        called_off += coordinator.repeats.epoch
+    assert repeated > 100 and called_off > 5
+
+
+def repeating(size: int = 2) -> Job:
+    """A job in which the set of the one operation "a" repeats from now on."""
+    job = Job(size)
+    for number in range(4):
+        job.submit_known(size, "a") if not number else [job.submit(r, "a", 1.0) for r in range(size)]
+        for state in job.states:
+            state.urgent = True
+        job.turn()
+    for state in job.states:
+        assert state.repeats.find([job.request("a")]) is not None
+    return job
+
+
+def test_a_rank_that_waits_for_a_peer_that_has_ended_is_told():
+    job = repeating(3)
+    job.submit(1, "a", 1.0)
+    job.states[1].cycle()
+    job.fabrics[2].close()
+    job.states[1].wake_up()
+    with pytest.raises(PeerLostError):
+        job.states[1].cycle()
+
+
+def test_rank_0_is_told_what_a_rank_waits_for_that_has_waited_in_a_repeat():
+    job = repeating()
+    job.submit(1, "a", 1.0)
+    job.turn()
+    coordinator = job.states[0].coordinator
+    assert coordinator is not None and not coordinator._entries, "the repeat is under way"
+    job.now_s += GIVE_UP_S
+    job.turn(8)
+    [entry] = coordinator._entries.values()
+    assert list(entry.signatures) == [1] and job.states[1].repeats.current is None
+
+
+def test_elements_that_do_not_fit_are_an_error_of_the_peer():
+    job = repeating()
+    job.submit(1, "a", 1.0)
+    job.states[1].cycle()
+    current = job.states[1].repeats.current
+    message = {**current.message(), "bytes": 3}
+    job.states[0].peers.messages.send_repeat(message, memoryview(b"abc"))
+    with pytest.raises(ProtocolError, match="3 bytes for operations that have 16"):
+        job.states[1].cycle()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kind": int(Collective.ALLGATHER)}, {"op": int(ReduceOp.ADASUM)}, {"codec": 1}, {"weighted": True},
+        {"process_set": 1}, {"shapes": ((40000,),)}, {"shapes": ((0,),)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_not_a_small_plain_all_reduce_of_all_ranks_does_not_repeat(changes):
+    assert may_repeat([sig("a"), sig("b")], 2)
+    assert not may_repeat([sig("a", **changes)], 2)
+    assert not may_repeat([sig("a"), sig("b", dtypes=("float64",))], 2)
+    assert not may_repeat([sig(), sig(shapes=((5,),))], 2), "two without a name are told apart by order only"
+    assert not may_repeat([sig("a")], 1) and not may_repeat([], 2)
+
+
+class TestPolicy:
+    def begun(self, policy: RepeatPolicy, rank: int, number: int, now_s: float = 0.0) -> float:
+        message = {"epoch": policy.epoch, "number": number, "set": 1, "count": 0}
+        return policy.begun(rank, message, now_s)
+
+    def stopped(self, policy: RepeatPolicy, *numbers: int, sets: Tuple[int, ...] = (1, 1, 1)) -> Any:
+        policy.want_stop()
+        epoch = policy.stop(0.0)["epoch"]
+        for rank, number in enumerate(numbers):
+            assert rank in policy.unstopped()
+            answer = policy.stopped(rank, {"epoch": epoch, "number": number, "set": sets[rank], "count": 0})
+        return answer["last"]
+
+    def policy(self) -> RepeatPolicy:
+        policy = RepeatPolicy(3)
+        assert [policy.negotiated([sig("a")], True) for _ in range(3)] == [0, 1, 0]
+        return policy
+
+    def test_a_set_repeats_after_two_times_in_which_callers_waited_on_all_ranks(self):
+        policy = self.policy()
+        assert [policy.negotiated([sig("b")], False) for _ in range(4)] == [0] * 4
+
+    def test_what_all_have_begun_ends_and_what_one_has_not_does_not(self):
+        assert self.stopped(self.policy(), 5, 5, 5) == 5
+        assert self.stopped(self.policy(), 6, 5, 6) == 5
+        assert self.stopped(self.policy(), 5, 5, 5, sets=(1, 2, 1)) == 4
+        assert self.stopped(self.policy(), 6, 5, 5, sets=(1, 2, 2)) == 5
+
+    def test_after_a_rank_did_something_else_a_set_must_be_seen_more_often(self):
+        policy = self.policy()
+        self.begun(policy, 1, 1)
+        policy.look([([2], [0, 1])])
+        policy_stop = policy.stop(1.0)
+        for rank, number in enumerate((0, 1, 0)):
+            policy.stopped(rank, {"epoch": policy_stop["epoch"], "number": number, "set": 1, "count": 0})
+        assert [policy.negotiated([sig("a")], True) for _ in range(8)] == [0] * 7 + [2]
+
+    def test_after_one_that_was_late_it_repeats_at_once(self):
+        policy = self.policy()
+        self.stopped(policy, 1, 0, 0)
+        assert policy.negotiated([sig("a")], True) == 2
+
+    def test_ranks_that_wait_for_none_that_repeats_are_no_reason_to_stop(self):
+        policy = self.policy()
+        self.begun(policy, 1, 1)
+        policy.look([([1], [2]), ([2], [0])])
+        assert policy.stop(1.0) is None
+        policy.look([([2], [1])])
+        assert policy.stop(1.0) is not None
+
+    def test_it_tells_for_how_long_the_last_rank_was_waited_for(self):
+        policy = self.policy()
+        assert [self.begun(policy, rank, 1, now_s=at_s) for rank, at_s in ((1, 1.0), (0, 2.0))] == [0.0, 0.0]
+        assert self.begun(policy, 2, 1, now_s=5.0) == 3.0
