@@ -321,8 +321,8 @@ class RepeatPolicy:
 def may_repeat(signatures: Sequence[Signature], size: int) -> bool:
     """Return whether operations may repeat together: small all-reduces of all ranks, reduced alike."""
     distinct = len(set(signatures)) == len(signatures) and sum(not item.name for item in signatures) <= 1
-    if not signatures or not distinct or size < 2:
-        return False
+    if not signatures or not distinct or size < 2 or not all(item.dtypes for item in signatures):
+        return False  # one without arrays is negotiated: there is nothing to send for it
     first = signatures[0]
     alike = {
         (item.kind, item.process_set, item.op, item.prescale, item.postscale, item.codec, item.weighted, name)

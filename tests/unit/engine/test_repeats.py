@@ -183,6 +183,7 @@ def test_what_is_not_a_small_plain_all_reduce_of_all_ranks_does_not_repeat(chang
     assert not may_repeat([sig("a"), sig("b", dtypes=("float64",))], 2)
     assert not may_repeat([sig(), sig(shapes=((5,),))], 2), "two without a name are told apart by order only"
     assert not may_repeat([sig("a")], 1) and not may_repeat([], 2)
+    assert not may_repeat([sig("a", dtypes=(), shapes=()), sig("b")], 2), "a group without arrays"
 
 
 class TestPolicy:
