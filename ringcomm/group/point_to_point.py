@@ -18,6 +18,8 @@ from .turn import Turn
 
 LARGE_BYTES = 256 * 1024
 """A caller that starts a longer message leaves it to the thread, and returns at once."""
+PAUSE_S = 2e-3
+"""The thread takes the turn this long after a caller has given it back, if no message needs it before."""
 _MAX_WAIT_S = 3600.0
 _MIN_WAIT_S = 1e-3
 
@@ -61,7 +63,7 @@ class PointToPoint:
         self._thread: Optional[threading.Thread] = None
         self._failure: Optional[BaseException] = None
         self._stopping = self._is_broken = False
-        self._turn = Turn(fabric.wake)
+        self._turn = Turn(fabric.wake, PAUSE_S)
         fabric.make_wakeable()
 
     # ---- called by any thread ----------------------------------------------------------------

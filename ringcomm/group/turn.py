@@ -13,9 +13,6 @@ from typing import Callable
 
 from ..clock import monotonic
 
-PAUSE_S = 2e-3
-"""The thread takes the turn this long after a caller has given it back, if no message needs it before."""
-
 
 class Turn:
     """The right to move messages, of one thread at a time. ``wake`` wakes the thread that has it.
@@ -23,7 +20,7 @@ class Turn:
     The thread leaves it to callers for ``pause_s`` after one of them has given it back.
     """
 
-    def __init__(self, wake: Callable[[], None], pause_s: float = PAUSE_S) -> None:
+    def __init__(self, wake: Callable[[], None], pause_s: float) -> None:
         self.wanted = False  # a caller has the turn, or waits for the thread to give it back
         self._wake = wake
         self._pause_s = pause_s

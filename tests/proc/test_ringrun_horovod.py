@@ -192,6 +192,7 @@ def test_torch_distributed_finds_its_meeting_point(tmp_path: Path) -> None:
     assert sorted(done.out.splitlines()) == [f"[localhost:{rank}] {rank} 2.0" for rank in range(2)]
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("module", ["torch", "tensorflow", "tensorflow.keras", "keras", "mxnet"])
 def test_the_adapters_of_this_version(tmp_path: Path, module: str) -> None:
     top = module.partition(".")[0]

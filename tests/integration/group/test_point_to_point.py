@@ -167,7 +167,7 @@ class TestCallers:
         assert one.engine._thread is not None and not one.engine._thread.is_alive()
 
     def test_an_interrupt_while_it_starts_a_message_stops_all(self, ranks, monkeypatch):
-        monkeypatch.setattr("ringcomm.group.turn.PAUSE_S", 60.0)  # so that the caller has the turn
+        monkeypatch.setattr("ringcomm.group.point_to_point.PAUSE_S", 60.0)  # so that the caller has the turn
         one, two = ranks(2)
         work = Interrupted("send to rank 1")
         with pytest.raises(KeyboardInterrupt):

@@ -16,7 +16,7 @@ class Thread:
     """The thread of a group: it sleeps with the turn until it is woken or a caller asks for the turn."""
 
     def __init__(self) -> None:
-        self.turn = Turn(self.wake)
+        self.turn = Turn(self.wake, 0.002)
         self.woken = threading.Event()
         self.rounds = 0
         self.over = False

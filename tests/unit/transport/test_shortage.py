@@ -45,8 +45,8 @@ def few() -> Iterator[int]:
     probe = os.open(os.devnull, os.O_RDONLY)
     os.close(probe)
     beyond = sum(int(path.name) > probe for path in Path("/proc/self/fd").iterdir())
-    resource.setrlimit(resource.RLIMIT_NOFILE, (probe + 30 + beyond, before[1]))
-    yield 30
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe + 40 + beyond, before[1]))
+    yield 40
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
