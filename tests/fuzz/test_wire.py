@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from ringcomm.config import Slot
 from ringcomm.engine.control_messages import ControlMessages
 from ringcomm.engine.coordinator import Coordinator
+from ringcomm.engine.cycle import _making_sense
 from ringcomm.engine.pending import Pending
 from ringcomm.engine.process_sets import ProcessSets
-from ringcomm.engine.thread import _making_sense
 from ringcomm.errors import AuthenticationError, ProtocolError, RingcommError
 from ringcomm.rendezvous.actions import Seat
 from ringcomm.rendezvous.control import error_from

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Dict, List, NamedTuple, Set, Tuple
 
-NONE, CORE = "none", "core"
+NONE = "none"
 
 
 class Processor(NamedTuple):

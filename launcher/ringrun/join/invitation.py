@@ -131,8 +131,8 @@ class Invitation:
         counted = f"{len(self.machines)} of {self._count} machines have joined ({there})"
         if self._account.wrong >= WRONG_CODES:
             return (
-                f"The invitation is over after three wrong codes: {counted}. If nobody has mistyped the "
-                "code, a machine in this network is guessing. Start again for a fresh code."
+                f"The invitation is over after three wrong codes: {counted}. If the code was not "
+                "mistyped, a machine in this network is guessing. Start again for a fresh code."
             )
         within = "10 minutes" if limit_s is None else f"{limit_s:g} s of the first (--start-timeout)"
         return f"{counted} within {within}. Start again for a fresh code."
@@ -256,13 +256,13 @@ def gathered(
 ) -> Iterator[Sequence[Tuple[HostSpec, Reach]]]:
     """The machines that the options invite, when all have come; at the end their connections are closed."""
     count, port = invited(options)
-    nobody = Joined({})
-    drafted = [(HostSpec(f"join-{number}", slots=1), nobody) for number in range(1, count + 1)]
+    absent = Joined({})
+    drafted = [(HostSpec(f"join-{number}", slots=1), absent) for number in range(1, count + 1)]
     if only_plan or not count:
         yield drafted
         return
-    draft = prepare(options, command, joined=drafted)  # so that mistakes show before anybody comes
-    taken = [host.name for host in draft.hosts if host.reach is not nobody]
+    draft = prepare(options, command, joined=drafted)  # so that mistakes show before a machine joins
+    taken = [host.name for host in draft.hosts if host.reach is not absent]
     taken += [spec.name for spec in getattr(draft, "specs", ())] + list_names(os.environ)
     shown = draft.command.text("python")[:MAX_SHOWN]
     invitation = Invitation(count, shown, taken, say, draft.settings.iface, port)

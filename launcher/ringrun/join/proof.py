@@ -11,8 +11,8 @@ Four messages of fixed sizes, 346 bytes together, come before anything that is p
     transcript = SHA-256 of both hellos
     proof      = HMAC-SHA256(key, role | transcript)
 
-The key comes from SPAKE2 (package ``spake2``: Ed25519, with its fixed points M and N), so nobody who has seen
-or changed the messages can try codes afterwards: each connection is one guess, which the launcher counts.
+The key comes from SPAKE2 (package ``spake2``: Ed25519, with its fixed points M and N), so an attacker cannot
+test codes against recorded or changed messages: each connection is one guess, which the launcher counts.
 The joining machine proves first, so a guess that is not counted shows nothing. The transcript has both ends'
 names and the fingerprints of their TLS certificates; the roles keep a message from being reflected. Without
 the package the code has 26 letters, which are a key of 130 bits themselves, and the shares are nonces.

@@ -11,10 +11,10 @@ from ringcomm.collective.runner import Runner
 from ringcomm.config import Settings
 from ringcomm.engine.bucket_runner import BucketRunner
 from ringcomm.engine.coordinator import Coordinator, Tuning
+from ringcomm.engine.cycle import EngineState
 from ringcomm.engine.peer_channels import PeerChannels, SilenceLimits
 from ringcomm.engine.process_sets import ProcessSets
 from ringcomm.engine.request import Handle, Request
-from ringcomm.engine.thread import EngineState
 from ringcomm.errors import (
     PeerLostError,
 )

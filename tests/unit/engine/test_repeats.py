@@ -8,9 +8,9 @@ from typing import Any, Dict, List, Optional, Tuple
 import numpy as np
 import pytest
 
+from ringcomm.engine.cycle import GIVE_UP_S
 from ringcomm.engine.repeats import RepeatPolicy, may_repeat
 from ringcomm.engine.request import Handle
-from ringcomm.engine.thread import GIVE_UP_S
 from ringcomm.errors import PeerLostError, ProtocolError
 from ringcomm.ops import Collective, ReduceOp
 from tests.unit.engine.coordinated import sig

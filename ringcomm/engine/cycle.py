@@ -1,0 +1,497 @@
+"""One cycle of the engine's work: announce, receive, decide, execute.
+
+A set of operations that repeats takes a shorter way (:mod:`.repeats`). The threads that repeat cycles are in
+:mod:`.thread`. Nothing is sent while nothing is submitted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import contextmanager
+from math import inf
+from typing import Collection, Iterable, Iterator, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from ..clock import Clock
+from ..collective.progress import Progress
+from ..collective.weighted import Total
+from ..errors import (
+    MismatchError,
+    NotInitializedError,
+    PeerStalledError,
+    ProtocolError,
+    RingcommError,
+)
+from ..group.failures import FailureReporter
+from ..transport.base import Fabric, Link, StoppableWatch, Stopped
+from ..wire.messages import Message
+from ..wire.signature import Key
+from .announcements import masks_of, totals_of
+from .bucket_runner import BucketRunner
+from .coordinator import Coordinator
+from .observer import labels_of
+from .operation_history import OperationHistory, began, finish
+from .peer_channels import PeerChannels
+from .pending import Pending, Work
+from .piggyback import unpack
+from .repeats import Repeats
+from .request import Handle, Request
+from .stacks import main_stack
+from .waiters import NOTHING_REPORTED, Waiters
+
+logger = logging.getLogger("ringcomm.engine")
+
+GIVE_UP_S = 0.1
+"""How long a rank waits in a repeat before rank 0 is to find out what the others do."""
+_DECIDE_S = 1e-3
+"""How often a rank that only repeats does the rest of a cycle."""
+
+
+@contextmanager
+def _making_sense() -> Iterator[None]:
+    """Errors in executing what rank 0 sent are errors of its message."""
+    try:
+        yield
+    except (LookupError, ValueError, TypeError, OverflowError) as problem:
+        if isinstance(problem, RingcommError):
+            raise
+        raise ProtocolError(f"Rank 0 sent responses that this rank cannot execute: {problem!r}.") from None
+
+
+class Rest(NamedTuple):
+    """What to wait for, and how long."""
+
+    timeout_s: float
+    reading: Sequence[Link]
+    writing: Sequence[Link]
+
+
+class EngineState:
+    """The state of one rank's engine, and what is done with it.
+
+    Any thread may change the state under :attr:`lock`. All methods but :meth:`sleep` are called by one thread
+    at a time; the caller chooses which.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        peers: PeerChannels,
+        bucket_runner: BucketRunner,
+        coordinator: Optional[Coordinator],
+        watch: StoppableWatch,
+        reporter: FailureReporter,
+        clock: Clock,
+    ) -> None:
+        self._reporter = reporter
+        self.rank = fabric.rank
+        self.lock = threading.Lock()
+        self.pending = Pending()
+        self.waiters = Waiters()
+        self.outbox: List[Message] = []
+        self.join: Optional[Handle] = None
+        self.urgent = False
+        self.busy = True
+        self.asleep = False
+        self.repeats = Repeats(fabric.rank, fabric.size)
+        self._repeat_began_s = 0.0
+        self._given_up = (-1, 0)
+        self._decide_s = 0.0
+        self._skipped = False
+        self.broken: Optional[BaseException] = None
+        self.executed = 0  # responses
+        self.history: Optional[OperationHistory] = None
+        self.peers = peers
+        self.bucket_runner = bucket_runner
+        bucket_runner.repeated = self.repeats.all_sets
+        bucket_runner.may_poll = lambda: bool(self.waiters)  # otherwise the program computes
+        self.coordinator = coordinator
+        self._fabric = fabric
+        self._watch = watch
+        self._clock = clock
+        self._responses: List[Message] = []
+        self._cut_short: List[Request] = []
+        self._reported = NOTHING_REPORTED
+
+    def fail_all(self, error: BaseException) -> None:
+        """The engine has failed: so has everything that is on its way."""
+        with self.lock:
+            self.broken = error
+            requests = [*self._cut_short, *self.pending.take_all()]
+            self._cut_short.clear()
+            self.repeats.current = None
+            join, self.join = self.join, None
+        if self.history is not None and self.history.on_failure is not None:
+            self.history.on_failure(error)  # while callers still wait
+        for request in requests:
+            finish(request, error=error)
+        if join is not None:
+            join.finish(error=error)
+
+    def cycle(self) -> bool:
+        """Do what can be done now; whether anything was."""
+        self._watch.check_here()
+        now_s = self._clock()
+        begun = self._begin_repeat(now_s)
+        moved = hurries = self._announce(now_s)
+        if self.repeats.current is not None:
+            self.peers.awake()  # which is between all ranks
+            self.peers.messages.flush()
+        self.peers.pulse()
+        if self.peers.waits_in:
+            self._report_call(self.peers.waits_in)
+            self.peers.waits_in = None
+        received = self.peers.take_received()
+        for peer, message in received:
+            hurries = hurries or message["type"] != "repeat"
+            self._take(peer, message, now_s)
+        ended = self.repeats.current is not None and self._end_repeat()
+        moved = moved or begun or ended or bool(received)
+        if self._give_up_in_s(now_s) <= 0.0:
+            self._give_up_repeat()
+            hurries = True
+        repeating = self.repeats.current is not None or moved
+        if repeating and not hurries and now_s < self._decide_s and not self.peers.messages.gone:
+            self._skipped = True
+            return moved
+        self._decide_s, self._skipped = now_s + _DECIDE_S, False
+        if self.coordinator is not None:
+            self._coordinate(self.coordinator)
+        while self._responses:
+            moved = True
+            self._execute(self._responses.pop(0))
+        if self.peers.messages.gone:
+            self._check_gone()  # after what it had sent before it left
+        self.peers.tracing.flush(now_s)
+        return moved
+
+    def _take(self, peer: int, message: Message, now_s: float) -> None:
+        kind = message["type"]
+        if kind == "repeat":
+            self.repeats.take(peer, message)
+        if kind == "explain":
+            self.peers.messages.send({"type": "stack", "text": main_stack()})
+        elif self.coordinator is not None:
+            self.coordinator.take(peer, message, now_s)
+        elif kind != "repeat":
+            if peer != 0 or kind not in ("responses", "stop", "negotiate"):
+                raise ProtocolError(f"rank {peer} may not send {kind!r} to rank {self.rank}")
+            self._take_decision(message)
+
+    def _take_decision(self, message: Message) -> None:
+        """Carry out what rank 0 has decided for all ranks, or note it to be carried out."""
+        if message["type"] == "responses":
+            self._responses.append(message)
+        elif message["type"] == "stop":
+            with self.lock:
+                self.outbox.append(self.repeats.stop(message["epoch"]))
+        else:
+            called_off = self.repeats.negotiate(message["epoch"], message["last"])
+            if called_off is not None:
+                with self.lock:
+                    self.pending.announce_again(called_off.requests)
+                    self.urgent = True
+
+    # ---- what repeats -------------------------------------------------------------------------
+
+    def _begin_repeat(self, now_s: float) -> bool:
+        """Begin a repeat, if just what repeats is pending; return whether it has begun."""
+        if not self.pending.unannounced or self.peers.tracing.observer is not None:
+            return False
+        with self.lock:
+            requests = self.pending.new()
+            if not requests or self.outbox or self.join is not None:
+                return False
+            chosen = self.repeats.find(requests)
+            if chosen is None:
+                return False
+            self.pending.hold()
+            self.urgent = False
+        for request in requests:
+            began(request)
+        repeat = self.repeats.begin(chosen, requests)
+        self._repeat_began_s = now_s
+        message = repeat.message()
+        self.peers.messages.send_repeat(message, repeat.elements.view(np.uint8).data)
+        if self.coordinator is not None:
+            self.coordinator.take(self.rank, message, now_s)
+        return True
+
+    def _end_repeat(self) -> bool:
+        """End the repeat under way if all elements have arrived; return whether they have."""
+        ended = self.repeats.end()
+        if ended is None:
+            return False
+        self.bucket_runner.next_bucket()
+        ended.set.total.add(1, self._clock() - self._repeat_began_s, 0)
+        with self.lock:
+            for request in ended.requests:
+                self.pending.take(request.key)
+        for request in ended.requests:
+            finish(request)
+        return True
+
+    def _give_up_in_s(self, now_s: float) -> float:
+        """Return in how many seconds to give up the repeat under way; infinite without one to give up."""
+        current = self.repeats.current
+        if current is None or current.at == self._given_up:
+            return inf
+        return self._repeat_began_s + GIVE_UP_S - now_s
+
+    def _give_up_repeat(self) -> None:
+        """Let rank 0 find out what the others do, and report to it that they are late, or lost."""
+        current = self.repeats.current
+        if current is not None:
+            self._given_up = current.at
+            with self.lock:
+                self.outbox.append({"type": "stuck", "epoch": current.at[0]})
+
+    def _report_call(self, calls: Progress) -> None:
+        """Report to rank 0 if this rank does nothing but wait in a direct call."""
+        with self.lock:
+            report = self.waiters.report(self.executed, calls)
+            if report.for_good and report != self._reported:
+                self._reported = report
+                self.outbox.append(report.message())
+
+    def _coordinate(self, coordinator: Coordinator) -> None:
+        responses = coordinator.decide(self._clock())
+        if coordinator.deadlock:
+            raise self._reporter.report_mismatch(self.rank, coordinator.deadlock)
+        self._look_for_late(coordinator)
+        for text in coordinator.warnings:
+            logger.warning("%s", text)
+        coordinator.warnings.clear()
+        for rank in coordinator.to_explain:
+            if rank == self.rank:
+                coordinator.take(rank, {"type": "stack", "text": main_stack()}, self._clock())
+            else:
+                self.peers.messages.send({"type": "explain"}, rank)
+        coordinator.to_explain.clear()
+        decisions, coordinator.to_all = coordinator.to_all, []
+        for decision in decisions + ([] if responses is None else [responses]):
+            self.peers.messages.send(decision)
+            self._take_decision(decision)
+
+    def _look_for_late(self, coordinator: Coordinator) -> None:
+        """Direct calls to which some ranks do not come. (What has a name is the coordinator's affair.)"""
+        late = self.peers.progress_reports.late(coordinator.paused, self._clock())
+        if late is None:
+            return
+        if late.given_up:
+            why = f"{late.text}, and is given up (RINGCOMM_LATE_AFTER sets the limit)"
+            stack = coordinator.stack_of(late.ranks[0])
+            raise self.peers.lost(late.ranks[0], f"{why}. {stack}".rstrip(". "), "late")
+        coordinator.warnings.append(f"{late.text}.")
+        coordinator.to_explain += [rank for rank in late.ranks if rank not in coordinator.to_explain]
+
+    def _announce(self, now_s: float) -> bool:
+        if not self._has_work():
+            return False  # What is added meanwhile wakes this thread, if it sleeps, to another cycle.
+        with self.lock:
+            ready = self.pending.announce(self.urgent or bool(self.waiters), self.rank)
+            self.urgent = False
+            messages, self.outbox = self.outbox, []
+        worked = ready is not None or bool(messages)
+        # The timeline's first: what is announced may be the barrier behind which rank 0 closes it. The others
+        # last: an announcement says that this rank is not blocked, and one of them may say that it is.
+        for message in messages:
+            if message["type"] in ("trace", "clock"):
+                self.peers.tracing.deliver(message)
+        messages = [message for message in messages if message["type"] not in ("trace", "clock")]
+        if ready is not None:
+            messages.insert(0, ready)
+        for message in messages:
+            if self.coordinator is None:
+                self.peers.messages.send(message)
+            else:
+                self.coordinator.take(0, message, now_s)
+        return worked
+
+    def prepare_to_sleep(self, most_s: float = 3600.0, thread: bool = False) -> Rest:
+        """Return what to wait for, and for how long (0.0: there is work).
+
+        What is submitted later wakes the thread that sleeps. ``thread``: that is the engine's.
+        """
+        timeout_s = min(most_s, self.peers.alarm_s(), max(0.0, self._give_up_in_s(self._clock())))
+        if self.coordinator is not None:
+            alarm_s = self.coordinator.next_alarm_s(self._clock())
+            timeout_s = timeout_s if alarm_s is None else min(timeout_s, alarm_s)
+        reading, writing = self.peers.messages.waiting_for()
+        self._decide_s = 0.0
+        with self.lock:
+            self.busy, self.asleep = False, thread
+            return Rest(0.0 if self._skipped or self._has_work() else timeout_s, reading, writing)
+
+    def sleep(self, rest: Rest) -> None:
+        """Wait for the links. The one part that another thread may run meanwhile."""
+        if rest.timeout_s > 0.0:
+            self._fabric.wait(rest.reading, rest.writing, rest.timeout_s)
+
+    def wake_up(self) -> None:
+        """Begin a cycle, after sleeping."""
+        with self.lock:
+            self.busy = True
+        self.peers.messages.flush()
+        self.peers.awake()
+        self._watch.check()
+
+    def hand_over(self) -> bool:
+        """The calling thread does not go on; return whether the engine's must do so at once."""
+        alarm_s = None if self.coordinator is None else self.coordinator.next_alarm_s(self._clock())
+        with self.lock:
+            self.busy = False
+            left = self._has_work() or len(self.pending) > 0 or self.join is not None
+            return left or alarm_s is not None or len(self.waiters) > 1
+
+    def wake_if_needed(self) -> None:
+        """Wake the thread at work, if something was submitted that it may not have seen."""
+        with self.lock:
+            needed = self._has_work()
+        if needed:
+            self._fabric.wake()
+
+    def _has_work(self) -> bool:
+        return bool(self.outbox) or self.pending.unannounced
+
+    def _check_gone(self) -> None:
+        """A link has ended: that matters if an operation needs the peer, or if it sent no goodbye."""
+        gone = self.peers.messages.gone
+        for peer in self.repeats.missing():
+            if peer in gone:
+                raise self.peers.lost(peer, gone[peer], "lost")
+        nearest = {peer: reason for peer, reason in gone.items() if peer in self.peers.nearest}
+        if nearest and self._is_waiting(nearest):
+            peer, reason = next(iter(nearest.items()))
+            raise self.peers.lost(peer, reason, "lost")
+        self.peers.note_closed(self._reporter)
+
+    def _is_waiting(self, gone: Collection[int]) -> bool:
+        with self.lock:
+            if self.join is not None:
+                return True
+            if self.coordinator is None:  # the ranks that have gone include rank 0
+                return bool(self.pending.waiting())
+        return self.coordinator.waits_for(gone)
+
+    def doing(self) -> str:
+        """Return what this rank is in the middle of, for messages; empty if it is not."""
+        running = self.peers.doing()
+        if running:
+            return running
+        with self.lock:
+            waiting = self.pending.waiting()
+        return f"{waiting[0].signature.describe(named=False)} {waiting[0].key}" if waiting else ""
+
+    # ---- responses ----------------------------------------------------------------------------
+
+    def _execute(self, responses: Message) -> None:
+        with self.lock, _making_sense():
+            self.pending.learn(responses["fresh"])
+            for epoch, number, ids in responses["repeats"]:
+                repeated = [self.pending.ids.signature(item) for item in ids]
+                self.repeats.learn(int(epoch), int(number), repeated)
+            failures = [
+                (Key(int(number), str(name), int(count)), str(kind), str(text), [int(rank) for rank in late])
+                for (number, name, count), kind, text, late in responses["failed"]
+            ]
+            settled = [(int(number), int(count), str(text)) for number, count, text in responses["settled"]]
+            totals, absent = totals_of(responses["totals"]), masks_of(responses["absent"])
+        for failure in failures:
+            self._fail_one(*failure)
+        for result in settled:
+            self._settle(*result)
+        for run in responses["run"]:
+            self._run(run, totals, absent)
+        if responses["joined"] >= 0:
+            with self.lock:
+                join, self.join = self.join, None
+            if join is not None:
+                join.finish(responses["joined"])
+        with self.lock:
+            self.executed += 1  # no caller waits any more for what they have finished
+        if responses["forget"]:
+            with self.lock:
+                self.pending.ids.forget()
+                self.outbox.append({"type": "forgot", "epoch": responses["forget"]})
+
+    def _fail_one(self, key: Key, kind: str, text: str, missing: Sequence[int]) -> None:
+        with self.lock:
+            request = self.pending.take(key)
+        if request is not None:
+            error: RingcommError = MismatchError(text)
+            if kind == "stalled":
+                error = PeerStalledError(text, rank=missing[0] if missing else None)
+                if self.history is not None and self.history.on_failure is not None:
+                    self.history.on_failure(error)
+            finish(request, error=error)
+
+    def _settle(self, number: int, count: int, text: str) -> None:
+        """An operation that needs no collective: its result came with the responses."""
+        with self.lock, _making_sense():
+            [(signature, request)] = self.pending.take_bucket([number, count], iter((Total(1.0, 0),)))
+        if request is None:
+            return  # of a process set to which this rank does not belong
+        began(request)
+        observer = self.peers.tracing.observer
+        if observer is not None:
+            traced = labels_of([signature], [number, count])
+            observer.started(traced)
+            observer.ended(traced)
+        try:
+            with _making_sense():
+                unpack(request, text)
+        except ProtocolError as problem:
+            finish(request, error=problem)
+            raise
+        finish(request)
+
+    def _check_submitted(self, bucket: Sequence[Work]) -> None:
+        """Without this, a rank would take part with neutral numbers, and its program would wait for ever."""
+        missing = [signature for signature, request in bucket if request is None]
+        if missing and self.join is None:
+            raise ProtocolError(
+                f"Rank 0's responses run {missing[0].describe(named=False)} {missing[0].name!r}, which this "
+                f"rank ({self.rank}) has not submitted."
+            )
+
+    def _run(self, run: Sequence[int], totals: Iterable[Total] = (), absent: Iterable[int] = ()) -> None:
+        with self.lock, _making_sense():
+            bucket = self.pending.take_bucket(run, totals, absent)
+        self.bucket_runner.next_bucket()
+        with _making_sense():
+            members = self.bucket_runner.members(bucket[0][0].process_set)
+        if self.rank not in members:
+            return
+        self._check_submitted(bucket)
+        for _, request in bucket:
+            began(request)
+        observer = self.peers.tracing.observer
+        traced = labels_of([signature for signature, _ in bucket], run) if observer is not None else []
+        if observer is not None:
+            observer.started(traced)
+            self.bucket_runner.on_activity = lambda name: observer.activity(traced, name)
+        try:
+            results = self.bucket_runner.run(bucket)
+        except BaseException as problem:
+            error = problem
+            if isinstance(problem, Stopped):
+                error = NotInitializedError("ringcomm has been shut down while this operation was running.")
+            requests = [request for _, request in bucket if request is not None]
+            if not isinstance(problem, Exception):
+                # Ctrl-C in the thread that does the engine's work. Other threads, which may wait for the
+                # same operations, get the error of an interrupted rank from fail_all.
+                self._cut_short += requests
+                raise
+            for request in requests:
+                finish(request, error=error)
+            raise
+        if observer is not None:
+            observer.ended(traced)
+        for (_, request), result in zip(bucket, results):
+            if request is not None and isinstance(result, RingcommError):
+                finish(request, error=result)  # of this operation alone, on all ranks
+            elif request is not None:
+                finish(request, result)
