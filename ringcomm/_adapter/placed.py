@@ -78,13 +78,18 @@ class RankOutcome(NamedTuple):
 class PlacedJob:
     """The driver's side of a job.
 
-    ``hosts`` are those of the workers in rank order, or None if they are not known yet. Ranks get the
-    settings that are not the default. StartupError: no address can be listened on. ConfigError: no
-    certificate can be made.
+    ``hosts`` are those of the workers in rank order, or None if they are not known yet; ``limit`` names what
+    sets the time limit of the start. Ranks get the settings that are not the default. StartupError: no
+    address can be listened on. ConfigError: no certificate can be made.
     """
 
     def __init__(
-        self, system: str, size: int, settings: Settings, hosts: Optional[Sequence[Host]] = None
+        self,
+        system: str,
+        size: int,
+        settings: Settings,
+        hosts: Optional[Sequence[Host]] = None,
+        limit: str = "RINGCOMM_START_TIMEOUT of the driver's process",
     ) -> None:
         self.id = f"{system}-{secrets.token_hex(8)}"
         self.size = size
@@ -96,19 +101,19 @@ class PlacedJob:
         self._when_failed: List[Callable[[], None]] = []
         common = dict(settings.to_environment())
         if size > 1:
-            common.update(self._serve(settings, hosts is not None))
+            common.update(self._serve(settings, hosts is not None, limit))
         local = [slot.local for slot in self._slots] if hosts is not None else [None] * size
         self.tickets = [
             Ticket(self.id, rank, size, local[rank], {**common, **self._place(rank)}) for rank in range(size)
         ]
 
-    def _serve(self, settings: Settings, planned: bool) -> Dict[str, str]:
+    def _serve(self, settings: Settings, planned: bool, limit: str) -> Dict[str, str]:
         """Start the rendezvous; return the variables that all ranks need to reach it."""
         key = secrets.token_bytes(32)
         certificate = make_certificate() if settings.encrypt else ""
         seats = [Seat(slot, host) for slot, host in zip(self._slots, self._hosts)] if planned else []
         self._embedded, endpoints = EmbeddedRendezvous.serve(
-            key, certificate, self.id, self.size, settings, notify=self._notice, seats=seats
+            key, certificate, self.id, self.size, settings, notify=self._notice, seats=seats, limit=limit
         )
         return {
             "RINGCOMM_JOB": self.id,

@@ -261,7 +261,9 @@ class RayExecutor:
         if self._job is not None:
             self._job.close()
         workers = self._placement.workers
-        job = self._job = PlacedJob("ray", len(workers), self._job_settings, self._placement.hosts)
+        job = self._job = PlacedJob(
+            "ray", len(workers), self._job_settings, self._placement.hosts, "timeout_s of create_settings"
+        )
         entered = [worker.enter.remote(ticket) for worker, ticket in zip(workers, job.tickets)]
         deadline = Deadline(self._job_settings.start_timeout_s)
         for rank, reference in enumerate(entered):

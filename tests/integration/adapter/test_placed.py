@@ -31,7 +31,7 @@ from ringcomm._adapter.placed import (
     settings_for,
 )
 from ringcomm.config import Membership, Settings
-from ringcomm.errors import ConfigError, PeerLostError, RemoteError
+from ringcomm.errors import ConfigError, PeerLostError, RemoteError, StartupError
 from ringcomm.job.context import Context
 from ringcomm.storage.keys import read_key
 from ringcomm.storage.results import unpack
@@ -313,6 +313,16 @@ def test_a_failure_is_reported_to_whatever_asks_before_or_after_it() -> None:
         arrived = RankOutcome(unpack(attempt(lambda: 5)))
         with pytest.raises(RemoteError, match="no space"):
             job.check({0: arrived})
+    finally:
+        job.close()
+
+
+def test_a_start_that_takes_too_long_names_what_sets_its_limit() -> None:
+    settings = Settings(start_timeout_s=0.3)
+    job = PlacedJob("test", 2, settings, limit="timeout_s of create_settings")
+    try:
+        with pytest.raises(StartupError, match="raise timeout_s of create_settings"):
+            Context.start(Membership.from_environment(job.tickets[0].variables), settings)
     finally:
         job.close()
 
