@@ -41,7 +41,7 @@ PAIRS = [
 ]  # fmt: skip
 """Transports and numbers of ranks of tests of collectives: every kind of step of every algorithm. The
 symbolic checker proves each algorithm for 1 to 64 ranks."""
-PROGRAMS = {"quick": 6, "ci": 12, "all": 40}
+PROGRAMS = {"quick": 6, "ci": 8, "all": 40}
 SCHEDULES = {"quick": 50, "ci": 150, "all": 1000}
 
 

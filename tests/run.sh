@@ -20,7 +20,7 @@ cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
 unset PYTHONDONTWRITEBYTECODE # or each of thousands of processes compiles what it imports
 
-lane_1=(lint main mxnet docs package pythons coverage) lane_2=(types hosts frameworks trainers slurm aarch64)
+lane_1=(lint main clusters docs package pythons coverage) lane_2=(types hosts frameworks mxnet trainers slurm aarch64)
 release=(docs package pythons coverage trainers slurm aarch64) # only with --all
 tier=quick only=() may_install=1 record="" beside=1
 while [ $# -gt 0 ]; do
@@ -169,6 +169,7 @@ stage_main() { # everything that needs neither several hosts nor another framewo
         export FUZZ_CASES=${FUZZ_CASES:-1000}
         tests .venv-test main -n 4 --dist loadgroup "${here_only[@]}"
     else
+        [ "$tier" = all ] || export FUZZ_CASES=${FUZZ_CASES:-1500}
         tests .venv-test main -n 2 --dist loadgroup "${here_only[@]}"
     fi
 }
@@ -178,24 +179,36 @@ stage_hosts() {
     tests .venv-test hosts -n "$beside" --dist loadgroup -m hosts
 }
 
-stage_frameworks() { # TensorFlow, Keras, JAX, MLX, Lightning; Ray, Dask and Spark, each as a real cluster here
-    if left_out .venv-test-frameworks; then return; fi
+frameworks() { # make the environment with all frameworks but MXNet, for stages of both lanes
+    exec 9>"$results/frameworks.lock"
+    flock 9
     environment .venv-test-frameworks "$main" -e '.[test,examples]' -r tests/requirements-frameworks.txt
     # It asks for the package "tensorflow", which the one for CPUs replaces here.
     .venv-test-frameworks/bin/python -c 'import importlib.util as util; exit(util.find_spec("tf_keras") is None)' ||
         quietly .venv-test-frameworks/bin/python -m pip install --no-deps tf_keras==2.21.0
+    exec 9>&-
+}
+
+stage_frameworks() { # TensorFlow, Keras, JAX, MLX, Lightning
+    if left_out .venv-test-frameworks; then return; fi
+    frameworks
     local adapters=(tests/adapters/{tensorflow,keras,jax,mlx})
     if quick; then
         tests .venv-test-frameworks smoke -n 2 --dist loadgroup -m smoke "${adapters[@]}"
         return
     fi
-    system_packages "Spark" java:default-jre-headless
     tests .venv-test-frameworks adapters -n "$beside" --dist loadgroup "${adapters[@]}" tests/test_help.py \
         tests/adapters/trainers
     tests .venv-test-frameworks hosts tests/hosts/test_keras.py # apart: it forks, which JAX's threads forbid
-    tests .venv-test-frameworks clusters -n "$beside" --dist loadfile tests/adapters/clusters
     tests .venv-test-frameworks programs tests/proc/test_ringrun_horovod.py tests/proc/test_examples.py \
         -k 'the_adapters_of_this_version or jax or mlx'
+}
+
+stage_clusters() { # Ray, Dask and Spark, each as a real cluster here
+    if quick; then return; fi
+    frameworks
+    system_packages "Spark" java:default-jre-headless
+    tests .venv-test-frameworks clusters -n "$beside" --dist loadfile tests/adapters/clusters
 }
 
 stage_mxnet() { # MXNet 1.9 exists for Python 3.8 to 3.11

@@ -24,7 +24,8 @@ def output(ranks: int, example: str, *options: str) -> str:
     return together(ranks, example, *options)
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.release), 3])
+@pytest.mark.release
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_digits_are_learned(ranks: int) -> None:
     text = output(ranks, "torch_mnist")
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", text)]

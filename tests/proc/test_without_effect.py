@@ -33,6 +33,7 @@ dist.destroy_process_group()
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("program", "options", "lines"),
     [

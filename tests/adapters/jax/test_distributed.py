@@ -30,6 +30,7 @@ def both(init_first: bool) -> Tuple[List[int], float, float]:
     return found, float(theirs), float(ours)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("init_first", [False, True])
 def test_jax_finds_the_processes_of_the_job(init_first: bool) -> None:
     # As in an allocation of Slurm, whose variables JAX would read otherwise: all ranks would be process 0.

@@ -25,6 +25,7 @@ def run(
     return code, [file.read_text().splitlines() if file.exists() else [] for file in files], job.out + job.err
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("jit", ["jax", "hvd"])
 def test_a_lost_rank_is_a_typed_error_in_programs_and_outside(tmp_path: Path, jit: str) -> None:
     code, said, output = run("kill", tmp_path, TEST_JIT=jit)
@@ -34,6 +35,7 @@ def test_a_lost_rank_is_a_typed_error_in_programs_and_outside(tmp_path: Path, ji
         assert all(line.startswith("PeerLostError: rank 1 ") for line in lines), said
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("how", "jit"), [("kinds", "jax"), ("shapes", "jax"), ("groups", "jax"), ("kinds", "hvd")]
 )

@@ -21,7 +21,7 @@ TWO_THREADS = {"PJRT_NPROC": "2", "NPROC": "2"}
 
 @pytest.mark.smoke
 def test_everything_on_two_ranks() -> None:
-    run_on(2, MODULES, TEST_JIT="hvd", **TWO_THREADS)
+    run_on(2, MODULES, TEST_JIT="hvd", XLA_FLAGS=QUICK_COMPILER, **TWO_THREADS)
 
 
 @pytest.mark.release

@@ -28,10 +28,7 @@ def run_on_two_ranks(backend: str) -> None:
     assert run(work, (), 2, KERAS_BACKEND=backend) == [True] * 2
 
 
-def test_on_tensorflow() -> None:
-    run_on_two_ranks("tensorflow")
-
-
+@pytest.mark.release
 def test_on_torch() -> None:
     run_on_two_ranks("torch")
 

@@ -79,6 +79,6 @@ def test_keras_reads_mnists_own_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("example", ["tf2_mnist.py", "tf1_mnist.py"])
+@pytest.mark.parametrize("example", [pytest.param("tf2_mnist.py", marks=pytest.mark.release), "tf1_mnist.py"])
 def test_tensorflow_learns(example: str) -> None:
     assert accuracy(ringrun(2, example)) > 0.9

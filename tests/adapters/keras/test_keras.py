@@ -13,7 +13,7 @@ from tests.adapters.jobs import InTurn, run_in_turn
 
 BACKENDS = [
     pytest.param(name, marks=[pytest.mark.xdist_group(f"keras-{name}"), *marks])
-    for name, marks in (("tensorflow", ()), ("torch", [pytest.mark.release]), ("jax", ()))
+    for name, marks in (("tensorflow", ()), ("torch", [pytest.mark.release]), ("jax", [pytest.mark.release]))
 ]
 RANKS = (1, 3)
 pytestmark = pytest.mark.timeout(600)
@@ -72,6 +72,7 @@ def train_with_keras_2() -> Dict[str, Any]:
     return legacy.work()
 
 
+@pytest.mark.release
 def test_any_number_of_ranks_trains_the_same_model_of_keras_2() -> None:
     if find_spec("tf_keras") is None:
         pytest.skip("tf_keras is not installed")

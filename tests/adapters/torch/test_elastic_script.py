@@ -9,6 +9,7 @@ import pytest
 from tests.adapters.elastic_scripts import run_script
 
 
+@pytest.mark.release
 @pytest.mark.full
 def test_a_script_written_for_horovod_survives_the_loss_of_a_host(tmp_path: Path) -> None:
     found = run_script("horovod_torch_elastic.py", tmp_path)

@@ -27,6 +27,7 @@ def under_ringrun(*command: str) -> str:
 
 
 @pytest.mark.smoke
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_strategies(package: str) -> None:
     pytest.importorskip(package)
