@@ -69,6 +69,7 @@ def test_workers_that_cannot_be_ranks_are_refused(facts: Dict[str, Any]) -> None
     assert "processes of their own" in facts["threads"]["text"]
 
 
+@pytest.mark.release
 def test_the_example_trains(tmp_path) -> None:
     output = run_program([str(ROOT / "examples" / "dask_digits.py")], tmp_path)
     assert output.startswith("2 ranks, the same weights on all; accuracy 0.9")

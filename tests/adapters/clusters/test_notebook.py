@@ -12,6 +12,8 @@ from tests.adapters.clusters.programs_run import facts_of
 pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 
+pytestmark = pytest.mark.release
+
 
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> List[List[Dict[str, Any]]]:

@@ -98,6 +98,7 @@ def test_signatures_are_horovods() -> None:
     assert names(RayExecutor.execute_single) == "fn"
 
 
+@pytest.mark.release
 def test_the_example_trains(tmp_path) -> None:
     output = run_program([str(ROOT / "examples" / "ray_digits.py")], tmp_path)
     assert "2 ranks, the same weights on all; accuracy 0.9" in output

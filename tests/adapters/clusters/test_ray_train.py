@@ -10,6 +10,8 @@ from tests.adapters.clusters.programs_run import facts_of
 
 pytest.importorskip("ray.train.torch")
 
+pytestmark = pytest.mark.release
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:

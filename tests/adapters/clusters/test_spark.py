@@ -73,6 +73,7 @@ def test_the_signature_is_horovods() -> None:
     )
 
 
+@pytest.mark.release
 def test_the_example_trains(tmp_path) -> None:
     need_java()
     output = run_program([str(ROOT / "examples" / "spark_digits.py")], tmp_path)
