@@ -240,6 +240,10 @@ def test_the_page_names_every_option() -> None:
     assert sorted(name for name in wanted - settings if f"`{name}" not in page) == []
     command = "from ringrun import cli, flags; print(flags.document(cli.ringrun))"
     assert document(cli.ringrun) in page, f"put this into the page: python -c '{command}'"
+
+
+def test_the_page_about_horovod_names_every_variable() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "horovod.md").read_text()
     assert [name.variable for name in NAMES if f"`{name.variable}`" not in page and name.variable] == []
 
 

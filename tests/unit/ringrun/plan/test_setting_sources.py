@@ -21,7 +21,7 @@ from ringrun.plan.setting_sources import (
     without_conflicts,
 )
 
-RINGRUN_PAGE = Path(__file__).resolve().parents[4] / "docs" / "ringrun.md"
+HOROVOD_PAGE = Path(__file__).resolve().parents[4] / "docs" / "horovod.md"
 GOOD: Dict[str, str] = {
     "iface": "eth0", "start_timeout_s": "7", "transport": "tcp", "fusion_bytes": "3M", "late_after_s": "12",
     "dead_after_s": "13", "timeline": "t.json", "diagnose_dir": "flights", "verbose": "1", "encrypt": "1",
@@ -137,7 +137,7 @@ def test_names_that_are_known_twice_mean_one_thing() -> None:
 
 
 def test_the_page_says_which_of_horovodruns_flags_have_no_effect() -> None:
-    rows = [line.split("|")[1:3] for line in RINGRUN_PAGE.read_text().splitlines() if line.startswith("| `-")]
+    rows = [line.split("|")[1:3] for line in HOROVOD_PAGE.read_text().splitlines() if line.startswith("| `-")]
     said = {flag: text.strip() for names, text in rows for flag in re.findall(r"`(-[\w-]+)", names)}
     assert {*horovod.REFUSED, *horovod.IGNORED} <= set(said)
     for flag, text in said.items():
