@@ -10,7 +10,7 @@ with --mnist DIRECTORY it reads MNIST's own four files there. Every process goes
 images, or with --whole through all of them, in an order of its own, as Horovod's example does.
 
 Training ends when the validation accuracy reaches --target. With --log FILE.csv rank 0 then collects the
-durations of every rank's epochs and writes them to the file; examples/plot_training.py draws it.
+durations of every rank's epochs and writes them to the file.
 """
 
 import argparse

@@ -60,7 +60,7 @@ def test_the_headline_command_trains_on_three_hosts(lab: Lab) -> None:
     before = all_counters(lab)
     # The three hosts share this machine's cores, and none counts the others' threads.
     one_thread = ["-x", "OMP_NUM_THREADS=1"]
-    job = ringrun(lab, "-np", 3, "-H", THREE, *one_thread, EXAMPLES / "torch_digits.py", timeout_s=240)
+    job = ringrun(lab, "-np", 3, "-H", THREE, *one_thread, EXAMPLES / "torch_mnist.py", timeout_s=240)
     assert job.process.returncode == 0, job.output
     assert len(job.values(r"^\[(localhost:0|jetson1:1|jetson2:2)\].*digest [0-9a-f]+")) == 3, job.output
     assert len(digests(job)) == 1, job.output

@@ -1,4 +1,4 @@
-"""The examples for PyTorch's trainers on 2+1 ranks of two hosts, started from a third; where installed."""
+"""Programs for PyTorch's trainers on 2+1 ranks of two hosts, started from a third; where installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 from tests.hosts.job import EXAMPLES, ROOT, Job, ringrun
 from tests.hosts.netlab import Lab
 
-RECORDED = ROOT / "tests" / "adapters" / "trainers" / "recorded.py"
+PROGRAMS = ROOT / "tests" / "adapters" / "trainers"
+RECORDED = PROGRAMS / "recorded.py"
 UNEQUAL = ["-np", 3, "-H", "jetson1:2,jetson2:1", "-x", "OMP_NUM_THREADS=1", "--start-timeout", 200]
 SAMPLES = 1440
 COMPOSER = Path(sys.prefix) / "composer" / "composer"
@@ -29,10 +30,11 @@ pytestmark = [pytest.mark.release, pytest.mark.timeout(300)]
 
 
 def run(lab: Lab, example: str, *options: object, more: Sequence[str] = ()) -> Job:
-    """An epoch of an example with more of its own options, on three ranks."""
+    """An epoch of a program with more of its own options, on three ranks."""
     if not HAS[example]:
         pytest.skip("this trainer is not installed here: bash tests/run.sh --only trainers")
-    program = [RECORDED, EXAMPLES / f"{example}.py", "--epochs", 1, *more]
+    folder = EXAMPLES if example == "lightning_ddp" else PROGRAMS
+    program = [RECORDED, folder / f"{example}.py", "--epochs", 1, *more]
     return ringrun(lab, *UNEQUAL, *options, *program, timeout_s=240)
 
 

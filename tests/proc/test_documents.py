@@ -31,6 +31,7 @@ RUN_BY = {
     "# hvd_train.py": "tests/proc/test_readme.py",
     "# torch_train.py": "tests/proc/test_readme.py",
     "# keras_train.py": "tests/adapters/keras/test_examples.py",
+    "# tensorflow_train.py": "tests/adapters/keras/test_examples.py",
     "# mxnet_train.py": "tests/adapters/mxnet/test_examples.py",
     "# mlx_train.py": "tests/adapters/mlx/test_mlx.py",
     "# elastic_numpy.py": "tests/proc/test_elastic_page.py",

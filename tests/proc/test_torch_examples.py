@@ -59,14 +59,3 @@ def test_mnists_own_files(tmp_path: Path) -> None:
         packed = gzip.compress(struct.pack(">BBBBi", 0, 0, 8, 1, count) + labels.tobytes())
         (tmp_path / f"{part}-labels-idx1-ubyte.gz").write_bytes(packed)
     assert "have reached" in output(1, "torch_mnist", "--epochs", "1", "--data", str(tmp_path))
-
-
-@pytest.mark.release
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.release), 3])
-def test_images_per_second(ranks: int) -> None:
-    quick = ("--model", "small", "--image-size", "16", "--num-iters", "2", "--num-batches-per-iter", "2")
-    text = output(ranks, "torch_synthetic_benchmark", *quick)
-    each = [float(rate) for rate in re.findall(r"rank \d: ([\d.]+) images/s", text)]
-    assert len(each) == ranks
-    (total,) = re.findall(rf"total on {ranks} process\(es\): ([\d.]+) images/s", text)
-    assert float(total) == pytest.approx(sum(each), abs=0.1 * ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict, List
 
@@ -11,7 +12,7 @@ import ringcomm as rc
 from ringcomm._adapter.placed import Ticket
 from ringcomm.errors import ConfigError
 from ringcomm.storage.results import unpack
-from tests.adapters.clusters.programs_run import ROOT, check_failure, check_ranks, facts_of, run_program
+from tests.adapters.clusters.programs_run import check_failure, check_ranks, facts_of, run_program
 
 pytest.importorskip("distributed")
 
@@ -70,8 +71,8 @@ def test_workers_that_cannot_be_ranks_are_refused(facts: Dict[str, Any]) -> None
 
 
 @pytest.mark.release
-def test_the_example_trains(tmp_path) -> None:
-    output = run_program([str(ROOT / "examples" / "dask_digits.py")], tmp_path)
+def test_a_program_trains(tmp_path) -> None:
+    output = run_program([str(Path(__file__).with_name("dask_digits.py"))], tmp_path)
     assert output.startswith("2 ranks, the same weights on all; accuracy 0.9")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List
 
@@ -14,7 +15,7 @@ import ringcomm as rc
 from ringcomm._adapter.placed import Ticket
 from ringcomm.errors import ConfigError, RemoteError
 from ringcomm.storage.results import unpack
-from tests.adapters.clusters.programs_run import ROOT, check_failure, check_ranks, facts_of, run_program
+from tests.adapters.clusters.programs_run import check_failure, check_ranks, facts_of, run_program
 
 pytest.importorskip("pyspark")
 
@@ -74,9 +75,9 @@ def test_the_signature_is_horovods() -> None:
 
 
 @pytest.mark.release
-def test_the_example_trains(tmp_path) -> None:
+def test_a_program_trains(tmp_path) -> None:
     need_java()
-    output = run_program([str(ROOT / "examples" / "spark_digits.py")], tmp_path)
+    output = run_program([str(Path(__file__).with_name("spark_digits.py"))], tmp_path)
     assert "2 ranks, the same weights on all; accuracy 0.9" in output
 
 

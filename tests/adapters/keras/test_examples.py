@@ -6,7 +6,6 @@ import csv
 import gzip
 import re
 import struct
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Union
 
@@ -23,12 +22,12 @@ def ringrun(ranks: int, example: Union[str, Path], *options: Any, **environment:
 
 
 @pytest.mark.timeout(200)
-def test_the_script_in_the_documentation_runs(tmp_path: Path) -> None:
-    (script,) = re.findall(
-        r"```python\n(# keras_train.py\n.*?)```", (ROOT / "docs" / "tensorflow.md").read_text(), re.DOTALL
-    )
-    (tmp_path / "keras_train.py").write_text(script)
-    output = ringrun(2, tmp_path / "keras_train.py")
+@pytest.mark.parametrize("name", ["keras_train.py", "tensorflow_train.py"])
+def test_the_scripts_in_the_documentation_run(name: str, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "tensorflow.md").read_text()
+    (script,) = re.findall(rf"```python\n(# {name}\n.*?)```", page, re.DOTALL)
+    (tmp_path / name).write_text(script)
+    output = ringrun(2, tmp_path / name)
     assert float(output.split()[-1]) < 1e-2, output
 
 
@@ -50,11 +49,6 @@ def test_keras_stops_at_the_target_and_records_times_of_every_rank(tmp_path: Pat
     assert len(rows) == 2 * epochs
     by_rank = [[row["accuracy"] for row in rows if row["rank"] == rank] for rank in "01"]
     assert by_rank[0] == by_rank[1]
-    if find_spec("matplotlib"):
-        drawn = run_python("examples/plot_training.py", log)
-        assert log.with_suffix(".png").read_bytes()[:4] == b"\x89PNG", drawn
-    else:
-        assert "Install matplotlib" in run_python("examples/plot_training.py", log, code=1)
 
 
 @pytest.mark.release
@@ -79,6 +73,5 @@ def test_keras_reads_mnists_own_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("example", [pytest.param("tf2_mnist.py", marks=pytest.mark.release), "tf1_mnist.py"])
-def test_tensorflow_learns(example: str) -> None:
-    assert accuracy(ringrun(2, example)) > 0.9
+def test_a_session_of_tensorflow_1_learns() -> None:
+    assert accuracy(ringrun(2, Path(__file__).with_name("tf1_digits.py"))) > 0.9

@@ -58,7 +58,7 @@ def test_a_lost_rank_is_named_to_all_others(tmp_path: Path) -> None:
 
 def test_the_program_on_the_page(tmp_path: Path) -> None:
     (script,) = re.findall(
-        r"```python\n(# mlx_train.py\n.*?)```", (ROOT / "docs" / "from_mlx.md").read_text(), re.DOTALL
+        r"```python\n(# mlx_train.py\n.*?)```", (ROOT / "docs" / "jax.md").read_text(), re.DOTALL
     )
     (tmp_path / "mlx_train.py").write_text(script)
     job = Launched("-np", "2", str(tmp_path / "mlx_train.py"))

@@ -1,14 +1,9 @@
-"""Teach a linear model to read handwritten digits in the tasks of a Spark job.
+"""Teach a linear model to read handwritten digits on the workers of a Dask cluster.
 
-    python examples/spark_digits.py                             two tasks on this machine
-    spark-submit --master yarn examples/spark_digits.py -n 8    eight tasks of a cluster
-
-The lines marked with "<---" are what makes the tasks one training run. The images are part of scikit-learn.
+The lines marked with "<---" are what makes the workers one training run. The images are part of scikit-learn.
 """
 
 import argparse
-import os
-import sys
 
 
 def train(steps):
@@ -31,22 +26,20 @@ def train(steps):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Train on handwritten digits with Spark and ringcomm.")
-    parser.add_argument("-n", type=int, default=2, help="number of ranks [2]")
+    parser = argparse.ArgumentParser(description="Train on handwritten digits with Dask and ringcomm.")
+    parser.add_argument("--scheduler", help="the address of a cluster; by default one is made here")
     parser.add_argument("--steps", type=int, default=100, help="how often to change the weights [100]")
     args = parser.parse_args()
 
-    from pyspark.sql import SparkSession
+    from distributed import Client, LocalCluster
 
-    import ringcomm.spark
+    import ringcomm.dask
 
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName("digits")
-    if "MASTER" not in os.environ and "SPARK_ENV_LOADED" not in os.environ:
-        builder = builder.master(f"local[{args.n}]")
-    session = builder.getOrCreate()
-    results = ringcomm.spark.run(train, (args.steps,), num_proc=args.n)  # <---
-    session.stop()
+    cluster = args.scheduler or LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    with Client(cluster) as client:
+        results = ringcomm.dask.run(client, train, args.steps)  # <---
+    if not args.scheduler:
+        cluster.close()
     if any((weights != results[0][1]).any() for _, weights in results):
         raise SystemExit("the weights differ between ranks")
     print(f"{len(results)} ranks, the same weights on all; accuracy {results[0][0]:.4f}")

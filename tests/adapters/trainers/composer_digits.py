@@ -1,10 +1,6 @@
-"""Teach a small neural network to read handwritten digits, with Hugging Face Accelerate over ringcomm.
+"""Teach a small neural network to read handwritten digits, with Composer over ringcomm.
 
-    python examples/accelerate_digits.py                                 one process
-    ringrun -np 2 examples/accelerate_digits.py                          two on this machine
-    ringrun -np 3 -H localhost:2,jetson1 examples/accelerate_digits.py   two machines, with 2 and 1
-
-It is an ordinary program for Accelerate; only the lines marked with "<---" are about ringcomm. The images are
+It is an ordinary program for Composer; only the line marked with "<---" is about ringcomm. The images are
 part of scikit-learn; nothing is downloaded.
 """
 
@@ -15,12 +11,13 @@ import sys
 try:
     import torch
     import torch.distributed as dist
-    from accelerate import Accelerator
-    from accelerate.utils import set_seed
+    from composer import Trainer
+    from composer.models import ComposerModel
+    from composer.utils import dist as ranks
     from sklearn.datasets import load_digits
     from torch.utils.data import DataLoader, TensorDataset
 except ModuleNotFoundError as missing:
-    package = {"sklearn": "scikit-learn"}.get(missing.name, missing.name)
+    package = {"sklearn": "scikit-learn", "composer": "mosaicml"}.get(missing.name, missing.name)
     raise SystemExit(
         f"This example needs {package}, which is missing here. "
         f"Install it: {sys.executable} -m pip install {package}"
@@ -49,6 +46,24 @@ def report(model, rank, size, reached):
         print(f"{size} process(es) over {dist.get_backend()}; final accuracy {reached:.4f}")
 
 
+class Digits(ComposerModel):
+    """Two layers, and their loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+        )  # fmt: skip
+
+    def forward(self, batch):
+        """Ten numbers for each image."""
+        return self.layers(batch[0])
+
+    def loss(self, outputs, batch):
+        """The loss of one batch."""
+        return torch.nn.functional.cross_entropy(outputs, batch[1])
+
+
 def main():
     parser = argparse.ArgumentParser(description="Train on handwritten digits.")
     add = parser.add_argument
@@ -58,26 +73,22 @@ def main():
     args = parser.parse_args()
 
     ringcomm.torch.distributed.init()  # <--- joins the other processes
-    accelerator = Accelerator(cpu=True)  # <--- without cpu=True, every process would train alone
-    set_seed(1)
     training, held_back = digits()
-    network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-    model, optimizer, loader = accelerator.prepare(
-        network,
-        torch.optim.SGD(network.parameters(), lr=args.lr, momentum=0.9),
-        DataLoader(training, batch_size=args.batch_size, shuffle=True),
-    )
-    for _ in range(args.epochs):
-        for images, labels in loader:
-            optimizer.zero_grad()
-            accelerator.backward(torch.nn.functional.cross_entropy(model(images), labels))
-            optimizer.step()
+    sampler = ranks.get_sampler(training, shuffle=True)
+    model = Digits()
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(training, batch_size=args.batch_size, sampler=sampler),
+        optimizers=torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9),
+        max_duration=f"{args.epochs}ep", device="cpu", seed=1, progress_bar=False,
+    )  # fmt: skip
+    trainer.fit()
     images, labels = held_back.tensors
     with torch.no_grad():
-        right = (network(images).argmax(dim=1) == labels).float().mean()
-    reached = accelerator.reduce(right, reduction="mean").item()
-    report(network, accelerator.process_index, accelerator.num_processes, reached)
-    accelerator.end_training()
+        right = (model.layers(images).argmax(dim=1) == labels).float().mean()
+    dist.all_reduce(right, dist.ReduceOp.AVG)
+    report(model, dist.get_rank(), dist.get_world_size(), right.item())
+    trainer.close()
 
 
 if __name__ == "__main__":

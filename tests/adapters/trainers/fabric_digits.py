@@ -1,9 +1,5 @@
 """Teach a small neural network to read handwritten digits, with Lightning Fabric over ringcomm.
 
-    python examples/fabric_digits.py                                 one process
-    ringrun -np 2 examples/fabric_digits.py                          two on this machine
-    ringrun -np 3 -H localhost:2,jetson1 examples/fabric_digits.py   two machines, with 2 and 1
-
 It is an ordinary program for Fabric; only the lines marked with "<---" are about ringcomm. The images are
 part of scikit-learn; nothing is downloaded.
 """

@@ -1,8 +1,5 @@
 """Teach a small network to read handwritten digits, in the manner of TensorFlow 1: a graph and a session.
 
-    ringrun -np 2 examples/tf1_mnist.py                                   two processes on this machine
-    ringrun -np 3 -H localhost,jetson1,jetson2 examples/tf1_mnist.py      three machines
-
 What makes the processes one training run are the lines marked with "<---". The digits come with
 scikit-learn; nothing is downloaded.
 """

@@ -1,8 +1,5 @@
 """Teach a linear model to read handwritten digits on the workers of a Ray cluster.
 
-    python examples/ray_digits.py                                    two workers on this machine
-    ray job submit -- python examples/ray_digits.py --cluster -n 8   eight workers of a cluster
-
 The lines marked with "<---" are what makes the workers one training run. Each worker keeps a Trainer, which
 is asked for some steps at a time. The images are part of scikit-learn.
 """

@@ -1,9 +1,5 @@
 """Teach a small neural network to read handwritten digits, with the Hugging Face Trainer over ringcomm.
 
-    python examples/transformers_digits.py                                 one process
-    ringrun -np 2 examples/transformers_digits.py                          two on this machine
-    ringrun -np 3 -H localhost:2,jetson1 examples/transformers_digits.py   two machines, with 2 and 1
-
 It is an ordinary program for the Trainer; only the lines marked with "<---" are about ringcomm. The images
 are part of scikit-learn; nothing is downloaded.
 """
