@@ -84,16 +84,12 @@ def misspelt_variables(environ: Optional[Mapping[str, str]] = None) -> List[str]
 def document() -> str:
     """Return the configuration page, as Markdown."""
     lines: List[str] = [
-        "# Configuration",
+        "# Settings",
         "",
-        "Written by `python -m ringcomm.config` from the table in `ringcomm/configuration/settings.py`.",
-        "",
-        "## Settings",
-        "",
-        "Each has an option of `ringrun`, a variable, and, without the dashes, a line in `ringrun.toml`. The "
-        "option comes before the variable, the variable before the file. [ringrun.md](ringrun.md) has the "
-        "rest. Settings that only programs make, `rc.init(settings=rc.Settings(algorithm=\"ring\"))`, are "
-        "described with the class.",
+        "A setting is an option of `ringrun`, a variable, or, without the dashes, a line in "
+        "[`ringrun.toml`](ringrun.md#a-file-for-a-folder). The first of these applies. Ranks on all hosts "
+        "get the values that `ringrun` has determined; `ringrun --dry-run` shows them with their sources. "
+        "Programs can set more: `rc.init(settings=rc.Settings(algorithm=\"ring\"))`.",
         "",
         "| option | variable | default | meaning |",
         "| --- | --- | --- | --- |",

@@ -30,7 +30,7 @@ class Settings:
 
     iface: str = _setting(
         "", "IFACE", str,
-        "Which network interfaces may carry traffic: names, globs, CIDRs and exclusions, separated by "
+        "Network interfaces that may carry traffic: names, globs, CIDRs and exclusions, separated by "
         "commas (`eth0`, `en*`, `192.168.1.0/24`, `!docker*`). Empty: every interface that works.",
     )  # fmt: skip
     start_timeout_s: float = _setting(
@@ -76,10 +76,9 @@ class Settings:
     )  # fmt: skip
     timeline: str = _setting(
         "", "TIMELINE", str,
-        "Write a Chrome trace of what the engines of all ranks do to this file of rank 0. Collectives by "
-        "name are in it, and so everything in the adapters, and process groups of torch.distributed; direct "
-        "calls are not. Empty: nothing.", metavar="FILE",
-        brief="Chrome trace.",
+        "Write a Chrome trace of all ranks to this file of rank 0. It has collectives by name (all those of "
+        "the adapters) and process groups of torch.distributed, not direct calls. Empty: nothing.",
+        metavar="FILE", brief="Chrome trace.",
     )  # fmt: skip
     diagnose_dir: str = _setting(
         "", "DIAGNOSE_DIR", str,
