@@ -8,12 +8,12 @@ rng = np.random.default_rng(0)
 images, answers = rng.normal(size=(6000, 20)), np.arange(20.0)
 labels = images @ answers
 
-rc.init()  # a process that comes later waits here until the others take it
+rc.init()  # a process that comes later returns at once, and joins in train()
 
 
 @rc.elastic.run
 def train(state):
-    # Called again after every change of the ranks. rc.rank() and rc.size() are then others.
+    # Called again after every change of the ranks: rc.rank() and rc.size() may differ then.
     print(f"rank {rc.rank()} of {rc.size()} begins at step {state.step}", flush=True)
     while state.step < STEPS:
         # Which samples are in a step depends on its number only, not on the number of ranks.
@@ -21,7 +21,7 @@ def train(state):
         mine = batch[rc.rank() :: rc.size()]
         error = images[mine] @ state.weights - labels[mine]
         gradient = rc.allreduce(images[mine].T @ error / GLOBAL_BATCH, op=rc.Sum)
-        with state.update():  # the step is finished: nothing of it is lost any more
+        with state.update():  # the step is finished: a loss cannot undo it
             state.weights -= 0.1 * gradient
 
 

@@ -86,12 +86,6 @@ def test_every_block_has_a_language() -> None:
     assert {block.where: block.language for block in BLOCKS if block.language not in LANGUAGES} == {}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_block_is_fenced(page: Path) -> None:
-    text = re.sub(r"^( *)```.*?^ *```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert re.findall(r"\n\n    (\S.*)", text) == []
-
-
 @pytest.mark.parametrize("first_line", RUN_BY)
 def test_whole_programs_are_run(first_line: str) -> None:
     (block,) = [block for block in BLOCKS if block.text.startswith(f"{first_line}\n")]
