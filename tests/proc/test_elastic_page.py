@@ -43,11 +43,13 @@ def test_the_example_learns_the_same_although_its_ranks_are_killed(tmp_path: Pat
     assert len(errors) >= 2 and len(set(errors)) == 1 and float(errors[0]) < 1e-6
 
 
+@pytest.mark.full
+@pytest.mark.timeout(240)
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
 def test_the_example_with_pytorch_goes_on_and_continues_from_its_checkpoint(tmp_path: Path) -> None:
     script, saved, out = str(ROOT / "examples" / "elastic_torch.py"), tmp_path / "digits.pt", tmp_path / "out"
     job = Launched(
-        "-np", "3", "--min-np", "2", "--max-np", "3", "--output-dir", str(out), script, "--epochs", "30",
+        "-np", "3", "--min-np", "2", "--max-np", "3", "--output-dir", str(out), script, "--epochs", "20",
         "--checkpoint", str(saved), env={"XDG_RUNTIME_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     wait_for(out / "rank.0" / "stdout", "epoch 1 is done", job)
@@ -55,11 +57,11 @@ def test_the_example_with_pytorch_goes_on_and_continues_from_its_checkpoint(tmp_
     assert job.finish(100.0) == 0, job.err
     assert "rank 0 (localhost) lost: killed by SIGKILL; going on with 2 ranks" in job.err
     done = [int(epoch) for epoch in re.findall(r"epoch (\d+) is done", job.out)]
-    assert sorted(set(done)) == list(range(1, 31)), job.out
-    printed = run_python(script, "--epochs", "31", "--checkpoint", str(saved))
-    assert "continues after epoch 30" in printed and "epoch 31 is done" in printed
+    assert sorted(set(done)) == list(range(1, 21)), job.out
+    printed = run_python(script, "--epochs", "21", "--checkpoint", str(saved))
+    assert "continues after epoch 20" in printed and "epoch 21 is done" in printed
     (reached,) = re.findall(r"1 process\(es\) have reached ([\d.]+)", printed)
-    assert float(reached) > 0.9
+    assert float(reached) > 0.85
 
 
 @pytest.mark.release
@@ -91,7 +93,7 @@ def losses_of(output: str) -> Dict[int, float]:
 
 def wait_for(path: Path, text: str, job: Launched) -> None:
     """Wait until a file contains a text."""
-    until = time.monotonic() + 60.0
+    until = time.monotonic() + 100.0
     while not (path.exists() and text in path.read_text()):
         assert job.process.poll() is None and time.monotonic() < until, (job.finish(1.0), job.out, job.err)
         time.sleep(0.02)
