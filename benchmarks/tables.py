@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import statistics
 import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -173,6 +174,36 @@ def unequal_machines() -> Rows:
         yield [label, f"{alone:.3f} s", f"{equal:.3f} s", f"{balanced:.3f} s: {gains}"]
 
 
+def slow_links() -> Rows:
+    """Training steps over links of several rates."""
+    runs = {run["mbit_per_s"]: run["steps"] for run in result("compression")["steps"]}
+    for name in runs[100]:
+        if "PowerSGD" not in name:
+            label = name.replace("streaming", "`fragments=4, overlap=4`")
+            yield [label, *(f"{median(runs[rate][name]):.2f} s" for rate in (1000, 300, 100))]
+
+
+def local_steps() -> Rows:
+    """The accuracy of local steps, in some cells of the result."""
+    quantiles = {10: 2.262, 20: 2.093}  # of Student's t, for an interval of 95 %
+    shown = (
+        "digits, perceptron, 0.05", "digits, batch normalization, 0.1", "textures, 0.0167",
+        "characters, transformer, 0.4", "textures, AdamW, 0.003", "digits, perceptron, AdamW, 0.003",
+    )  # fmt: skip
+    for name in shown:
+        found = result("local_steps")[name]
+        cells = {}
+        for way in ("LocalSGD", "LocalSGD 16"):
+            differences = [one - other for one, other in zip(found.get(way, ()), found["float32"])]
+            if differences:
+                middle, count = statistics.mean(differences), len(differences)
+                half = quantiles[count] * statistics.stdev(differences) / math.sqrt(count)
+                cells[way] = f"{middle:+.2f} ({middle - half:+.2f} to {middle + half:+.2f})"
+        exchanges = f"{found['exchanges']['LocalSGD']:.0%}".replace("%", " %")
+        yield [name, f"{statistics.mean(found['float32']):.2f}", cells["LocalSGD"], exchanges,
+               cells.get("LocalSGD 16", "")]  # fmt: skip
+
+
 def lost_hosts() -> Rows:
     """Return how long training stands still when one of three hosts dies."""
     measured = result("lost_host")
@@ -193,6 +224,8 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/gpu.md", "array and transport", 0, on_a_device),
     Table("docs/gpu.md", "step | transport", 0, steps_on_a_device),
     Table("docs/unequal.md", " | fast one alone", 0, unequal_machines),
+    Table("docs/slow_links.md", "per step", 0, slow_links),
+    Table("docs/slow_links.md", "task, learning rate", 0, local_steps),
     Table("docs/elastic.md", "one of three hosts dies", 0, lost_hosts),
 )
 

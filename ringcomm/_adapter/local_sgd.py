@@ -56,7 +56,7 @@ class LocalSGD(OuterOptimizer):
         local.synchronize()
 
     This is another algorithm than averaging gradients. By default ranks synchronize as often as their
-    distance demands. With SGD that loses nothing in docs/compression.md; with Adam it acts like a lower
+    distance demands. With SGD that costs at most half a point in docs/slow_links.md; with Adam it acts like a lower
     learning rate. :meth:`diloco` has an outer momentum, for runs with hundreds of synchronizations.
 
     All ranks must begin with the same weights, and synchronize equally often. With ``sync_every=1`` this is
