@@ -174,6 +174,23 @@ def unequal_machines() -> Rows:
         yield [label, f"{alone:.3f} s", f"{equal:.3f} s", f"{balanced:.3f} s: {gains}"]
 
 
+def larger_models() -> Rows:
+    """Parallel training and messages over ringcomm and Gloo, by link."""
+    names = ("larger", "larger_16_cores", "larger_1gbit", "larger_100mbit")
+    steps = [result(name)["seconds"] for name in names]
+    for what in steps[0]:
+        if not what.endswith((" bf16", " int8")):
+            times = [(median(run[what]["ringcomm"]), median(run[what]["gloo"])) for run in steps]
+            yield [what, *(f"{duration(ours)} / {duration(gloo)}" for ours, gloo in times)]
+    for nbytes in (8, 65536, 16_000_000):
+        cells = [f"message there and back, {size_text(nbytes)}"]
+        for name in ("messages", "", "messages_1gbit", "messages_100mbit"):
+            rows = result(name)["summary"] if name else ()
+            found = {row["peer"]: row["seconds"] for row in rows if row["bytes"] == nbytes}
+            cells.append(f"{duration(found['ringcomm-torch'])} / {duration(found['gloo'])}" if found else "")
+        yield cells
+
+
 def slow_links() -> Rows:
     """Training steps over links of several rates."""
     runs = {run["mbit_per_s"]: run["steps"] for run in result("compression")["steps"]}
@@ -224,6 +241,7 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/gpu.md", "array and transport", 0, on_a_device),
     Table("docs/gpu.md", "step | transport", 0, steps_on_a_device),
     Table("docs/unequal.md", " | fast one alone", 0, unequal_machines),
+    Table("docs/larger_models.md", "ringcomm / Gloo", 0, larger_models),
     Table("docs/slow_links.md", "per step", 0, slow_links),
     Table("docs/slow_links.md", "task, learning rate", 0, local_steps),
     Table("docs/elastic.md", "one of three hosts dies", 0, lost_hosts),
