@@ -50,15 +50,22 @@ NAMES = {
     "mpich-tcp": "MPICH, TCP",
 }  # fmt: skip
 """Peers of compare.py, and what their columns are called."""
+PEERS = {
+    "one": ("ringcomm", "ringcomm-shared", "ringcomm-tcp", "gloo", "openmpi", "mpich"),
+    "four": ("ringcomm", "ringcomm-tcp", "gloo", "openmpi"),
+    "others": ("ringcomm", "ringcomm-tcp", "gloo", "openmpi"),
+}
+"""The peers that the table of a run shows."""
+SIZES = {
+    "one": (8, 16384, 262144, 1_000_000, 16_000_000, 64_000_000, 256_000_000),
+    "four": (8, 16384, 1_000_000, 16_000_000, 64_000_000),
+    "others": (8, 1_000_000, 16_000_000),
+}
+"""The sizes that the table of a run shows, in bytes."""
 GRADIENT_BYTES = 4 * 25_557_032
 RATIOS = (("gloo", "ringcomm"), ("openmpi", "ringcomm"))
 BOUNDED_BYTES = 1_000_000
 """From here on a bound by copies and additions says something."""
-
-
-def _peers(run: str) -> List[str]:
-    measured = {peer for times in result(ONE_HOST)["runs"][run]["seconds"].values() for peer in times}
-    return [peer for peer in NAMES if peer in measured]
 
 
 def columns(run: str) -> Callable[[], List[str]]:
@@ -67,7 +74,7 @@ def columns(run: str) -> Callable[[], List[str]]:
     def head() -> List[str]:
         several = len({name.split()[1] for name in result(ONE_HOST)["runs"][run]["seconds"]}) > 1
         compared = [f"{NAMES[slow]} / {NAMES[own]}" for slow, own in RATIOS]
-        return [*["collective"] * several, "size", "bound", *(NAMES[peer] for peer in _peers(run)), *compared]
+        return [*["collective"] * several, "size", "bound", *(NAMES[peer] for peer in PEERS[run]), *compared]
 
     return head
 
@@ -86,11 +93,13 @@ def beside_peers(run: str) -> Callable[[], Rows]:
         machine = found["runs"]["one"]
         for name, times in seconds.items():
             ranks, collective, size = name.split()
+            if int(size) not in SIZES[run]:
+                continue
             bound = limits.lower_bound(machine["limits"], collective, int(size), int(ranks), machine["cores"])
             cells = [collective] if several else []
             bounded = bound is not None and int(size) >= BOUNDED_BYTES
             cells += [size_text(int(size)), duration(bound) if bounded else ""]
-            cells += [duration(median(times[peer])) if peer in times else "" for peer in _peers(run)]
+            cells += [duration(median(times[peer])) if peer in times else "" for peer in PEERS[run]]
             measured = [(times.get(slow), times.get(own)) for slow, own in RATIOS]
             yield cells + [f"{ratio(one, other):.2f}" if one and other else "" for one, other in measured]
 
@@ -131,6 +140,8 @@ def ddp() -> Rows:
 def links() -> Rows:
     """All-reduces between hosts, beside Gloo."""
     for row in result("links")["rows"]:
+        if row["bytes"] == 4_000_000:
+            continue  # the shaper lets a part of it pass at once
         yield [row["network"], size_text(row["bytes"])] + [
             duration(row["bound_s"]),
             *(duration(median(row["seconds"][peer])) for peer in ("ringcomm", "gloo")),
