@@ -84,7 +84,7 @@ quietly() { # COMMAND...: show its output only if it fails
 environment() { # DIRECTORY PYTHON PIP-ARGUMENTS...: a virtual environment, made again when its ingredients change
     local directory=$1 python=$2 wanted
     shift 2
-    wanted="$("$python" -VV) $PWD $* $(cat pyproject.toml {tests,docs}/requirements*.txt | cksum)"
+    wanted="$("$python" -VV) $PWD $* $(cat pyproject.toml tests/requirements*.txt | cksum)"
     if [ "$(cat "$directory/made-from" 2>/dev/null)" != "$wanted" ]; then
         echo "making $directory"
         # "|| return" because a caller's "if" switches set -e off.
@@ -266,7 +266,7 @@ stage_aarch64() { # jobs on x86-64 and ARM together: hosts with a Debian of arm6
 }
 
 stage_docs() {
-    environment .venv-docs "$main" -e . -r docs/requirements.txt
+    environment .venv-docs "$main" -e . $(sed 's/ *#.*//' docs/requirements.txt)
     NO_MKDOCS_2_WARNING=1 quietly .venv-docs/bin/mkdocs build --strict -d "$results/site"
     SITE="$results/site" tests .venv-test site tests/test_site.py
 }
