@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import statistics
 import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -49,15 +50,22 @@ NAMES = {
     "mpich-tcp": "MPICH, TCP",
 }  # fmt: skip
 """Peers of compare.py, and what their columns are called."""
+PEERS = {
+    "one": ("ringcomm", "ringcomm-shared", "ringcomm-tcp", "gloo", "openmpi", "mpich"),
+    "four": ("ringcomm", "ringcomm-tcp", "gloo", "openmpi"),
+    "others": ("ringcomm", "ringcomm-tcp", "gloo", "openmpi"),
+}
+"""The peers that the table of a run shows."""
+SIZES = {
+    "one": (8, 16384, 262144, 1_000_000, 16_000_000, 64_000_000, 256_000_000),
+    "four": (8, 16384, 1_000_000, 16_000_000, 64_000_000),
+    "others": (8, 1_000_000, 16_000_000),
+}
+"""The sizes that the table of a run shows, in bytes."""
 GRADIENT_BYTES = 4 * 25_557_032
 RATIOS = (("gloo", "ringcomm"), ("openmpi", "ringcomm"))
 BOUNDED_BYTES = 1_000_000
 """From here on a bound by copies and additions says something."""
-
-
-def _peers(run: str) -> List[str]:
-    measured = {peer for times in result(ONE_HOST)["runs"][run]["seconds"].values() for peer in times}
-    return [peer for peer in NAMES if peer in measured]
 
 
 def columns(run: str) -> Callable[[], List[str]]:
@@ -66,7 +74,7 @@ def columns(run: str) -> Callable[[], List[str]]:
     def head() -> List[str]:
         several = len({name.split()[1] for name in result(ONE_HOST)["runs"][run]["seconds"]}) > 1
         compared = [f"{NAMES[slow]} / {NAMES[own]}" for slow, own in RATIOS]
-        return [*["collective"] * several, "size", "bound", *(NAMES[peer] for peer in _peers(run)), *compared]
+        return [*["collective"] * several, "size", "bound", *(NAMES[peer] for peer in PEERS[run]), *compared]
 
     return head
 
@@ -85,11 +93,13 @@ def beside_peers(run: str) -> Callable[[], Rows]:
         machine = found["runs"]["one"]
         for name, times in seconds.items():
             ranks, collective, size = name.split()
+            if int(size) not in SIZES[run]:
+                continue
             bound = limits.lower_bound(machine["limits"], collective, int(size), int(ranks), machine["cores"])
             cells = [collective] if several else []
             bounded = bound is not None and int(size) >= BOUNDED_BYTES
             cells += [size_text(int(size)), duration(bound) if bounded else ""]
-            cells += [duration(median(times[peer])) if peer in times else "" for peer in _peers(run)]
+            cells += [duration(median(times[peer])) if peer in times else "" for peer in PEERS[run]]
             measured = [(times.get(slow), times.get(own)) for slow, own in RATIOS]
             yield cells + [f"{ratio(one, other):.2f}" if one and other else "" for one, other in measured]
 
@@ -130,6 +140,8 @@ def ddp() -> Rows:
 def links() -> Rows:
     """All-reduces between hosts, beside Gloo."""
     for row in result("links")["rows"]:
+        if row["bytes"] == 4_000_000:
+            continue  # the shaper lets a part of it pass at once
         yield [row["network"], size_text(row["bytes"])] + [
             duration(row["bound_s"]),
             *(duration(median(row["seconds"][peer])) for peer in ("ringcomm", "gloo")),
@@ -140,8 +152,9 @@ def links() -> Rows:
 
 def on_a_device() -> Rows:
     for name, found in result("device").items():
-        for nbytes, seconds in found["seconds"].items():
-            ways = ("ringcomm", "CuPy", "by hand", "Gloo", "host", "copies")
+        for nbytes in ("65536", "1048576", "16777216", "268435456"):
+            seconds = found["seconds"][nbytes]
+            ways = ("ringcomm", "CuPy", "by hand", "Gloo")
             times = [f"{1e3 * seconds[way]:.3g}" for way in ways]
             label = f"{size_text(int(nbytes))}, {name.rpartition(', ')[2]}"
             yield [label, *times, f"{seconds['Gloo'] / seconds['ringcomm']:.2f}"]
@@ -173,6 +186,53 @@ def unequal_machines() -> Rows:
         yield [label, f"{alone:.3f} s", f"{equal:.3f} s", f"{balanced:.3f} s: {gains}"]
 
 
+def larger_models() -> Rows:
+    """Parallel training and messages over ringcomm and Gloo, by link."""
+    names = ("larger", "larger_16_cores", "larger_1gbit", "larger_100mbit")
+    steps = [result(name)["seconds"] for name in names]
+    for what in steps[0]:
+        if not what.endswith((" bf16", " int8")):
+            times = [(median(run[what]["ringcomm"]), median(run[what]["gloo"])) for run in steps]
+            yield [what, *(f"{duration(ours)} / {duration(gloo)}" for ours, gloo in times)]
+    for nbytes in (8, 65536, 16_000_000):
+        cells = [f"message there and back, {size_text(nbytes)}"]
+        for name in ("messages", "", "messages_1gbit", "messages_100mbit"):
+            rows = result(name)["summary"] if name else ()
+            found = {row["peer"]: row["seconds"] for row in rows if row["bytes"] == nbytes}
+            cells.append(f"{duration(found['ringcomm-torch'])} / {duration(found['gloo'])}" if found else "")
+        yield cells
+
+
+def slow_links() -> Rows:
+    """Training steps over links of several rates."""
+    runs = {run["mbit_per_s"]: run["steps"] for run in result("compression")["steps"]}
+    for name in runs[100]:
+        if "PowerSGD" not in name:
+            label = name.replace("streaming", "`fragments=4, overlap=4`")
+            yield [label, *(f"{median(runs[rate][name]):.2f} s" for rate in (1000, 300, 100))]
+
+
+def local_steps() -> Rows:
+    """The accuracy of local steps, in some cells of the result."""
+    quantiles = {10: 2.262, 20: 2.093}  # of Student's t, for an interval of 95 %
+    shown = (
+        "digits, perceptron, 0.05", "digits, batch normalization, 0.1", "textures, 0.0167",
+        "characters, transformer, 0.4", "textures, AdamW, 0.003", "digits, perceptron, AdamW, 0.003",
+    )  # fmt: skip
+    for name in shown:
+        found = result("local_steps")[name]
+        cells = {}
+        for way in ("LocalSGD", "LocalSGD 16"):
+            differences = [one - other for one, other in zip(found.get(way, ()), found["float32"])]
+            if differences:
+                middle, count = statistics.mean(differences), len(differences)
+                half = quantiles[count] * statistics.stdev(differences) / math.sqrt(count)
+                cells[way] = f"{middle:+.2f} ({middle - half:+.2f} to {middle + half:+.2f})"
+        exchanges = f"{found['exchanges']['LocalSGD']:.0%}".replace("%", " %")
+        yield [name, f"{statistics.mean(found['float32']):.2f}", cells["LocalSGD"], exchanges,
+               cells.get("LocalSGD 16", "")]  # fmt: skip
+
+
 def lost_hosts() -> Rows:
     """Return how long training stands still when one of three hosts dies."""
     measured = result("lost_host")
@@ -193,6 +253,9 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/gpu.md", "array and transport", 0, on_a_device),
     Table("docs/gpu.md", "step | transport", 0, steps_on_a_device),
     Table("docs/unequal.md", " | fast one alone", 0, unequal_machines),
+    Table("docs/larger_models.md", "ringcomm / Gloo", 0, larger_models),
+    Table("docs/slow_links.md", "per step", 0, slow_links),
+    Table("docs/slow_links.md", "task, learning rate", 0, local_steps),
     Table("docs/elastic.md", "one of three hosts dies", 0, lost_hosts),
 )
 

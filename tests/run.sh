@@ -266,7 +266,8 @@ stage_aarch64() { # jobs on x86-64 and ARM together: hosts with a Debian of arm6
 }
 
 stage_docs() {
-    quietly "$python" -m docs --output "$results/site"
+    environment .venv-docs "$main" -e . $(sed 's/ *#.*//' docs/requirements.txt)
+    NO_MKDOCS_2_WARNING=1 quietly .venv-docs/bin/mkdocs build --strict -d "$results/site"
     SITE="$results/site" tests .venv-test site tests/test_site.py
 }
 

@@ -79,7 +79,7 @@ class Choice(NamedTuple):
             return (
                 f"{self._described()}. Local steps (PyTorch: --local-steps auto; or LocalSGD) would bring "
                 f"it to {self.local_s:.3g} s, as far as the distance of the ranks permits: "
-                "docs/compression.md"
+                "docs/slow_links.md"
             )
         return self._described()
 

@@ -22,7 +22,7 @@ from typing import Deque, List, NamedTuple, Optional, Sequence, Union
 from ..errors import ConfigError
 
 AUTO = "auto"
-AUTO_DRIFT = 0.01  # the distance up to which nothing was lost in docs/compression.md
+AUTO_DRIFT = 0.01  # the distance up to which at most a third of a point was lost in docs/slow_links.md
 # the same for optimizers that divide by the size of gradients: Adam, any with an ``eps``
 ADAPTIVE_DRIFT = 0.001
 FIXED_DRIFT = 0.2  # a fixed interval is shortened at this distance: accuracy was lost on that page

@@ -56,8 +56,8 @@ class LocalSGD(OuterOptimizer):
         local.synchronize()
 
     This is another algorithm than averaging gradients. By default ranks synchronize as often as their
-    distance demands. With SGD that loses nothing in docs/compression.md; with Adam it acts like a lower
-    learning rate. :meth:`diloco` has an outer momentum, for runs with hundreds of synchronizations.
+    distance demands; docs/slow_links.md shows what that costs. With Adam it acts like a lower learning rate.
+    :meth:`diloco` has an outer momentum, for runs with hundreds of synchronizations.
 
     All ranks must begin with the same weights, and synchronize equally often. With ``sync_every=1`` this is
     data-parallel SGD on the deltas of the ranks.

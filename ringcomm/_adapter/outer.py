@@ -16,7 +16,7 @@ class OuterOptimizer:
         """Make one with DiLoCo's values: ``outer_lr=0.7``, ``outer_momentum=0.9`` and ``sync_every=16``.
 
         They suit long runs with small learning rates, such as those of language models. In runs of some
-        dozens of synchronizations they lose accuracy, or the loss diverges: see docs/compression.md.
+        dozens of synchronizations they lose accuracy, or the loss diverges: see docs/slow_links.md.
 
         Args:
             arguments: those of the class.

@@ -33,7 +33,7 @@ class LocalSGD(OuterOptimizer):
 
     This is another algorithm than averaging gradients. By default (``sync_every="auto"``) gradients are
     averaged in every step at first, as by ``DistributedOptimizer``; when the distance of the ranks permits it
-    they train alone, for longer and longer. docs/compression.md shows what that costs. A fixed number can
+    they train alone, for longer and longer. docs/slow_links.md shows what that costs. A fixed number can
     cost more. :meth:`diloco` has an outer momentum, for runs with hundreds of synchronizations.
 
     On entry all ranks get rank 0's parameters and buffers. Every ``sync_every``-th ``optimizer.step()``, and

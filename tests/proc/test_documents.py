@@ -147,7 +147,7 @@ def check_command(words: List[str]) -> None:
         options = [word.split("=")[0] for word in words[1:end] if word.startswith("-") and word != "-m"]
         assert [item for item in options if not re.search(rf"(?<![\w-]){item}\b", help_of_ringrun())] == []
     for index, word in enumerate(words):
-        if words[index - 1] == "-m" and word.startswith(("ringcomm", "docs", "benchmarks")):
+        if words[index - 1] == "-m" and word.startswith(("ringcomm", "benchmarks")):
             assert source_of(word).exists(), word
         if re.match(r"(examples|benchmarks|tests|docs)/", word):
             assert (ROOT / word).exists(), word

@@ -1,4 +1,4 @@
-"""The files that a direct all-reduce goes through: docs/architecture.md, "Three ways"."""
+"""The files that a direct all-reduce goes through, whose number is in docs/architecture.md."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "SECURITY.md").read_text()
-ROWS = [line for line in PAGE.splitlines() if line.startswith("| ") and line.count(" | ") == 3]
+ROWS = [line for line in PAGE.splitlines() if line.startswith("| ")]
 LINK = re.compile(r"\[(\w+)\]\((tests/[\w/]+\.py)\)")
 
 
 def test_every_line_links_a_test_or_is_out_of_scope():
-    rows = [row for row in ROWS if not row.startswith(("| could", "| ---"))]
-    assert len(rows) > 30
+    rows = [row for row in ROWS if not row.startswith(("| attack", "| ---"))]
+    assert len(rows) > 40
     for row in rows:
         shown = row.rsplit(" | ", 1)[1]
         assert LINK.search(shown) or shown == "out of scope |", row

@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 import random
 import struct
+from pathlib import Path
 
 import pytest
 
 from ringcomm.errors import ProtocolError
-from ringcomm.wire.messages import MAX_REPORT_BYTES, MessageReader, encode, repeat_framed, validate
+from ringcomm.wire.messages import (
+    _FIELDS,
+    MAX_REPORT_BYTES,
+    MessageReader,
+    encode,
+    repeat_framed,
+    validate,
+)
 from ringcomm.wire.signing import session_of
 
 ADDRESS = {"address": "10.0.0.1", "port": 5000, "iface": "eth0", "kind": "wired"}
@@ -271,3 +279,9 @@ def test_a_repeat_is_refused_where_there_are_none_and_if_it_is_long_or_altered()
     stream[10] ^= 1
     with pytest.raises(ProtocolError, match="tag"):
         list(MessageReader(1000, session, repeats=True).feed(bytes(stream)))
+
+
+def test_the_page_on_the_protocol_has_every_message_with_its_fields():
+    page = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
+    names = {name for kind, fields in _FIELDS.items() for name in (kind, *fields)}
+    assert sorted(name for name in names if f"`{name}`" not in page) == []
