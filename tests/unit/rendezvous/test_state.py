@@ -176,13 +176,6 @@ def test_start_timeout_without_a_plan_names_those_present():
     assert job.root_cause()["rank"] is None
 
 
-def test_no_timeout_once_all_are_here():
-    job = Job(2, start_timeout_s=30.0)
-    job.run_on_one_host()
-    job.pass_time(1000.0)
-    assert not job.aborts()
-
-
 def test_process_that_ends_before_init_is_named_at_once():
     job = Job(3, seats_of(1, 2))
     job.join_seat(0, 0)
