@@ -10,7 +10,6 @@ from ringcomm.transport.span import (
     STINT_BYTES,
     WINDOW,
     SpanChoice,
-    own_s_per_byte,
 )
 
 COUNT = 512 * 1024
@@ -60,13 +59,3 @@ def test_the_part_is_tried_again_after_some_time():
     assert not noted(choice, CHEAP)
     assert not noted(choice, *[DEAR] * (FIRST + WINDOW - 1))
     assert noted(choice, DEAR)
-
-
-def test_a_copy_may_stand_for_several():
-    choice = SpanChoice(OWN)
-    choice.note(COUNT, DEAR, SKIPPED_BYTES // COUNT)
-    assert noted(choice, *[DEAR] * (WINDOW - 1))
-
-
-def test_a_copy_within_the_own_cache_takes_some_time():
-    assert 0.0 < own_s_per_byte() == own_s_per_byte()
