@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ringcomm.arrays.bridge import flat_copy
 from ringcomm.collective.options import Options
 from ringcomm.config import Settings
 from ringcomm.engine import coordinator
@@ -18,7 +17,6 @@ from ringcomm.engine.cache import IssuedIds
 from ringcomm.errors import Misuse, ShapeError
 from ringcomm.ops import Adasum, Average, Max, Min, Product, Sum
 from ringcomm.testing.cluster import run_ranks
-from tests.support.reference import contributions
 
 LIMIT_S = 30.0
 
@@ -100,21 +98,6 @@ class TestNumbers:
             np.testing.assert_array_equal(counts, [rank + 1] * size)
             np.testing.assert_array_equal(rows, np.repeat(rank * 10 + np.arange(size), rank + 1))
 
-    def test_what_is_done_keeps_no_memory_in_use(self, on_ranks):
-        """A thread that waited may count references to the memory before the engine drops its own."""
-        submitted = threading.Event()
-
-        def work(context):
-            if context.rank == 0:
-                assert submitted.wait(LIMIT_S)
-            handle = context.engine.allreduce([np.ones(5000)], Sum, "x")
-            waiting = context.engine.pending()
-            submitted.set()
-            handle.wait(LIMIT_S)
-            return [request.arrays for request in waiting]
-
-        assert on_ranks(2, work)[1] == [[]]
-
     def test_small_ones_that_all_wait_for_need_no_collective(self, on_ranks, size):
         def work(context):
             engine, rank, runs = context.engine, context.rank, []
@@ -135,7 +118,7 @@ class TestNumbers:
                 np.testing.assert_allclose(mean, sum(values(r, step, 5) for r in range(size)) / size)
                 np.testing.assert_array_equal(last, values(size - 1, step + 50, 3))
 
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("seed", range(2))
     def test_some_wait_at_once_and_some_do_not(self, on_ranks, size, seed):
         def work(context):
             random_of_rank, results = random.Random(seed * 100 + context.rank), []
@@ -256,20 +239,9 @@ class TestNumbers:
 
         assert run_ranks(2, work) == [True, True]
 
-    def test_half_types_through_fusion(self, on_ranks):
-        def work(context):
-            arrays = [
-                flat_copy(contributions(np.dtype(np.float16), 3, 20)[context.rank])[0] for _ in range(4)
-            ]
-            context.engine.allreduce(arrays, Average).wait(LIMIT_S)
-            return [array.tobytes() for array in arrays]
-
-        results = on_ranks(3, work)
-        assert results[0] == results[1] == results[2] and len(set(results[0])) == 1
-
 
 class TestOrder:
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("seed", range(2))
     def test_each_rank_has_an_order_of_its_own(self, on_ranks, seed, monkeypatch):
         """Names hit and miss the cache, shapes change, sets and groups are mixed in."""
         rounds, names = 4, 40
@@ -375,14 +347,3 @@ def test_the_sums_of_operations_have_the_programs_names():
         names = [name for name in operations if "'conv'" in name or "'dense'" in name]
         assert len(names) == 2 and len(operations) == 2, operations
         assert all(operations[name] == (3, True, True) for name in names), operations
-
-
-def test_the_number_of_names_in_the_sums_is_limited(monkeypatch):
-    monkeypatch.setattr("ringcomm.engine.bucket_runner._MAX_TALLIES", 2)
-
-    def work(context):
-        for number in range(4):
-            context.engine.allreduce([np.ones(600)], Sum, f"step{number}").wait(LIMIT_S)
-        return sorted(item.runs for item in context.engine.buckets.totals().operations.values())
-
-    assert run_ranks(2, work, settings=plain()) == [[1, 1, 2]] * 2
