@@ -276,22 +276,6 @@ class TestBarrier:
 
         assert on_ranks(size, work) == [[4, 8, 12, 16, 20]] * size
 
-    def test_names_are_allowed_everywhere(self, on_ranks):
-        def work(context):
-            array = np.ones((2, 2), np.float32)
-            context.barrier(name="b")
-            context.allreduce(array, name="gradient 1")
-            context.allreduce_(array, name="gradient 1")
-            context.reducescatter(array, name="größe")
-            context.allgather(array, name="")
-            context.allgather_(array, name="x" * 10_000)
-            context.broadcast(array, name="b")
-            context.alltoall(array, name="b")
-            context.broadcast_object(1, name="b")
-            context.allgather_object(1, name="b")
-
-        on_ranks(2, work)
-
 
 class TestThreads:
     """Several threads of one rank call at the same time; on all ranks all of them make the same call."""
