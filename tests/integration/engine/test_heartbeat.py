@@ -49,8 +49,8 @@ class Side:
     def begin(
         self,
         limits: SilenceLimits,
-        progress: Progress = Progress(),
-        elsewhere: str = "",  # noqa: B008
+        progress: Progress = Progress(),  # noqa: B008
+        elsewhere: str = "",
     ) -> HeartbeatThread:
         self.heartbeat = HeartbeatThread(
             self.fabric, HOSTS, limits, self.reporter, lambda: progress, self._fail, "process group 7",
