@@ -80,12 +80,3 @@ def test_ranks_that_disagree_by_order(ranks_of):
 def test_ranks_that_disagree_with_a_codec(ranks_of, weight):
     for text in disagree(ranks_of, "direct", compression="int8", weight=weight):
         assert "makes another call: they disagree about the shape, the scale factors or the list" in text
-
-
-def test_weights_that_are_all_zero(ranks_of):
-    def work(context):
-        with pytest.raises(rc.RingcommError, match="the weights of all ranks are 0"):
-            rc.reducescatter(np.ones((3, 2)), weight=0.0, name="nothing", process_set=rc.global_process_set)
-        return True
-
-    assert ranks_of(2, work) == [True, True]

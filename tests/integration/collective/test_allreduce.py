@@ -97,20 +97,18 @@ class TestAllreduce:
                 assert array.flags.c_contiguous
                 np.testing.assert_array_equal(array, expected)
 
-    @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (2, 3, 4), (1, 1, 1)])
-    def test_shapes_survive(self, on_ranks, shape):
+    def test_shapes_survive(self, on_ranks):
         def work(context):
-            array = np.full(shape, context.rank + 1.0)
-            copy = context.allreduce(array, Sum)
-            assert (array == context.rank + 1.0).all()
-            context.allreduce_(array, Sum)
-            return copy, array
+            for shape in ((), (0,), (3, 0, 2), (1,), (2, 3, 4)):
+                array = np.full(shape, context.rank + 1.0)
+                copy = context.allreduce(array, Sum)
+                assert (array == context.rank + 1.0).all()
+                context.allreduce_(array, Sum)
+                for result in (copy, array):
+                    assert isinstance(result, np.ndarray) and result.shape == shape
+                    assert (result == 3.0).all()
 
-        for copy, array in on_ranks(2, work):
-            for result in (copy, array):
-                assert isinstance(result, np.ndarray)
-                assert result.shape == shape
-                assert (result == 3.0).all()
+        on_ranks(2, work)
 
     def test_scale_factors(self, on_ranks, size):
         def work(context):

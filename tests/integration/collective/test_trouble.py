@@ -44,7 +44,7 @@ def survivors(failure, culprit):
     return [error for rank, error in enumerate(failure.errors) if rank != culprit]
 
 
-@pytest.mark.parametrize("name", ["allreduce", "broadcast", "alltoall", "allgather_object"])
+@pytest.mark.parametrize("name", ["allreduce", "allgather_object"])
 class TestCulprits:
     def test_a_rank_that_raises_is_named_with_its_error(self, name):
         def work(context):
@@ -75,7 +75,7 @@ class TestCulprits:
         all_alike(errors, PeerLostError, finished, "Every rank must make the same calls", rank=1)
 
 
-@pytest.mark.parametrize("name", ["allreduce", "allgather", "barrier"])
+@pytest.mark.parametrize("name", ["allgather", "barrier"])
 def test_a_silent_rank_is_named_and_told(name):
     over = threading.Event()
 
@@ -125,8 +125,7 @@ class TestLate:
         assert any(text.startswith("Rank 1 (localhost), for which others wait, is here:") for text in texts)
 
 
-@pytest.mark.parametrize("pair", [(0, 1), (1, 2)])
-@pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.parametrize("pair, busy", [((0, 1), True), ((1, 2), False)])
 def test_a_link_that_is_reset_is_named_and_neither_of_its_ranks(pair, busy):
     """No rank waits: still it is noticed, and all ranks raise the same at the next call."""
     noticed_s = []
@@ -210,9 +209,8 @@ def test_a_misused_call_on_all_ranks_breaks_nothing(on_ranks):
     assert on_ranks(2, work) == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_real_threads_on_a_bad_network(seed):
-    faults = Faults(seed=seed, would_block=0.3, short=0.7, most_bytes=50, delay=0.05, most_turns=3)
+def test_real_threads_on_a_bad_network():
+    faults = Faults(would_block=0.3, short=0.7, most_bytes=50, delay=0.05, most_turns=3)
 
     def work(context):
         results = [call(context) for call in COLLECTIVES.values()]
@@ -223,7 +221,7 @@ def test_real_threads_on_a_bad_network(seed):
     assert results == run_ranks(SIZE, work)
 
 
-@pytest.mark.parametrize("after_bytes", [0, 32, 60, 333])
+@pytest.mark.parametrize("after_bytes", [0, 60, 333])
 def test_a_cable_breaks_between_two_threads(after_bytes):
     faults = Faults(seed=after_bytes, cuts=(Cut(0, 1, True, after_bytes),))
 

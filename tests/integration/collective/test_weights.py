@@ -41,11 +41,10 @@ def both(context, array, weight, name):
     return called, flat
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("count", [0, 1, 3, 1000, (1 << 18) + 1])
-def test_the_weighted_average(on_ranks, count, seed):
-    for size in (1, 2, 3, 4):
-        weights = weights_of(size, seed)
+@pytest.mark.parametrize("count", [0, 3, (1 << 18) + 1])
+def test_the_weighted_average(on_ranks, count):
+    for size in (1, 2, 3):
+        weights = weights_of(size, count)
 
         def work(context, weights=weights):
             rank = context.rank
@@ -60,15 +59,14 @@ def test_the_weighted_average(on_ranks, count, seed):
             assert named.tobytes() == results[0][1].tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
-def test_half_types_do_not_overflow(dtype):
+def test_half_types_do_not_overflow():
     def work(context):
-        array = np.full(700, 30000.0, dtype_named(dtype))
-        return both(context, array, 100 + 50 * context.rank, "w")
+        for dtype in ("float16", "bfloat16", "float32", "complex64"):
+            array = np.full(700, 30000.0, dtype_named(dtype))
+            for found in both(context, array, 100 + 50 * context.rank, "w"):
+                np.testing.assert_allclose(found.astype(complex), 30000.0, rtol=1e-2)
 
-    for called, named in run_ranks(3, work):
-        np.testing.assert_allclose(called.astype(complex), 30000.0, rtol=1e-2)
-        np.testing.assert_allclose(named.astype(complex), 30000.0, rtol=1e-2)
+    run_ranks(3, work)
 
 
 def test_equal_weights_change_no_bit_of_an_average_by_name():

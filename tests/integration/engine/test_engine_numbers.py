@@ -118,58 +118,6 @@ class TestNumbers:
                 np.testing.assert_allclose(mean, sum(values(r, step, 5) for r in range(size)) / size)
                 np.testing.assert_array_equal(last, values(size - 1, step + 50, 3))
 
-    @pytest.mark.parametrize("seed", range(2))
-    def test_some_wait_at_once_and_some_do_not(self, on_ranks, size, seed):
-        def work(context):
-            random_of_rank, results = random.Random(seed * 100 + context.rank), []
-            for step in range(60):
-                batch = [values(context.rank, step * 10 + n, 4) for n in range(3)]
-                order = random_of_rank.sample(range(3), 3)
-                handles = [
-                    context.engine.allreduce([batch[n]], Sum, f"t{n}", urgent=random_of_rank.random() < 0.8)
-                    for n in order
-                ]
-                for handle in handles:
-                    handle.wait(LIMIT_S)
-                results.append(batch)
-            return results
-
-        for results in on_ranks(size, work):
-            for step, batch in enumerate(results):
-                for n, array in enumerate(batch):
-                    expected = sum(values(rank, step * 10 + n, 4) for rank in range(size))
-                    np.testing.assert_array_equal(array, expected)
-
-    def test_groups_of_mixed_types_and_sizes(self, on_ranks, size):
-        kinds = [np.float32, np.float16, np.int64, np.float64]
-
-        def group(rank):
-            return [values(rank, n, 1 + n * 7, dtype=kinds[n % 4]) for n in range(12)]
-
-        def work(context):
-            arrays = group(context.rank)
-            large = values(context.rank, 99, 200_000)
-            handles = [
-                context.engine.allreduce(arrays[:6], Sum, "first"),
-                context.engine.allreduce([large], Sum),
-            ]
-            handles.append(context.engine.allreduce(arrays[6:], Sum, "second"))
-            shapes = [(array.size,) for array in arrays]
-            scattered = context.engine.reducescatter(group(context.rank), shapes, Options(Sum, "third"))
-            gathered = context.engine.allgather(group(context.rank), shapes, "fourth")
-            for handle in handles:
-                handle.wait(LIMIT_S)
-            return arrays, large, scattered.wait(LIMIT_S), gathered.wait(LIMIT_S)
-
-        sums = [sum(group(rank)[n].astype(np.float64) for rank in range(size)) for n in range(12)]
-        for rank, (arrays, large, scattered, gathered) in enumerate(on_ranks(size, work)):
-            for n in range(12):
-                assert arrays[n].dtype == kinds[n % 4]
-                np.testing.assert_array_equal(arrays[n], sums[n])
-                np.testing.assert_array_equal(scattered[n], np.array_split(sums[n], size)[rank])
-                np.testing.assert_array_equal(gathered[n], np.concatenate([group(r)[n] for r in range(size)]))
-            np.testing.assert_array_equal(large, sum(values(r, 99, 200_000) for r in range(size)))
-
     def test_neighbours_in_memory_are_reduced_in_place(self):
         def work(context):
             results = []
@@ -190,7 +138,7 @@ class TestNumbers:
             np.testing.assert_array_equal(apart, expected)
         np.testing.assert_array_equal(results[0][0][1], expected)
 
-    @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
+    @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
     def test_adasum(self, size):
         def pairwise(vectors):
             """The definition, on all vectors at once."""
@@ -241,15 +189,14 @@ class TestNumbers:
 
 
 class TestOrder:
-    @pytest.mark.parametrize("seed", range(2))
-    def test_each_rank_has_an_order_of_its_own(self, on_ranks, seed, monkeypatch):
+    def test_each_rank_has_an_order_of_its_own(self, on_ranks, monkeypatch):
         """Names hit and miss the cache, shapes change, sets and groups are mixed in."""
         rounds, names = 4, 40
         monkeypatch.setattr(coordinator, "IssuedIds", lambda size, _: IssuedIds(size, 25))
 
         def work(context):
             engine, rank, size = context.engine, context.rank, context.size
-            chance = random.Random(1000 * seed + rank)
+            chance = random.Random(rank)
             number = engine.add_process_set([0, 2])
             for turn in range(rounds):
                 order = list(range(names))

@@ -141,11 +141,6 @@ def test_a_peer_that_comes_before_this_rank_has_its_number_is_answered_then(netw
     assert network.linked(rank)[Purpose.DIRECT] == [0]
 
 
-def test_a_peer_that_looks_for_another_rank_is_told_which_one_it_has_found(network):
-    sock, session = network.dial(network.rank(1), CLAIM._replace(target=2))
-    assert network.answers(sock, session, 2) == [echo(1), None]
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -182,18 +177,6 @@ def test_all_channels_make_a_linked_rank_which_reports_it(network):
     links = [{"iface": "lo", "local": "127.0.0.1", "peers": ranges_of([0])}]
     assert rank.setup.linked and rank.sent == [{"type": "linked", "links": links}]
     assert network.linked(rank) == {purpose: [0] for purpose in CHANNELS}
-
-
-def test_links_that_are_there_before_the_routes_count_and_the_time_limit_passes_unnoticed(network):
-    rank = network.rank(1)
-    for purpose in CHANNELS:
-        network.dial(rank, CLAIM._replace(purpose=purpose))
-    network.until(lambda: len(rank.setup._links) == len(CHANNELS))
-    rank.setup.link(WAITS, Deadline(0.0))
-    assert [item["type"] for item in rank.sent] == ["linked"]
-    overdue = Deadline(0.05)
-    network.until(overdue.expired)
-    assert len(rank.sent) == 1
 
 
 def test_peers_that_do_not_come_in_time_are_reported(network):

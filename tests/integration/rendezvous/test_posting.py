@@ -35,14 +35,6 @@ def test_a_wait_for_an_entry_that_is_never_posted_ends_in_time(service):
         await_entry(service.membership(0), "group 2", 0.2)
 
 
-def test_a_process_without_the_key_posts_nothing(service):
-    unauthenticated = service.membership(0, key=b"x" * 32)
-    with pytest.raises(StartupError, match="does not hold this job's key"):
-        post(unauthenticated, "group 3", "elsewhere", 5.0)
-    with pytest.raises(StartTimeoutError):
-        await_entry(service.membership(0), "group 3", 0.2)
-
-
 def test_a_relay_is_refused_or_passes_on_ciphertext(service):
     if service.certificate:
         with Relay(service.endpoints[0]) as relay:

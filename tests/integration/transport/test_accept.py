@@ -16,7 +16,6 @@ from ringcomm.errors import AuthenticationError
 from ringcomm.transport import accept
 from ringcomm.transport.accept import GRACE_S, MAX_HALF_OPEN
 from ringcomm.transport.connect import listen
-from ringcomm.transport.secure import SecureSocket
 from ringcomm.wire.auth import Admission, Initiator, plain_answer
 from ringcomm.wire.place import place_of
 from tests.integration.transport.street import Street
@@ -103,24 +102,6 @@ def received(sock):
         return sock.recv(1000)
     except ConnectionResetError:
         return b""
-
-
-def test_an_admission_may_arrive_in_pieces(reactor, monkeypatch):
-    monkeypatch.setattr(accept, "HANDSHAKE_S", LONG_S)
-    with ExitStack() as stack:
-        street = Street(reactor, stack, encrypt=True)
-        data = Admission.of(KEY) + HELLO
-        peer = street.peer(data[:1])
-        for position in range(1, len(data)):
-            street.door.turn_for(0.001)
-            peer.send(data[position : position + 1])
-
-        def answered():
-            socks = [item.sock for item in street.door.acceptor._half_open]
-            return any(isinstance(sock, SecureSocket) and sock.answered for sock in socks)
-
-        street.door.turn_until(answered)
-        assert street.door.refused == []
 
 
 def test_silent_connections_make_room_but_a_peer_that_named_the_job_stays(reactor, monkeypatch):

@@ -110,18 +110,6 @@ def test_buffers_are_ordinary_without_a_peer_that_shares_memory(monkeypatch):
 
 
 class TestArray:
-    def test_it_is_like_any_other(self):
-        array = rc.empty((3, 300_000), "f8")
-        assert array.shape == (3, 300_000) and array.dtype == np.float64
-        assert array.flags.c_contiguous and array.flags.writeable
-        assert array in arena.own() and array[1:, 5:] in arena.own()
-        assert np.zeros(300_000) not in arena.own()
-
-    @pytest.mark.parametrize(
-        ("shape", "dtype"), [((), "f4"), (0, "f4"), (MIN_BYTES - 1, "u1"), (MIN_BYTES, "O")]
-    )
-    def test_what_is_short_is_ordinary(self, shape, dtype):
-        assert rc.empty(shape, dtype) not in arena.own()
 
     def test_its_pages_go_back_with_the_last_view(self):
         owner = arena.own()

@@ -266,12 +266,6 @@ def test_what_is_measured_is_used_unless_it_is_not_wanted(monkeypatch):
         kinds(links)
 
 
-def test_without_shared_memory_nothing_is_measured(monkeypatch, no_leaks):
-    monkeypatch.setattr(carriers, "_found", None)
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    assert carriers.measured() == RING_MOST_BYTES
-
-
 def test_memory_that_ends_half_way_is_an_error_unless_the_lease_was_revoked(no_leaks):
     """The system copies the first page and then stops: fewer bytes, and no error number."""
     page, lease = mmap.PAGESIZE, Lease()

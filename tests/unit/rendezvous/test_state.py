@@ -160,14 +160,6 @@ def test_start_timeout_names_the_missing():
     assert job.notice("failed").culprit == 0
 
 
-def test_many_missing_ranks_are_counted():
-    for size, end in ((20, "rank 8 (host0) and 11 more"), (9, "rank 8 (host0)")):
-        job = Job(size, seats_of(size), start_timeout_s=30.0)
-        job.join_seat(0, 0)
-        job.pass_time(30.0)
-        assert f", {end}. If they only need longer" in job.root_cause()["text"]
-
-
 def test_start_timeout_without_a_plan_names_those_present():
     job = Job(3, start_timeout_s=30.0)
     job.join(5, hostname="pc", pid=7)

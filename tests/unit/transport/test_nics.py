@@ -141,11 +141,6 @@ def test_a_choice_of_nothing_lists_what_there_is(machine, spec):
     assert "down0" not in str(caught.value)
 
 
-def test_a_machine_without_network_is_fine_with_any_choice(machine):
-    machine({"lo": JETSON["lo"]})
-    assert {item.kind for item in own_addresses("eth0")} == {LOOPBACK}
-
-
 def test_interfaces_of_a_system_without_statistics_count_as_up(machine, monkeypatch):
     """Emulators and sandboxes do not implement the call."""
 

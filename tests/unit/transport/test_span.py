@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ringcomm.transport.span import (
     EXPENSIVE,
     SKIPPED_BYTES,
@@ -33,22 +31,6 @@ def test_the_whole_ring_is_used_where_writing_is_expensive():
 
 def test_a_part_of_it_is_used_where_writing_is_cheap():
     assert not noted(SpanChoice(OWN), *[CHEAP] * 1000)
-
-
-def test_the_first_copies_do_not_count():
-    """Their lines lie in no cache, so they are cheap in either state."""
-    assert noted(SpanChoice(OWN), *[CHEAP] * FIRST, *[DEAR] * WINDOW)
-
-
-@pytest.mark.parametrize("odd", range(WINDOW))
-def test_one_cheap_copy_is_enough(odd):
-    """A process that has lost its core copies slowly wherever it is."""
-    times = [DEAR] * WINDOW
-    times[odd] = CHEAP
-    choice = SpanChoice(OWN)
-    noted(choice, *[DEAR] * FIRST)
-    assert not noted(choice, *times)
-    assert noted(choice, *[DEAR] * WINDOW)
 
 
 def test_the_part_is_tried_again_after_some_time():
