@@ -9,18 +9,18 @@ job, and says its family and seed; with these it runs again (``… SEED 1 FAMILY
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
 import zlib
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+from typing import Any, Dict, List, NamedTuple, Sequence
 
 import numpy as np
 
 import ringcomm as rc
 from ringcomm.ops import ReduceOp
 from ringcomm.schedule.steps import even_bounds
-from tests.fuzz.agreeing_groups import GroupFamily, delay
-from tests.fuzz.agreeing_weights import WeightFamily
+from tests.fuzz.agreeing_weights import delay
 from tests.support.reference import all_dtypes, assert_reduced, contributions, ops_for
 
 DTYPES = all_dtypes()
@@ -221,11 +221,21 @@ class NumpyFamily:
                 self.digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), self.digest)
 
 
+FAMILIES = {
+    "numpy": "agreeing:NumpyFamily", "weight": "agreeing_weights:WeightFamily",
+    "model": "agreeing_models:ModelFamily", "local": "agreeing_local:LocalFamily",
+    "ddp": "agreeing_ddp:DdpFamily", "recipe": "agreeing_recipes:RecipeFamily",
+    "group": "agreeing_groups:GroupFamily", "facts": "agreeing_facts:FactsFamily",
+}  # fmt: skip
+"""By name, its module, which imports PyTorch, and its class."""
+
+
 def main(first: int, count: int, names: Sequence[str]) -> None:
     """Run programs of these families one after another."""
     rc.init()
     for name in names:
-        family = FAMILIES[name]()
+        module, _, kind = FAMILIES[name].partition(":")
+        family = getattr(importlib.import_module(f"tests.fuzz.{module}"), kind)()
         for seed in range(first, first + count):
             try:
                 digest = family.run(seed)
@@ -237,41 +247,6 @@ def main(first: int, count: int, names: Sequence[str]) -> None:
         if rc.rank() == 0:
             print(f"{count} programs of family {name} from seed {first} on {rc.size()} ranks", flush=True)
 
-
-def _models() -> Any:
-    from tests.fuzz.agreeing_models import ModelFamily  # it imports PyTorch
-
-    return ModelFamily()
-
-
-def _local() -> Any:
-    from tests.fuzz.agreeing_local import LocalFamily
-
-    return LocalFamily()
-
-
-def _ddp() -> Any:
-    from tests.fuzz.agreeing_ddp import DdpFamily
-
-    return DdpFamily()
-
-
-def _recipes() -> Any:
-    from tests.fuzz.agreeing_recipes import RecipeFamily
-
-    return RecipeFamily()
-
-
-def _facts() -> Any:
-    from tests.fuzz.agreeing_facts import FactsFamily
-
-    return FactsFamily()
-
-
-FAMILIES: Dict[str, Callable[[], Any]] = {
-    "numpy": NumpyFamily, "weight": WeightFamily, "model": _models, "local": _local, "ddp": _ddp,
-    "recipe": _recipes, "group": GroupFamily, "facts": _facts,
-}  # fmt: skip
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or list(FAMILIES))

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringcomm as rc
 import ringcomm.torch.distributed  # noqa: F401 - it registers the backend
-from tests.fuzz.agreeing_groups import delay
 from tests.fuzz.agreeing_models import OPTIMIZERS, SAMPLES, Model
+from tests.fuzz.agreeing_weights import delay
 
 
 class Case(NamedTuple):

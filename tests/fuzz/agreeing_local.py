@@ -17,7 +17,7 @@ from torch import nn
 
 import ringcomm as rc
 import ringcomm.torch as hvd
-from tests.fuzz.agreeing_groups import delay
+from tests.fuzz.agreeing_weights import delay
 
 OPTIMIZERS: Dict[str, Dict[str, Any]] = {
     "SGD": {"lr": 0.05, "momentum": 0.9}, "AdamW": {"lr": 0.01}, "Adagrad": {"lr": 0.03},

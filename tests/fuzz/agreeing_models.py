@@ -18,7 +18,7 @@ from torch import nn
 
 import ringcomm as rc
 import ringcomm.torch as hvd
-from tests.fuzz.agreeing_groups import delay
+from tests.fuzz.agreeing_weights import delay
 
 SAMPLES, STEPS = 40, 5
 OPTIMIZERS: Dict[str, Dict[str, Any]] = {

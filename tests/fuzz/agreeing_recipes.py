@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ringcomm as rc
 import ringcomm.torch as hvd
-from tests.fuzz.agreeing_groups import delay
+from tests.fuzz.agreeing_weights import delay
 
 STEPS, WIDTH, CLASSES, WORDS = 6, 12, 5, 20
 IMPLEMENTATIONS: List[Dict[str, Any]] = [{}, {"foreach": True}, {"foreach": False}, {"fused": True}]

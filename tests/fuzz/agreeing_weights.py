@@ -6,6 +6,7 @@ Expected is the average in exact arithmetic, rounded to the type; or one error o
 from __future__ import annotations
 
 import random
+import time
 import zlib
 from fractions import Fraction
 from typing import Any, List
@@ -14,10 +15,15 @@ import numpy as np
 
 import ringcomm as rc
 from ringcomm.dtypes import dtype_named
-from tests.fuzz.agreeing_groups import delay
 
 WEIGHTS = (0.0, 0.0, 5e-324, 1e-308, 1e-46, 1e-9, 1.0, 3, 50, 1e9, 1e39, 1e308, 1.7976931348623157e308)
 BITS = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
+
+
+def delay(rng: random.Random) -> None:
+    """Now and then, wait for a few milliseconds."""
+    if rng.random() < 0.1:
+        time.sleep(rng.uniform(0.0, 0.004))
 
 
 class WeightFamily:

@@ -7,7 +7,7 @@ ranks in threads, with real sockets and a real rendezvous: what has failed canno
 from __future__ import annotations
 
 import random
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -48,11 +48,12 @@ class Program(NamedTuple):
     size: int
     calls: List[Call]
     place: int
-    odd: Any
+    odd: Optional[Call]
     odd_rank: int
     change: str
 
 
+DTYPES = ("float32", "int64", "float16", "int8")
 KINDS = ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter")
 MATTERS: Dict[str, Tuple[str, ...]] = {
     "allreduce": ("count", "width", "dtype", "op", "name", "prescale", "kind", "raise"),
@@ -74,33 +75,32 @@ def program(seed: int, by_name: bool) -> Program:
     def call() -> Call:
         return Call(
             rng.choice(KINDS), rng.choice((1, 4, 40, 3000)) * size, rng.choice((1, 2, 9)),
-            rng.choice(("float32", "int64", "float16")), int(rng.choice((Sum, Max))), rng.randrange(size),
+            rng.choice(DTYPES), int(rng.choice((Sum, Max))), rng.randrange(size),
             f"n{rng.randrange(3)}",
         )  # fmt: skip
 
     calls = [call() for _ in range(rng.randrange(1, 6))]
     place = rng.randrange(len(calls))
-    right = calls[place]
-    change = rng.choice([item for item in MATTERS[right.kind] if not by_name or item in BY_NAME])
-    odd: Any = None
-    if change == "kind":
-        odd = right._replace(kind=rng.choice([kind for kind in KINDS if kind != right.kind]))
-    elif change == "count":
-        odd = right._replace(count=right.count + rng.choice((1, 2)) * size)
-    elif change == "dtype":
-        odd = right._replace(dtype=rng.choice(("int32", "float64", "int8")))
-    elif change == "op":
-        odd = right._replace(op=int(Sum) + int(Max) - right.op)
-    elif change == "root":
-        odd = right._replace(root=(right.root + 1) % size)
-    elif change == "name":
-        odd = right._replace(name="other")
-    elif change == "prescale":
-        odd = right._replace(dtype="float32", prescale=2.0)
-        calls[place] = right._replace(dtype="float32")
-    elif change == "width":
-        odd = right._replace(width=right.width + 1)
+    change = rng.choice([item for item in MATTERS[calls[place].kind] if not by_name or item in BY_NAME])
+    if change == "prescale":
+        calls[place] = calls[place]._replace(dtype="float32")
+    odd = changed(rng, calls[place], change, size, KINDS, DTYPES)
     return Program(seed, size, calls, place, odd, rng.randrange(size), change)
+
+
+def changed(
+    rng: random.Random, right: Call, change: str, size: int, kinds: Sequence[str], dtypes: Sequence[str]
+) -> Optional[Call]:
+    """The call as one rank makes it; None if it makes none."""
+    if change == "kind":
+        return right._replace(kind=rng.choice([kind for kind in kinds if kind != right.kind]))
+    if change == "dtype":
+        return right._replace(dtype=rng.choice([dtype for dtype in dtypes if dtype != right.dtype]))
+    others: Dict[str, Any] = {
+        "count": right.count + rng.choice((1, 2)) * size, "op": int(Sum) + int(Max) - right.op,
+        "root": (right.root + 1) % size, "name": "other", "prescale": 2.0, "width": right.width + 1,
+    }  # fmt: skip
+    return right._replace(**{change: others[change]}) if change in others else None
 
 
 def direct(context: Context, call: Call) -> Any:

@@ -12,39 +12,19 @@ from __future__ import annotations
 import random
 import sys
 from datetime import timedelta
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Tuple
 
 import torch
 import torch.distributed as dist
 
 import ringcomm.torch.distributed  # noqa: F401 - registers the backend
+from ringcomm.ops import Max, Sum
+from tests.fuzz.diverging import Call, Program, changed
 
 LIMIT_S = 60.0
 
 
-class Call(NamedTuple):
-    """One call, and what it is called with; each rank puts in its rank + 1."""
-
-    kind: str
-    count: int
-    dtype: torch.dtype
-    op: Any
-    root: int
-
-
-class Program(NamedTuple):
-    """The program of a seed: the calls of all ranks, and the rank whose call at `place` is `odd`. `odd` is
-    None if that rank leaves instead.
-    """
-
-    seed: int
-    calls: List[Call]
-    place: int
-    odd: Optional[Call]
-    odd_rank: int
-
-
-DTYPES = (torch.float32, torch.float64, torch.int32, torch.bfloat16)
+DTYPES = ("float32", "float64", "int32", "bfloat16")
 MATTERS: Dict[str, Tuple[str, ...]] = {
     "all_reduce": ("count", "dtype", "op", "kind", "leave"),
     "broadcast": ("count", "dtype", "root", "kind", "leave"),
@@ -64,46 +44,35 @@ def program(seed: int, size: int) -> Program:
     count = rng.choice((1, 3, 50, 20_000))
 
     def call() -> Call:
-        op = rng.choice((dist.ReduceOp.SUM, dist.ReduceOp.MAX))
-        return Call(rng.choice(list(MATTERS)), count, rng.choice(DTYPES), op, rng.randrange(size))
+        kind, dtype, op = rng.choice(list(MATTERS)), rng.choice(DTYPES), int(rng.choice((Sum, Max)))
+        return Call(kind, count, 1, dtype, op, rng.randrange(size))
 
     calls = [call() for _ in range(rng.randrange(1, 5))]
     place = rng.randrange(len(calls))
-    right = calls[place]
-    change = rng.choice(MATTERS[right.kind])
-    odd: Optional[Call] = None
-    if change == "kind":
-        odd = right._replace(kind=rng.choice([kind for kind in MATTERS if kind != right.kind]))
-    elif change == "count":
-        odd = right._replace(count=right.count + rng.choice((1, 2, 5000)))
-    elif change == "dtype":
-        odd = right._replace(dtype=rng.choice([dtype for dtype in DTYPES if dtype != right.dtype]))
-    elif change == "op":
-        sums = right.op == dist.ReduceOp.SUM
-        odd = right._replace(op=dist.ReduceOp.MAX if sums else dist.ReduceOp.SUM)
-    elif change == "root":
-        odd = right._replace(root=(right.root + 1) % size)
-    return Program(seed, calls, place, odd, rng.randrange(size))
+    change = rng.choice(MATTERS[calls[place].kind])
+    odd = changed(rng, calls[place], change, size, list(MATTERS), DTYPES)
+    return Program(seed, size, calls, place, odd, rng.randrange(size), change)
 
 
 def make(call: Call, group: Any) -> None:
     """Make the call, and compare what it gives to what it promises."""
     rank, size = dist.get_rank(), dist.get_world_size()
+    op = dist.ReduceOp.SUM if call.op == int(Sum) else dist.ReduceOp.MAX
 
     def filled(value: float, count: int = call.count) -> torch.Tensor:
-        return torch.full((count,), value, dtype=call.dtype)
+        return torch.full((count,), value, dtype=getattr(torch, call.dtype))
 
     mine, every = filled(rank + 1), range(1, size + 1)
-    reduced = float(sum(every) if call.op == dist.ReduceOp.SUM else max(every))
+    reduced = float(sum(every) if call.op == int(Sum) else max(every))
     many = [filled(0) for _ in every]
     if call.kind == "all_reduce":
-        dist.all_reduce(mine, call.op, group)
+        dist.all_reduce(mine, op, group)
         same([mine], [reduced])
     elif call.kind == "broadcast":
         dist.broadcast(mine, call.root, group)
         same([mine], [call.root + 1])
     elif call.kind == "reduce":
-        dist.reduce(mine, call.root, call.op, group)
+        dist.reduce(mine, call.root, op, group)
         same([mine] if rank == call.root else [], [reduced])
     elif call.kind == "all_gather":
         dist.all_gather(many, mine, group)
@@ -116,7 +85,7 @@ def make(call: Call, group: Any) -> None:
         dist.scatter(mine, parts, call.root, group)
         same([mine], [rank + 1])
     elif call.kind == "reduce_scatter":
-        dist.reduce_scatter(mine, [filled(rank + 1) for _ in every], call.op, group)
+        dist.reduce_scatter(mine, [filled(rank + 1) for _ in every], op, group)
         same([mine], [reduced])
     else:
         whole = filled(0, size * call.count)

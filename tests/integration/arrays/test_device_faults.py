@@ -74,8 +74,7 @@ def test_a_missing_wait_is_found(missing, monkeypatch):
 # ---- faults ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transport", ["memory", "tcp"])
-@pytest.mark.parametrize("place", [1, 2, 4])
+@pytest.mark.parametrize(("transport", "place"), [("memory", 1), ("tcp", 2), ("tcp", 4)])
 def test_a_copy_to_the_host_that_fails_is_an_error_on_every_rank(place, transport):
     def work(context):
         with FakeLab(context.rank, fail_out=place if context.rank == 1 else 0) as lab:

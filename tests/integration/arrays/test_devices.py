@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from ringcomm.arrays.mapped import slowdown
 from ringcomm.config import Settings
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import RankFailed, run_ranks
@@ -21,7 +19,7 @@ def test_numbers_are_those_of_numpy_arrays(check, size):
     run_check(check, size, seed=size)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_whatever_overtakes_what(seed):
     for check in (device_contract.check_order_of_the_stream, device_contract.check_asynchronous):
         run_check(check, 2, seed)
@@ -95,10 +93,6 @@ def test_a_measurement_decides_whether_mapped_memory_is_copied(times, copied):
     assert run_ranks(2, work, settings=SETTINGS) == [(copied, copied, copied)] * 2
 
 
-def test_additions_are_measured_on_memory():
-    assert slowdown(np.empty(1 << 20, np.uint8)) > 0.0
-
-
 def test_the_host_waits_for_the_program_before_it_uses_mapped_memory(monkeypatch):
     monkeypatch.setattr(FakeEngine, "reached", lambda engine, mark: AtOnce())
 
@@ -149,15 +143,3 @@ def test_nothing_is_allocated_and_no_thread_waits_in_steady_state(monkeypatch):
         assert allocations == device.blocks == counts[-1] <= 6, counts
         assert device.host_waits == 0
         assert device.copies_out == device.copies_in == 60, "one copy each way for each array"
-
-
-def test_calls_on_devices_are_in_the_sums():
-    def work(context):
-        with FakeLab(context.rank) as lab:
-            for _ in range(3):
-                context.allreduce(lab.array(numbers(context, LONG)), op=Sum)
-            totals = context._runner.totals()
-            return totals.kinds["allreduce"].runs, totals.peers[1 - context.rank].sent_bytes
-
-    for runs, sent_bytes in run_ranks(2, work):
-        assert runs == 3 and sent_bytes >= 3 * 4 * LONG

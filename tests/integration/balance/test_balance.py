@@ -177,7 +177,7 @@ def test_a_fixed_list_of_speeds_gives_the_same_bits_in_two_runs():
     assert len({*first, *second}) == 1
 
 
-@pytest.mark.parametrize("slow_step", [59, 64, 70, 77])
+@pytest.mark.parametrize("slow_step", [59, 70])
 def test_a_rank_that_slows_down_by_half_in_a_running_job(slow_step, monkeypatch):
     """Real ranks and real reductions; only the seconds that they compute come from a clock of each rank.
 

@@ -69,19 +69,6 @@ def test_what_is_no_member_or_differs_is_an_error(ranks_of):
     assert ranks_of(3, work) == [[3.0]] * 3
 
 
-def test_rows_in_place_are_a_view_of_the_array(ranks_of):
-    def work(context):
-        if context.rank == 1:
-            rc.add_process_set([0, 2])
-            return None
-        array = np.ones((3, 2))
-        rows = rc.reducescatter_(array, rc.Sum, process_set=rc.add_process_set([0, 2]))
-        return np.shares_memory(rows, array), rows.tolist()
-
-    found = ranks_of(3, work)
-    assert found == [(True, [[2.0, 2.0]] * 2), None, (True, [[2.0, 2.0]])]
-
-
 def test_what_is_no_process_set_is_named(ranks_of):
     def work(context):
         with pytest.raises(Misuse, match="process_set=5: pass what"):

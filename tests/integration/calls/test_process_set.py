@@ -140,16 +140,6 @@ class TestAsynchronous:
 
         assert ranks_of(2, work, settings=SETTINGS) == [([[3.0, 3.0]] * 3, [1.0] * 4)] * 2
 
-    def test_several_as_new_arrays(self, ranks_of):
-        def work(context):
-            arrays = [np.full(2, context.rank + 1.0), np.array(10 * context.rank)]
-            sums = rc.grouped_allreduce(arrays, op=rc.Sum)
-            assert rc.grouped_allreduce([]) == []
-            assert arrays[0].tolist() == [context.rank + 1.0] * 2
-            return [item.tolist() for item in sums]
-
-        assert ranks_of(2, work, settings=SETTINGS) == [[[3.0, 3.0], 10]] * 2
-
     def test_joining_and_pausing(self, ranks_of):
         def work(context):
             with rc.pause("saving checkpoint"):
@@ -175,6 +165,3 @@ class TestSame:
             return caught.value.ranks
 
         assert ranks_of(3, work, settings=SETTINGS) == [(2,)] * 3
-
-    def test_one_rank_is_like_itself(self, ranks_of):
-        assert ranks_of(1, lambda context: rc.check_same([np.ones(2)])) == [None]

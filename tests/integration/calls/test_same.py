@@ -82,14 +82,6 @@ def test_negative_zero_and_nan_are_compared_by_their_bits(on_ranks):
         assert same is None and different is not None
 
 
-def test_layouts_do_not_matter(on_ranks):
-    def check(context):
-        matrix = np.arange(12.0).reshape(3, 4)
-        return caught(context, [("x", np.asfortranarray(matrix) if context.rank else matrix)])
-
-    assert on_ranks(2, check) == [None, None]
-
-
 def test_some_ranks_among_themselves(on_ranks):
     def check(context):
         number = context.engine.add_process_set([0, 2])

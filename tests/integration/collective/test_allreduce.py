@@ -9,14 +9,13 @@ import pytest
 
 from ringcomm.engine import adasum
 from ringcomm.errors import Misuse, UnsupportedDtypeError
-from ringcomm.ops import Adasum, Average, Max, Min, Product, Sum
+from ringcomm.ops import Adasum, Average, Max, Min, Sum
 from tests.integration.collective.contributions import DTYPES, FLOATS, numbers, small
 from tests.support.reference import (
     assert_reduced,
     contributions,
     hard_bits,
     ops_for,
-    reduced,
     same_bits,
 )
 from tests.unit.schedule.building import names
@@ -98,20 +97,18 @@ class TestAllreduce:
                 assert array.flags.c_contiguous
                 np.testing.assert_array_equal(array, expected)
 
-    @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (2, 3, 4), (1, 1, 1)])
-    def test_shapes_survive(self, on_ranks, shape):
+    def test_shapes_survive(self, on_ranks):
         def work(context):
-            array = np.full(shape, context.rank + 1.0)
-            copy = context.allreduce(array, Sum)
-            assert (array == context.rank + 1.0).all()
-            context.allreduce_(array, Sum)
-            return copy, array
+            for shape in ((), (0,), (3, 0, 2), (1,), (2, 3, 4)):
+                array = np.full(shape, context.rank + 1.0)
+                copy = context.allreduce(array, Sum)
+                assert (array == context.rank + 1.0).all()
+                context.allreduce_(array, Sum)
+                for result in (copy, array):
+                    assert isinstance(result, np.ndarray) and result.shape == shape
+                    assert (result == 3.0).all()
 
-        for copy, array in on_ranks(2, work):
-            for result in (copy, array):
-                assert isinstance(result, np.ndarray)
-                assert result.shape == shape
-                assert (result == 3.0).all()
+        on_ranks(2, work)
 
     def test_scale_factors(self, on_ranks, size):
         def work(context):
@@ -174,22 +171,3 @@ class TestAdasum:
         first, *others = on_ranks(size, work)
         for other in others:
             assert [array.tobytes() for array in other] == [array.tobytes() for array in first]
-
-
-class TestReference:
-    """The yardstick itself, where it is not obvious."""
-
-    def test_integers(self):
-        arrays = [np.array([value], np.int8) for value in (100, 100, 103)]
-        assert reduced(arrays, Average) == [101]
-        assert reduced(arrays, Sum) == [np.int8(303 - 256)]
-        assert reduced(arrays, Product).dtype == np.int8
-
-    def test_wrong_numbers_are_noticed(self):
-        for dtype in DTYPES:
-            arrays = contributions(dtype, 3, 50)
-            right = reduced(arrays, Sum)
-            assert_reduced(right, arrays, Sum)
-            wrong = ~right if dtype.kind == "b" else (right + right.dtype.type(1)).astype(dtype)
-            with pytest.raises(AssertionError):
-                assert_reduced(wrong, arrays, Sum)

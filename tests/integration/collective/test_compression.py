@@ -21,8 +21,7 @@ def numbers(rank, *shape):
     return np.random.default_rng(rank).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("transport", ["memory", "tcp", "unix", "auto"])
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize(("size", "transport"), [(1, "memory"), (2, "tcp"), (3, "unix"), (5, "auto")])
 def test_every_codec(size, transport):
     def work(context):
         array = numbers(context.rank, 70, 1000)
@@ -69,16 +68,6 @@ def test_in_place_and_other_types():
     assert [array.tobytes() for array in other] == [
         array.tobytes() for array in (mine, doubles, whole, greatest)
     ]
-
-
-def test_scale_factors():
-    def work(context):
-        return context.allreduce(numbers(context.rank, 900), Average, None, 0.5, 4.0, compression="int8")
-
-    results = run_ranks(2, work)
-    exact = 2 * (numbers(0, 900) + numbers(1, 900)) / 2
-    assert np.abs(results[0] - exact).max() < 0.1
-    assert results[0].tobytes() == results[1].tobytes()
 
 
 @pytest.mark.parametrize("other", [None, "bf16"])

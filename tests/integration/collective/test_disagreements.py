@@ -119,7 +119,7 @@ BROADCASTS = {
 
 
 @pytest.mark.parametrize("kind", list(BROADCASTS))
-@pytest.mark.parametrize(("size", "odd"), [(2, 0), (2, 1), (3, 0), (3, 2), (4, 0), (4, 1), (4, 3), (5, 4)])
+@pytest.mark.parametrize(("size", "odd"), [(2, 0), (2, 1), (3, 2), (4, 1)])
 class TestBroadcastsThatDisagree:
     """Its root waits for no rank, and the trees differ; still it is noticed in the call itself."""
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringcomm.collective import measure as measure_module
-from ringcomm.collective.measure import gathered, measure
+from ringcomm.collective.measure import measure
 from ringcomm.config import Settings
 from ringcomm.errors import PeerLostError
 from ringcomm.job import preparation
@@ -22,7 +22,7 @@ def measured(context):
     return measure(context._runner.with_settings(context.settings), hosts)
 
 
-@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (9, 1), (4, 4)])
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 1), (5, 2), (6, 2), (9, 1), (4, 4)])
 def test_all_ranks_have_the_same_model(size, ranks_per_host):
     first, *others = run_ranks(size, measured, ranks_per_host=ranks_per_host)
     assert all(model == first for model in others)
@@ -33,19 +33,10 @@ def test_all_ranks_have_the_same_model(size, ranks_per_host):
         assert 1e-12 < value < 0.1
 
 
-def test_every_rank_gets_the_numbers_of_all():
-    def work(context):
-        return gathered(context._runner.with_settings(context.settings), [context.rank, 1 / 3]).tolist()
-
-    assert run_ranks(3, work) == [[[rank, 1 / 3] for rank in range(3)]] * 3
-
-
 @pytest.mark.parametrize(("transport", "cores", "name"), [
     ("tcp", 2, "ring"), ("unix", 2, "ring"), ("tcp", 3, "direct"), ("shm", 2, "direct"),
 ])  # fmt: skip
-def test_three_ranks_on_two_cores_with_sockets_make_a_ring(
-    monkeypatch, caplog, transport, cores, name
-):
+def test_three_ranks_on_two_cores_with_sockets_make_a_ring(monkeypatch, caplog, transport, cores, name):
     monkeypatch.setattr(preparation, "own_cores", lambda: (0, cores))
     settings = Settings(spin_us=0.0, timeout_s=30.0, verbose=True)
     data = contributions(FLOAT32, 3, 600_000)
@@ -103,8 +94,10 @@ def test_a_rank_that_ends_meanwhile():
     assert any(isinstance(error, PeerLostError) for error in caught.value.errors)
 
 
-@pytest.mark.parametrize(("size", "ranks_per_host"), [(3, 1), (4, 2), (6, 3), (6, 2), (5, 2)])
-@pytest.mark.parametrize("algorithm", ["", "hierarchical"])
+@pytest.mark.parametrize(
+    ("size", "ranks_per_host", "algorithm"),
+    [(3, 1, ""), (6, 2, ""), (6, 3, "hierarchical"), (5, 2, "hierarchical")],
+)
 def test_collectives_after_that(size, ranks_per_host, algorithm):
     inputs = contributions(FLOAT32, size, 5000)
 

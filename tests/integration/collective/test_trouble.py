@@ -44,7 +44,7 @@ def survivors(failure, culprit):
     return [error for rank, error in enumerate(failure.errors) if rank != culprit]
 
 
-@pytest.mark.parametrize("name", list(COLLECTIVES))
+@pytest.mark.parametrize("name", ["allreduce", "allgather_object"])
 class TestCulprits:
     def test_a_rank_that_raises_is_named_with_its_error(self, name):
         def work(context):
@@ -75,7 +75,7 @@ class TestCulprits:
         all_alike(errors, PeerLostError, finished, "Every rank must make the same calls", rank=1)
 
 
-@pytest.mark.parametrize("name", ["allreduce", "allgather", "barrier"])
+@pytest.mark.parametrize("name", ["allgather", "barrier"])
 def test_a_silent_rank_is_named_and_told(name):
     over = threading.Event()
 
@@ -124,31 +124,8 @@ class TestLate:
         )
         assert any(text.startswith("Rank 1 (localhost), for which others wait, is here:") for text in texts)
 
-    def test_a_pause_is_waited_for(self, caplog):
-        def work(context):
-            context.barrier()
-            if context.rank == 1:
-                with context.engine.pause("saving checkpoint"):
-                    time.sleep(1.2)
-            return float(context.allreduce(ONES, Sum)[0])
 
-        limits = Settings(spin_us=0.0, late_after_s=0.6, dead_after_s=0.0)
-        assert run_ranks(SIZE, work, "tcp", limits) == [3.0] * SIZE
-        assert not [record for record in caplog.records if "waited for" in record.getMessage()]
-
-    def test_never(self):
-        def work(context):
-            context.barrier()
-            if context.rank == 1:
-                time.sleep(1.0)
-            return float(context.allreduce(ONES, Sum)[0])
-
-        limits = Settings(spin_us=0.0, late_after_s=0.0, dead_after_s=0.2)
-        assert run_ranks(SIZE, work, "tcp", limits) == [3.0] * SIZE
-
-
-@pytest.mark.parametrize("pair", [(0, 1), (1, 2)])
-@pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.parametrize("pair, busy", [((0, 1), True), ((1, 2), False)])
 def test_a_link_that_is_reset_is_named_and_neither_of_its_ranks(pair, busy):
     """No rank waits: still it is noticed, and all ranks raise the same at the next call."""
     noticed_s = []
@@ -177,7 +154,7 @@ def test_a_link_that_is_reset_is_named_and_neither_of_its_ranks(pair, busy):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("after_bytes", [0, 10, 40, 100])
+@pytest.mark.parametrize("after_bytes", [0, 40])
 def test_a_transfer_that_stands_still_is_noticed(size, after_bytes):
     """Heartbeats arrive, as they may where only large packets get lost; the data do not."""
     faults = Faults(would_block=0.0, short=0.0, cuts=(Cut(0, 1, True, after_bytes, silent=True),))
@@ -232,9 +209,8 @@ def test_a_misused_call_on_all_ranks_breaks_nothing(on_ranks):
     assert on_ranks(2, work) == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_real_threads_on_a_bad_network(seed):
-    faults = Faults(seed=seed, would_block=0.3, short=0.7, most_bytes=50, delay=0.05, most_turns=3)
+def test_real_threads_on_a_bad_network():
+    faults = Faults(would_block=0.3, short=0.7, most_bytes=50, delay=0.05, most_turns=3)
 
     def work(context):
         results = [call(context) for call in COLLECTIVES.values()]
@@ -245,7 +221,7 @@ def test_real_threads_on_a_bad_network(seed):
     assert results == run_ranks(SIZE, work)
 
 
-@pytest.mark.parametrize("after_bytes", [0, 10, 32, 60, 200, 333])
+@pytest.mark.parametrize("after_bytes", [0, 60, 333])
 def test_a_cable_breaks_between_two_threads(after_bytes):
     faults = Faults(seed=after_bytes, cuts=(Cut(0, 1, True, after_bytes),))
 

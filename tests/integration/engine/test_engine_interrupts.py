@@ -8,7 +8,6 @@ import threading
 import numpy as np
 import pytest
 
-from ringcomm.clock import Stopwatch
 from ringcomm.errors import (
     BrokenInvariantError,
     Misuse,
@@ -85,36 +84,6 @@ class TestInterrupts:
             return True
 
         lost_by_rank_0(work)
-
-    @pytest.mark.parametrize("where", ["enters", "starts"])
-    def test_where_a_wait_begins(self, where):
-        """No later call of this thread would end what it has announced, and no other rank could find out."""
-
-        def work(context):
-            thread = context.engine._thread
-            waiters = thread._state.waiters
-            handle = context.engine.allreduce([np.ones(3)], Sum, "x")
-            if where == "enters":
-                enter, waiters.enter = waiters.enter, interrupt
-            else:
-                thread.waited = Interrupted()
-            with pytest.raises(KeyboardInterrupt):
-                handle.wait()
-            assert not waiters
-            if where == "enters":
-                waiters.enter = enter
-            with pytest.raises(RingcommError):
-                context.engine.barrier("again")
-            return True
-
-        def interrupt(_):
-            raise KeyboardInterrupt
-
-        class Interrupted(Stopwatch):
-            def start(self):
-                raise KeyboardInterrupt
-
-        assert "interrupted (KeyboardInterrupt) in allreduce" in str(lost_by_rank_0(work))
 
     def test_between_the_parts_of_a_call(self):
         """No other rank could find out that the rest does not come."""

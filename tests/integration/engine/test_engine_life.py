@@ -11,13 +11,11 @@ import pytest
 from ringcomm.clock import Polling
 from ringcomm.engine import thread as thread_module
 from ringcomm.engine.observer import Observer
-from ringcomm.engine.thread import EngineThread
 from ringcomm.errors import (
     Misuse,
-    NotInitializedError,
     PeerLostError,
 )
-from ringcomm.ops import Average, Sum
+from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks
 from tests.integration.engine.engines import LIMIT_S, PLAIN, reduced
 from tests.support.service import eventually
@@ -67,15 +65,6 @@ def test_an_observer_sees_operations_until_there_is_none(size):
     assert not any("unseen" in label for label, *_ in events)
 
 
-def test_numbers_about_what_it_has_done():
-    def work(context):
-        context.engine.allreduce([np.ones(100_000, np.float32)], Sum, "x", urgent=True).wait(LIMIT_S)
-        context.engine.allreduce([np.ones(2)], Average).wait(LIMIT_S)
-        return context.engine.buckets.reduced_bytes
-
-    assert run_ranks(2, work, settings=PLAIN) == [400_016] * 2
-
-
 def test_a_caller_that_waits_polls_before_it_sleeps(monkeypatch):
     """A wake-up would cost more than a short operation."""
     polled = threading.Event()
@@ -90,64 +79,6 @@ def test_a_caller_that_waits_polls_before_it_sleeps(monkeypatch):
         return False
 
     assert run_ranks(2, work, settings=replace(PLAIN, spin_us=30e6)) == [True, True]
-
-
-def test_in_a_fork_it_does_nothing():
-    """What a fork would do is tried here, with the number of another process; test_fork.py has real ones."""
-
-    def work(context):
-        thread, own = context.engine._thread, context.engine._thread._pid
-        handle = context.engine.allreduce([np.ones(3)], Sum, "x")
-        thread._pid = -1
-        for call in (handle.wait, lambda: context.engine.barrier("y"), context.engine.join):
-            with pytest.raises(Misuse, match=f"a fork of rank {context.rank}"):
-                call()
-        thread.stop()  # of its parent
-        thread._pid = own
-        handle.wait(LIMIT_S)
-        return reduced(context, "z")
-
-    assert run_ranks(2, work, settings=PLAIN) == [[3.0] * 3] * 2
-
-
-def test_how_far_an_operation_is_that_another_rank_keeps_waiting():
-    seen = threading.Event()
-
-    class Slow(Observer):
-        def activity(self, bucket, name):
-            assert seen.wait(LIMIT_S)
-
-    def work(context):
-        engine = context.engine
-        if context.rank == 1:
-            engine.observe(Slow())
-        context.barrier()
-        handle = engine.allreduce([np.ones(1 << 20, np.float32)], Sum, "x")  # more than a pipe holds
-
-        def moved():
-            row = engine.history.rows()[-1]
-            return row["state"] == "running" and row["moved"] > 0
-
-        if context.rank == 0:
-            assert eventually(moved)
-            seen.set()
-        handle.wait(LIMIT_S)
-        assert engine.buckets.moved_bytes(0) == 0  # it runs no more
-        return engine.history.rows()[-1]["state"]
-
-    assert run_ranks(2, work, settings=PLAIN) == ["done", "done"]
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_pause_is_recorded_as_long_as_it_lasts(size):
-    def work(context):
-        history = context.engine.history
-        with context.engine.pause("saving checkpoint"):
-            inside = None if history is None else history.paused
-        return inside, "" if history is None else history.paused
-
-    recorded = run_ranks(size, work, settings=PLAIN)
-    assert recorded == [(None, "") if size == 1 else ("saving checkpoint", "")] * size
 
 
 @pytest.mark.parametrize("fails", [True, False], ids=["the block fails", "the block succeeds"])
@@ -175,66 +106,6 @@ def test_a_process_set_that_is_none_is_not_removed():
         return number, removed
 
     assert run_ranks(3, work, settings=PLAIN) == [(1, [False, False, True, False])] * 3
-
-
-class TestEnd:
-    def test_what_is_said_last_is_waited_for(self):
-        def work(context):
-            context.engine.barrier("all are here").wait(LIMIT_S)
-            if context.rank == 0:
-                context.engine.settle(LIMIT_S)  # until all others have left
-                return context.engine._thread._state.peers.settled(())
-            context.engine.settle(LIMIT_S)
-            return context.engine._thread._state.peers.settled(())
-
-        assert run_ranks(2, work, settings=PLAIN) == [True, True]
-        assert run_ranks(1, lambda context: context.engine.settle(LIMIT_S), settings=PLAIN) == [None]
-
-    def test_its_own_thread_may_end_it(self):
-        """As a callback of an operation may, which runs there."""
-
-        def work(context):
-            ended = threading.Event()
-            thread: EngineThread = context.engine._thread
-            context.engine.barrier("all are here").wait(LIMIT_S)
-
-            def end(_):
-                assert threading.current_thread() is thread._thread
-                context.engine.stop()
-                ended.set()
-
-            with thread._turn:  # so that it is not done before the callback is known
-                handle = context.engine.allreduce([np.ones(3)], Sum, "x")
-                handle.when_done(end)
-            assert ended.wait(LIMIT_S)
-            with pytest.raises(NotInitializedError, match="shut down"):
-                context.engine.barrier("again")
-            return True
-
-        assert run_ranks(2, work, settings=PLAIN) == [True, True]
-
-
-def test_a_caller_that_waits_does_the_work_and_the_engines_thread_what_is_not_waited_for():
-    def work(context):
-        thread, seen = context.engine._thread, set()
-        state, cycle = thread._state, thread._state.cycle
-
-        def watched():
-            seen.add(threading.current_thread())
-            return cycle()
-
-        state.cycle = watched
-        for _ in range(100):
-            context.engine.allreduce([np.ones(3)], Sum, "x").wait()
-            if threading.current_thread() in seen:
-                break  # on a busy machine the engine's thread may come first
-        context.barrier()
-        seen.clear()
-        handle = context.engine.allreduce([np.ones(3)], Sum, "not waited for")
-        assert handle.block(LIMIT_S)
-        return threading.current_thread() not in seen and thread._thread in seen
-
-    assert run_ranks(2, work, settings=PLAIN) == [True, True]
 
 
 def test_a_process_set_goes_on_without_ranks_that_are_not_in_it():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import pytest
 import ringcomm as rc
 from ringcomm.config import Settings
 from ringcomm.engine.deadlocks import DEADLOCK_S
-from ringcomm.errors import MismatchError, Misuse, ProtocolError
+from ringcomm.errors import Misuse
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks
 
@@ -56,31 +55,6 @@ class TestThreads:
 
         assert run_ranks(2, work, settings=SETTINGS) == [["b", "a"]] * 2
 
-    @pytest.mark.full
-    def test_a_thread_that_has_read_an_error_may_submit_afterwards(self):
-        """One thread of each rank computes after a mismatch, while the other one waits."""
-
-        def work(context):
-            engine = context.engine
-            both = threading.Barrier(2)
-
-            def waits(name):
-                both.wait(LIMIT_S)
-                reduced(context, name).wait()
-
-            other = threading.Thread(target=waits, args=("ab"[context.rank],))
-            other.start()
-            both.wait(LIMIT_S)
-            time.sleep(2 * DEADLOCK_S if context.rank == 0 else 0.0)
-            with pytest.raises(MismatchError, match="shapes"):
-                engine.allreduce([np.ones(1 + context.rank)], Sum, "c").wait()
-            time.sleep(3 * DEADLOCK_S)
-            reduced(context, "ba"[context.rank]).wait()
-            other.join()
-            return True
-
-        assert run_ranks(2, work, settings=SETTINGS) == [True] * 2
-
     def test_two_threads_wait_for_one_handle(self):
         """The second one waits until the first one has converted the result."""
 
@@ -106,45 +80,31 @@ class TestThreads:
 
         assert run_ranks(2, work, settings=SETTINGS) == [["converted"] * 2] * 2
 
-    def test_a_conversion_that_failed_is_not_over(self):
-        def work(context):
-            attempts = []
 
-            def convert(_):
-                attempts.append(len(attempts))
-                if len(attempts) == 1:
-                    raise MemoryError
-                return attempts
-
-            handle = context.engine.allreduce([np.ones(1)], Sum, "x", convert=convert)
-            with pytest.raises(MemoryError):
-                handle.wait()
-            return handle.wait()
-
-        assert run_ranks(2, work, settings=SETTINGS) == [[0, 1]] * 2
-
-
-@pytest.mark.parametrize("name", [5, 0, b"x", ("a", 1)], ids=repr)
-def test_a_name_is_text(name):
+def test_a_name_is_text():
     def work(context):
-        array = np.ones((2, 2))
-        flat = array.reshape(-1)
-        calls = [
-            lambda: context.allreduce(array, name=name),
-            lambda: context.allgather(array, name),
-            lambda: context.barrier(name),
-            lambda: context.broadcast_object(1, 0, name),
-            lambda: context.engine.allreduce([flat], Sum, name).wait(),
-            lambda: context.engine.allgather([flat], [(2, 2)], name).wait(),
-            lambda: context.engine.barrier(name).wait(),
-        ]
-        for call in calls:
-            with pytest.raises(Misuse, match="a name is a str"):
-                call()
+        for name in (5, 0, b"x", ("a", 1)):
+            refused(context, name)
         context.barrier("all of them were refused before anything was sent")
-        return True
 
-    assert run_ranks(2, work, settings=SETTINGS, timeout_s=LIMIT_S) == [True] * 2
+    run_ranks(2, work, settings=SETTINGS, timeout_s=LIMIT_S)
+
+
+def refused(context, name):
+    array = np.ones((2, 2))
+    flat = array.reshape(-1)
+    calls = [
+        lambda: context.allreduce(array, name=name),
+        lambda: context.allgather(array, name),
+        lambda: context.barrier(name),
+        lambda: context.broadcast_object(1, 0, name),
+        lambda: context.engine.allreduce([flat], Sum, name).wait(),
+        lambda: context.engine.allgather([flat], [(2, 2)], name).wait(),
+        lambda: context.engine.barrier(name).wait(),
+    ]
+    for call in calls:
+        with pytest.raises(Misuse, match="a name is a str"):
+            call()
 
 
 def test_a_factor_that_is_no_number_is_the_same_on_all_ranks():
@@ -210,26 +170,3 @@ class TestArraysOfTheCaller:
 
         expected = ([[3.0] * 3] * 4, [30, 30])
         assert ranks_of(2, work, settings=SETTINGS) == [expected] * 2
-
-
-def test_what_responses_name_must_have_been_submitted():
-    """Otherwise this rank would take part with numbers that the program has never given."""
-
-    def work(context):
-        context.engine.barrier("all are here").wait()
-        if context.rank == 1:
-            state = context.engine._thread._state
-            reduced(context, "x").wait()
-            with state.lock:
-                (number,) = [
-                    item
-                    for item in state.pending.ids.known()
-                    if state.pending.ids.signature(item).name == "x"
-                ]
-            with pytest.raises(ProtocolError, match="has not submitted"):
-                state._run([number, 0])
-        else:
-            reduced(context, "x").wait()
-        return True
-
-    assert run_ranks(2, work, settings=replace(SETTINGS, timeout_s=5.0)) == [True] * 2

@@ -10,7 +10,6 @@ from ringcomm.clock import Deadline
 from ringcomm.errors import NotInitializedError
 from ringcomm.group.operation_queue import OperationQueue
 from tests.integration.group.works import LIMIT_S, Task
-from tests.support.service import eventually
 
 OVER = NotInitializedError("the group has ended")
 
@@ -164,21 +163,6 @@ class TestDrain:
         assert not gate.work.is_completed()
         gate.opened.set()
 
-    def test_a_running_work_does_not_wait_for_itself(self, manual):
-        work = Task("leaves", lambda: manual.drain(Deadline(None)))
-        assert manual.submit(work, inline=True).ended() is None
-
-    def test_it_ends_with_the_queue(self, manual):
-        """A thread aborts the group while another one waits for what is queued."""
-        work = manual.submit(Task("work"), inline=False)
-        thread = threading.Thread(target=manual.drain, args=(Deadline(None),), daemon=True)
-        thread.start()
-        assert eventually(lambda: bool(manual._idle._waiters))
-        manual.close("it called abort()", OVER)
-        thread.join(LIMIT_S)
-        assert not thread.is_alive()
-        assert work.ended() is OVER
-
 
 class TestClose:
     def test_queued_works_fail_and_no_more_are_accepted(self, queue):
@@ -195,20 +179,8 @@ class TestClose:
         closing.join(LIMIT_S)
         assert gate.work.ended() is None and not closing.is_alive(), "what runs ends as it does"
 
-    def test_the_first_reason_is_given(self, queue):
-        queue.close("it called abort()", OVER)
-        queue.close("its program ended", OVER)
-        with pytest.raises(NotInitializedError, match=r"it called abort\(\)"):
-            queue.submit(Task("late"), inline=False)
-
     def test_an_idle_thread_ends(self, queue):
         queue.submit(Task("work"), inline=False).ended()
         thread = queue._thread
         queue.close("over", OVER)
         assert not thread.is_alive()
-
-    def test_the_queues_own_thread_may_close_it(self, queue):
-        work = queue.submit(Task("closes", lambda: queue.close("over", OVER)), inline=False)
-        assert work.ended() is None
-        queue._thread.join(LIMIT_S)
-        assert not queue._thread.is_alive()

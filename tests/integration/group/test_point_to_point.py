@@ -8,7 +8,6 @@ import time
 import pytest
 
 from ringcomm.errors import (
-    BrokenInvariantError,
     MismatchError,
     NotInitializedError,
     PeerLostError,
@@ -114,16 +113,6 @@ class TestCallers:
             caller.join(LIMIT_S)
             assert not caller.is_alive()
 
-    def test_what_was_started_by_others_is_sent_when_a_caller_has_its_message(self, ranks):
-        one, two = ranks(2, 4096)
-        got = one.receive(1, 4)
-        two.send(0, b"abcd")
-        got.waiters += 1
-        one.engine.help(got)
-        sent = one.send(1, LONG)  # No caller waits for this one.
-        long = two.receive(0, len(LONG))
-        assert (sent.ended(), long.ended()) == (None, None) and bytes(long.into) == LONG
-
     def test_a_lost_peer_ends_its_wait(self, ranks):
         one, two = ranks(2)
         work = one.receive(1, 4)
@@ -165,18 +154,6 @@ class TestCallers:
         assert {str(work.ended()) for work in (work, behind, late)} == {str(OVER)}
         one.engine.close(OVER)
         assert one.engine._thread is not None and not one.engine._thread.is_alive()
-
-    def test_an_interrupt_while_it_starts_a_message_stops_all(self, ranks, monkeypatch):
-        monkeypatch.setattr("ringcomm.group.point_to_point.PAUSE_S", 60.0)  # so that the caller has the turn
-        one, two = ranks(2)
-        work = Interrupted("send to rank 1")
-        with pytest.raises(KeyboardInterrupt):
-            one.engine.send(1, TAG, memoryview(b"abcd"), work, None)
-        late = one.receive(1, 4)
-        two.send(0, b"abcd")
-        assert not late.is_completed()
-        one.engine.close(OVER)
-        assert work.ended() is OVER and late.ended() is OVER
 
     def test_a_callback_of_its_message_may_end_the_group(self, ranks):
         one, two = ranks(2)
@@ -234,16 +211,6 @@ class TestLostPeers:
         three.send(0, b"3333")
         assert waiting.ended() is None
 
-    def test_what_it_only_announced_is_lost(self, ranks):
-        one, two, _ = ranks(3)
-        one.receive(2, 4)
-        work = two.send(0, LONG)
-        assert eventually(lambda: bool(one.engine._matcher._arrivals))
-        two.leave()
-        assert work.ended() is OVER and one.has_lost(1)
-        error = one.receive(1, len(LONG)).ended()
-        assert isinstance(error, PeerLostError) and error.rank == 1
-
     def test_a_receive_from_any_peer_waits_while_there_is_one(self, ranks):
         one, two, three = ranks(3)
         work = one.receive(None, 4)
@@ -279,23 +246,6 @@ class TestFailures:
         two.fabric.link(0).send([memoryview(b"GET / HTTP/1.1\r\nHost: example\r\n")])
         assert isinstance(work.ended(), ProtocolError)
 
-    def test_a_defect_fails_what_is_pending(self, ranks):
-        one, two = ranks(2)
-
-        class Broken(Task):
-            def finish(self, error=None):
-                if error is None:
-                    raise KeyError("x")
-                super().finish(error)
-
-        works = [Broken("recv from rank 1"), Task("recv from rank 1")]
-        for tag, work in enumerate(works):
-            one.engine.receive(1, (0, tag), memoryview(bytearray(4)), work, None)
-        two.send(0, b"abcd", tag=0)
-        errors = [work.ended() for work in works]
-        assert errors[0] is errors[1] and isinstance(errors[0], BrokenInvariantError)
-        assert str(errors[0]) == "messages-0 failed: KeyError: 'x'"
-
     def test_the_root_cause_ends_a_wait(self, ranks):
         one, _ = ranks(2)
         one.fabric.watch = one.reporter
@@ -330,12 +280,6 @@ class TestClose:
         one.engine.close(OVER)
         one.engine.close(NotInitializedError("again"))
         assert [work.ended() for work in [*works, one.receive(None, 8)]] == [OVER] * 3
-
-    def test_an_engine_that_was_not_used_has_no_thread(self, ranks):
-        one, _ = ranks(2)
-        one.engine.close(OVER)
-        assert one.engine._thread is None
-        assert one.receive(1, 8).ended() is OVER
 
     def test_its_own_thread_may_close_it(self, ranks):
         """From a callback of a message."""

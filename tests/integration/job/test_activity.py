@@ -11,7 +11,6 @@ import pytest
 
 from ringcomm.config import Settings
 from ringcomm.errors import NotInitializedError
-from ringcomm.job.activity import OPERATIONS_SENT, Activity, flat, report
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks
 
@@ -90,31 +89,6 @@ def test_a_rank_that_waits_names_the_other():
 
     numbers, _ = run_ranks(2, work)
     assert numbers["waits_for"] == [1] and numbers["doing"] == "barrier()"
-
-
-def test_a_report_has_the_longest_operations_only():
-    def work(context):
-        for count in range(1, 2 * OPERATIONS_SENT):
-            context.allreduce(np.ones(count, np.float32), Sum)
-        return context.activity.numbers()
-
-    for numbers in run_ranks(2, work):
-        assert len(numbers["operations"]) == OPERATIONS_SENT
-        assert numbers["kinds"]["allreduce"][0] == 2 * OPERATIONS_SENT - 1
-        assert len(json.dumps(numbers)) < 4096
-
-
-def test_several_groups_of_a_process_are_added_up():
-    def work(context):
-        context.barrier()
-        other = Activity(context._runner, None, range(context.size))
-        other.steps.add()
-        one, both = context.activity.numbers(), report([context.activity, other])
-        return one, both, flat(both)
-
-    for one, both, found in run_ranks(2, work):
-        assert both["kinds"]["barrier"][0] == 2 * one["kinds"]["barrier"][0] == 2
-        assert both["steps"] == 1 and found["ringcomm/calls"] == 2
 
 
 def test_before_init_there_are_no_numbers():

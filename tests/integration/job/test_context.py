@@ -13,17 +13,15 @@ import pytest
 
 from ringcomm.arrays.mirrors import StagingPool
 from ringcomm.config import Membership, Settings
-from ringcomm.errors import PeerLostError, StartTimeoutError, StartupError
+from ringcomm.errors import StartTimeoutError, StartupError
 from ringcomm.group import group as group_module
 from ringcomm.group.view import Peer
 from ringcomm.job.context import Context
 from ringcomm.job.entry import Entry
-from ringcomm.job.preparation import Preparation
 from ringcomm.ops import Sum
 from ringcomm.rendezvous.client import join
 from ringcomm.rendezvous.embedded import EmbeddedRendezvous
-from ringcomm.testing.cluster import RankFailed, run_ranks
-from ringcomm.transport.memory import memory_channels
+from ringcomm.testing.cluster import run_ranks
 from tests.support.service import together
 
 LIMIT_S = 60.0
@@ -92,15 +90,6 @@ def test_the_rank_that_serves_the_rendezvous_stops_it_at_its_end(ok, monkeypatch
 
 
 class TestFailures:
-    def test_one_that_cannot_be_made_leaves_no_thread(self, monkeypatch, no_leaks):
-        def broken(*arguments):
-            raise MemoryError("no room for the flight recorder")
-
-        monkeypatch.setattr(group_module, "FlightRecorder", broken)
-        channels = memory_channels(2)
-        for rank in range(2):
-            with pytest.raises(MemoryError):
-                Context(channels[rank], peers(2), SETTINGS)
 
     def test_one_that_cannot_be_made_leaves_the_job(self, service, monkeypatch):
         made = service(2)
@@ -115,35 +104,11 @@ class TestFailures:
         assert [type(error) for error in found] == [StartupError] * 2
         assert all("memory is used up" in str(error) for error in found), found
 
-    def test_one_that_fails_before_its_first_call_leaves_the_job(self, service, monkeypatch):
-        made = service(2)
-        both = threading.Barrier(2)  # so that neither loses the other before
-
-        def broken(preparation):
-            both.wait(LIMIT_S)
-            raise ZeroDivisionError
-
-        monkeypatch.setattr(Preparation, "compare_programs", broken)
-        found = together([0, 1], lambda rank: error_of(lambda: made.start(rank)))
-        assert [type(error) for error in found] == [ZeroDivisionError] * 2
-
     def test_ranks_that_do_not_come_leave_no_rendezvous_behind(self, no_leaks):
         """Rank 0 serves it, in its own process."""
         membership = Membership(2, (("127.0.0.1", 0),), secrets.token_bytes(32), "job", None, 0, "desk")
         with pytest.raises(StartTimeoutError):
             Context.start(membership, Settings(start_timeout_s=0.3))
-
-    def test_a_program_that_raises_ends_the_job_with_its_error(self):
-        def work(context):
-            context.barrier()
-            if context.rank == 1:
-                raise KeyError("learning_rate")
-            context.barrier()
-
-        with pytest.raises(RankFailed) as caught:
-            run_ranks(2, work, "tcp", SETTINGS)
-        error, _ = caught.value.errors
-        assert isinstance(error, PeerLostError) and "KeyError: 'learning_rate'" in str(error)
 
     def test_a_second_end_is_none(self, service):
         made = service(2)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
-import logging
 import os
 import signal
 import stat
 import sys
-import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from ringcomm.config import Settings
-from ringcomm.errors import NotInitializedError, PeerLostError
+from ringcomm.errors import PeerLostError
 from ringcomm.job import flight_recorder as module
 from ringcomm.job.flight_recorder import NUMBERS, RECORD, RecorderSocket, forget_what_is_closed
 from ringcomm.ops import Sum
@@ -93,24 +89,6 @@ class TestAnswers:
         found = agent.next()
         assert found["type"] == "record" and found["lanes"] == [] and "rank" not in found
 
-    def test_recorders_of_jobs_that_are_made_at_the_same_time_are_all_kept(self, agent):
-        """The second one is added while the third one is, and after both at the latest."""
-        second, third = (SimpleNamespace(closed=False, number=number) for number in (2, 3))
-        adding = threading.Thread(target=agent.channel.add, args=(second,))
-
-        class First:
-            @property
-            def closed(self):
-                if adding.ident is None:
-                    adding.start()
-                    adding.join(0.05)
-                return False
-
-        agent.channel.recorders = [First()]
-        agent.channel.add(third)
-        adding.join()
-        assert second in agent.channel.recorders and third in agent.channel.recorders
-
     def test_the_signal_writes_stacks_without_the_lock(self, agent):
         os.kill(os.getpid(), signal.SIGUSR1)
         text = b""
@@ -171,15 +149,6 @@ class TestEnds:
         assert numbers["type"] == "numbers" and numbers["kinds"]["allreduce"][0] == 1
         assert (found["reason"], found["error"]) == ("ended", "")
 
-    def test_a_fork_and_a_program_without_ringcomm_have_nothing_to_say(self, agent):
-        agent.channel._report_end()
-        run_ranks(1, lambda context: agent.channel.add(context.group.flight))
-        agent.channel._pid = -1
-        agent.channel._report_end()
-        agent.channel._pid = os.getpid()
-        agent.channel.send({"type": "next"})
-        assert agent.next() == {"type": "next"}
-
 
 def fail_in_a_job(**settings):
     """Rank 1 of two fails, and rank 0 loses it."""
@@ -229,48 +198,6 @@ class TestFailures:
         texts = [item.getMessage() for item in caplog.records]
         assert sum("flight.0.json cannot be written: Not a directory" in text for text in texts) == 1
 
-    def test_only_the_first_failure_counts_and_leaving_is_none(self, tmp_path):
-        def work(context):
-            recorder = context.group.flight
-            path = tmp_path / f"flight.{context.rank}.json"
-            recorder.failed(NotInitializedError("shutdown() was called"))
-            recorder.failed(KeyboardInterrupt())
-            assert not path.exists()
-            recorder._pid = -1  # a fork
-            recorder.failed(ValueError("in a fork"))
-            assert not path.exists()
-            recorder._pid = os.getpid()
-            recorder.failed(ValueError("first"))
-            recorder.failed(ValueError("second"))
-            return json.loads(path.read_text())["error"]
-
-        settings = Settings(spin_us=0.0, timeout_s=30.0, diagnose_dir=str(tmp_path))
-        assert run_ranks(2, work, settings=settings) == ["ValueError: first"] * 2
-
-    def test_of_two_threads_that_fail_at_the_same_time_one_reports(self, launched):
-        class Meeting:
-            """The recorder's process id: both threads have begun to report before one of them goes on."""
-
-            both = threading.Barrier(2)
-
-            def __ne__(self, other):
-                self.both.wait(LIMIT_S)
-                return False
-
-        def work(context):
-            context.group.flight._pid = Meeting()
-            report = context.group.flight.report
-            threads = [threading.Thread(target=report, args=(text,)) for text in ("1", "2")]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-
-        run_ranks(1, work)
-        assert launched.next()["error"] in ("1", "2")
-        launched.channel.send({"type": "next"})
-        assert launched.next() == {"type": "next"}
-
     @pytest.mark.parametrize("why, culprit", [("abort: rank 3 is gone", 3), ("the user wished it", None)])
     def test_an_earlier_error_is_the_cause_if_it_is_the_reason(self, why, culprit, launched):
         def work(context):
@@ -288,12 +215,6 @@ class TestSending:
         assert agent.channel._sending.acquire(blocking=False)
         agent.channel.send({"text": "another thread sends"})  # it waits for that thread no longer
         agent.channel._sending.release()
-
-    def test_a_launcher_that_is_gone_is_no_error(self, agent, caplog):
-        caplog.set_level(logging.DEBUG, "ringcomm.job.flight_recorder")
-        agent.hang_up()
-        agent.channel.send({"type": "x"})
-        assert any("ringrun does not receive" in item.getMessage() for item in caplog.records)
 
 
 class TestDescriptors:
@@ -330,20 +251,3 @@ class TestDescriptors:
             assert RecorderSocket.of_this_process() is None and RecorderSocket.of_this_process() is None
         silent.theirs.sendall(b"still open\n")
         assert silent.lines.readline() == b"still open\n"
-
-
-class TestSignals:
-    def test_one_that_is_caught_in_c_is_not_free(self):
-        assert module._is_free(signal.SIGUSR2)
-        faulthandler.register(signal.SIGUSR2, file=sys.__stderr__)
-        try:
-            assert not module._is_free(signal.SIGUSR2)
-        finally:
-            faulthandler.unregister(signal.SIGUSR2)
-
-    def test_without_proc_only_pythons_handlers_are_known(self, monkeypatch):
-        def refuse(path, *options):
-            raise FileNotFoundError
-
-        monkeypatch.setattr(Path, "read_text", refuse)
-        assert module._is_free(signal.SIGUSR2) and not module._is_free(signal.SIGINT)

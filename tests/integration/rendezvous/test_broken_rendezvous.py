@@ -7,10 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ringcomm.config import Settings
-from ringcomm.errors import PeerLostError, StartupError
+from ringcomm.errors import PeerLostError
 from ringcomm.job.context import Context
 from ringcomm.transport.connect import listen
-from ringcomm.wire.messages import body_of, encode, framed
 from tests.integration.rendezvous.fake_rendezvous import ABORT, GO, LINK, PROBE, FakeRendezvous
 from tests.support.service import eventually
 
@@ -38,27 +37,6 @@ def test_an_abort_right_behind_the_go_is_not_lost(fake):
         with pytest.raises(PeerLostError, match="rank 1 died young") as caught:
             start.result()
     assert (caught.value.rank, caught.value.host) == (1, "there")
-
-
-@pytest.mark.parametrize(
-    "spoken",
-    [
-        lambda session: b"\xff\xff\xff\xff",
-        lambda session: framed(body_of({"type": "abort", "kind": "lost", "text": "x"})[:-1] + b"!", session),
-        lambda session: encode({"type": "leaving", "reason": "", "ok": True}, session),
-        lambda session: encode({**PROBE, "members": [{}]}, session),
-        lambda session: encode(ABORT),
-        lambda session: b"",
-    ],
-    ids=["too long", "not JSON", "not its to say", "incomplete", "without a tag", "nothing"],
-)
-def test_a_rendezvous_that_talks_nonsense_or_leaves(fake, spoken):
-    with ThreadPoolExecutor(1) as pool:
-        start = start_with(fake, pool)
-        fake.sock.sendall(spoken(fake.session))
-        fake.sock.close()
-        with pytest.raises(StartupError, match="The rendezvous ended while the job was starting"):
-            start.result()
 
 
 def test_an_abort_in_the_middle_of_linking_leaves_nothing_behind(fake):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import select
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -85,13 +83,6 @@ def test_where_only_this_machine_reaches_the_rendezvous_no_network_is_offered(
 # ---- what it takes ---------------------------------------------------------------------------
 
 
-def test_pings_are_answered_while_the_job_starts(fake, joining):
-    _, future = joining()
-    fake.send({"type": "ping"})
-    assert fake.read("pong") == {"type": "pong", "heard": [], "silent": []}
-    refuse(fake, future)
-
-
 def test_a_rank_dials_again_and_measures_when_it_is_asked_to(fake, joining):
     _, future = joining()
     fake.send(PROBE, {"type": "probe_again", "targets": []})
@@ -115,13 +106,6 @@ def test_a_start_from_the_request_to_the_go(fake, joining):
     fake.close()  # so that its goodbye is not waited for
     joined.control.leave("the test is over", True)
     joined.channels.close()
-
-
-def test_a_message_that_no_rendezvous_sends_is_an_error(fake, joining):
-    _, future = joining()
-    fake.send({"type": "unblocked"})
-    with pytest.raises(StartupError, match="the rendezvous may not send 'unblocked'"):
-        future.result(60.0)
 
 
 @pytest.mark.parametrize(
@@ -175,24 +159,6 @@ def test_once_it_has_a_rank_the_end_of_the_rendezvous_is_an_error(fake, joining)
     fake.sock.shutdown(socket.SHUT_WR)
     with pytest.raises(StartupError, match="ended while the job was starting: it closed the connection"):
         future.result(60.0)
-
-
-def test_a_rendezvous_that_is_gone_when_the_rank_asks(fake, monkeypatch):
-    gone, introduce = threading.Event(), Joiner._introduce
-
-    def wait(joiner, interfaces):
-        assert gone.wait(60.0)
-        assert select.select([joiner._connection[0]], [], [], 60.0)[0], "the reset has arrived"
-        introduce(joiner, interfaces)
-
-    monkeypatch.setattr(Joiner, "_introduce", wait)
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(join, fake.membership, SETTINGS)
-        fake.accept()
-        fake.reset()
-        gone.set()
-        with pytest.raises(StartupError, match="The rendezvous ended while the job was starting: "):
-            future.result(60.0)
 
 
 def test_a_rendezvous_that_never_answers(fake, joining, monkeypatch):

@@ -6,10 +6,8 @@ import socket
 
 import pytest
 
-from ringcomm.clock import Deadline
 from ringcomm.rendezvous import connect_server as module
 from ringcomm.rendezvous.connect_server import reach
-from ringcomm.rendezvous.embedded import _resolved
 from ringcomm.transport.kinds import LOOPBACK
 from ringcomm.transport.nics import Interface, machine
 from ringcomm.transport.reactor import Reactor
@@ -49,12 +47,6 @@ def test_an_address_of_this_machine_does_not_lead_to_another(reactor, listener):
     (line,) = found.tried
     assert f"127.0.0.1:{where[1]}: not dialled, because this machine has that address itself" in line
     assert not dialled(listener)
-
-
-def test_where_the_server_is_on_this_machine_it_is_dialled(reactor, server):
-    found = reach(reactor, [server], KEY, CLAIM, None, 5.0)
-    assert found.sock is not None
-    found.sock.close()
 
 
 def test_what_is_for_later_is_not_dialled_while_others_answer(reactor, server, listener):
@@ -105,31 +97,10 @@ def test_a_name_that_can_be_none_is_a_line_among_what_was_tried(reactor, server,
     assert line.startswith(f"  {host}: ") and "label" in line
 
 
-def test_a_name_that_is_not_known(reactor, monkeypatch):
-    def unknown(*arguments, **options):
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(module.socket, "getaddrinfo", unknown)
-    assert reach(reactor, [("desk", 5000)], KEY, CLAIM, None, 5.0).tried == [
-        "  desk: Name or service not known"
-    ]
-
-
 def test_of_two_that_answer_one_is_kept(reactor, server):
     found = reach(reactor, [server, server], KEY, CLAIM, None, 5.0)
     assert found.sock is not None and found.tried == []
     found.sock.close()
-
-
-def test_the_server_is_chosen_without_names_that_do_not_resolve(monkeypatch):
-    assert _resolved("127.0.0.1", 5000, Deadline(None)) == {"127.0.0.1"}
-    assert _resolved("desk..local", 5000, Deadline(None)) == set()  # at once: time does not change it
-
-    def unknown(*arguments, **options):
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(module.socket, "getaddrinfo", unknown)
-    assert _resolved("desk", 5000, Deadline(0.0)) == set()
 
 
 def test_a_server_with_another_key_is_told_from_one_that_is_silent(reactor, server, listener):

@@ -9,7 +9,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Iterator, List
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,14 +20,13 @@ from ringcomm.job import preparation
 from ringcomm.job.context import Context
 from ringcomm.job.newcomer import newcomer_of
 from ringcomm.job.preparation import Preparation
-from ringcomm.rendezvous import client, connect_server
+from ringcomm.rendezvous import client
 from ringcomm.rendezvous.actions import Notice
-from ringcomm.rendezvous.client import Joiner, join, running_size
+from ringcomm.rendezvous.client import join, running_size
 from ringcomm.rendezvous.control import Resume
 from ringcomm.rendezvous.server import RendezvousServer
 from ringcomm.transport.encryption import encryption_of
 from tests.integration.rendezvous.fake_rendezvous import ABORT, PROBE, FakeRendezvous
-from tests.support.service import eventually
 
 SETTINGS = Settings(spin_us=0.0, measure=False, start_timeout_s=20.0)
 CUT_OFF = r"this rank on (this host|here) was cut off from its job: no message for \d+ s, then: "
@@ -149,23 +147,6 @@ def test_ranks_that_go_on_do_not_measure_their_links_again(job: Job, monkeypatch
     together(lambda item: item.close(), [*contexts, *new])
 
 
-def test_a_new_process_is_reported_while_the_others_compute(job: Job) -> None:
-    contexts = job.start(2)
-    new: List[Context] = []
-    thread = threading.Thread(target=lambda: new.append(Context.start(job.member(2), SETTINGS)))
-    thread.start()
-    deadline = threading.Event()
-    changes = [0, 0]
-    while not all(changes) and not deadline.wait(0.01):
-        changes = [before | item.take_changes() for before, item in zip(changes, contexts)]
-    assert changes == [2, 2]
-    assert total(contexts) == 2, "nothing is interrupted"
-    again = together(lambda item: item.restart(1), contexts)
-    thread.join(60)
-    assert total([*again, *new]) == 3
-    together(lambda item: item.close(), [*again, *new])
-
-
 def test_a_member_lost_after_the_last_link_costs_one_more_view(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,41 +185,6 @@ def test_an_epoch_that_fails_before_its_first_call_costs_one_more_view(
     together(lambda item: item.close(), contexts)
 
 
-def test_an_error_of_the_program_before_the_first_call_ends_the_process(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    both = threading.Barrier(2)
-
-    def compare(preparation: Preparation) -> None:
-        both.wait(60)
-        raise ZeroDivisionError("before the first call")
-
-    monkeypatch.setattr(Preparation, "compare_programs", compare)
-    with pytest.raises(ZeroDivisionError, match="before the first call"):
-        job.start(2)
-
-
-def test_links_that_can_never_be_used_are_an_error(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    def make_links(*_: Any) -> Any:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(client, "make_links", make_links)
-    with pytest.raises(rc.StartupError, match="Too many open files"):
-        job.start(1)
-
-
-def test_a_report_about_the_last_view_does_not_interrupt_the_next(job: Job) -> None:
-    """What was on its way when a member asked for the next view is about processes that are in it."""
-    joiner = Joiner(job.member(0), SETTINGS, Resume(), None)
-    joiner._setup = Mock(linked=True)
-    joiner._handle({"type": "updated", "change": 2})
-    joiner._handle({"type": "probe", "rank": 0, "generation": 1, "targets": []})
-    assert joiner._changes == 0
-    joiner._handle({"type": "updated", "change": 2})
-    assert joiner._changes == 2, "another process has come since"
-    joiner.reactor.close()
-
-
 def test_an_excluded_member_ends_at_the_next_boundary_and_the_others_go_on(job: Job) -> None:
     contexts = job.start(3)
     out = next(item for item in contexts if item.joined_as is not None and item.joined_as.member == 1)
@@ -258,19 +204,6 @@ def test_an_excluded_member_ends_at_the_next_boundary_and_the_others_go_on(job: 
     rest = [item for item in results if isinstance(item, Context)]
     assert total(rest) == 2
     together(lambda item: item.close(), rest)
-
-
-def test_a_rendezvous_that_has_ended_before_a_view_is_dialled_in_vain(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connect_server, "REFUSED_S", 0.0)
-    (alone,) = job.start(1)
-    joined = alone._joined
-    assert joined is not None
-    job.server.stop()
-    assert eventually(lambda: not joined.control.open)
-    with pytest.raises(rc.ExcludedError, match=CUT_OFF + "No answer from the rendezvous"):
-        alone.restart(1)
 
 
 @pytest.fixture
@@ -324,17 +257,3 @@ def test_only_the_end_of_its_own_epoch_makes_a_process_ask_again(fake: FakeRende
         with pytest.raises(rc.ExcludedError) as caught:
             future.result(timeout=60)
     assert caught.value.reason == "its host was removed"
-
-
-def test_how_a_member_ended_is_what_the_others_raise(job: Job) -> None:
-    """Then they go on without it."""
-    contexts = job.start(3)
-    (gone,) = [item for item in contexts if item.joined_as is not None and item.joined_as.member == 1]
-    rest = [item for item in contexts if item is not gone]
-    job.server.process_exited(1, "killed by SIGKILL", False)
-    for item in rest:
-        with pytest.raises(rc.PeerLostError, match="killed by SIGKILL"):
-            item.allreduce(np.ones(3))
-    again = together(lambda item: item.restart(1), rest)
-    assert total(again) == 2 and {item.generation for item in again} == {1}
-    together(lambda item: item.close(), [*again, gone])

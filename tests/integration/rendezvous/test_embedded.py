@@ -94,16 +94,6 @@ def test_its_end_waits_for_the_others_but_not_for_ever(serve, monkeypatch, caplo
             leave(joined)
 
 
-def test_its_end_comes_at_once_when_all_have_left(serve, caplog):
-    served, endpoints = serve()
-    with ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(lambda _: join(member(endpoints), SETTINGS), range(2)))
-    for joined in both:
-        leave(joined)
-    served.stop()
-    assert "ends now" not in caplog.text
-
-
 def test_without_a_launcher_notices_go_to_the_log(serve, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "ringcomm.rendezvous")
     served, endpoints = serve()

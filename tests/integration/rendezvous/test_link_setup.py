@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import select
 import socket
-import struct
 
 import pytest
 
 from ringcomm.clock import Deadline
-from ringcomm.errors import StartupError
 from ringcomm.rendezvous import links
 from ringcomm.rendezvous.links import LinkSetup
 from ringcomm.rendezvous.routing import ranges_of
@@ -132,11 +129,6 @@ def test_an_address_that_cannot_be_listened_on_is_not_offered(network):
     assert offer["port"] > 0
 
 
-def test_a_rank_that_can_listen_nowhere_cannot_start(network):
-    with pytest.raises(StartupError, match="None of this machine's addresses"):
-        network.rank(0, Interface("gone0", "192.0.2.1", WIRED, 24))
-
-
 # ---- accepting -------------------------------------------------------------------------------
 
 
@@ -147,19 +139,6 @@ def test_a_peer_that_comes_before_this_rank_has_its_number_is_answered_then(netw
     rank.setup.assign_rank(1, 3)
     assert network.answers(sock, session, 1) == [echo(1)]
     assert network.linked(rank)[Purpose.DIRECT] == [0]
-
-
-def test_a_start_that_ends_before_that_closes_the_peers_connection(network):
-    rank = network.rank(-1)
-    sock, session = network.dial(rank)
-    network.until(lambda: rank.setup._early)
-    rank.setup.close()
-    assert network.answers(sock, session, 1) == [None]
-
-
-def test_a_peer_that_looks_for_another_rank_is_told_which_one_it_has_found(network):
-    sock, session = network.dial(network.rank(1), CLAIM._replace(target=2))
-    assert network.answers(sock, session, 2) == [echo(1), None]
 
 
 @pytest.mark.parametrize(
@@ -176,20 +155,6 @@ def test_others_of_the_same_job_are_sent_away(network, change):
     sock, _ = network.dial(rank, CLAIM._replace(**change))
     network.until(lambda: _is_closed(sock))
     assert network.linked(rank) == {purpose: [] for purpose in CHANNELS}
-
-
-def test_a_peer_that_is_gone_when_it_would_be_answered_is_not_linked(network):
-    for target in (1, 2):
-        rank = network.rank(-1)
-        sock, _ = network.dial(rank, CLAIM._replace(target=target))
-        network.until(lambda rank=rank: rank.setup._early)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        sock.close()
-        ((here, *_),) = rank.setup._early
-        assert select.select([here], [], [], 30.0)[0], "the reset has arrived"
-        rank.setup.assign_rank(1, 3)
-        assert here.fileno() == -1
-        assert network.linked(rank) == {purpose: [] for purpose in CHANNELS}
 
 
 def test_a_peer_that_dials_again_has_given_up_the_older_connection(network):
@@ -212,18 +177,6 @@ def test_all_channels_make_a_linked_rank_which_reports_it(network):
     links = [{"iface": "lo", "local": "127.0.0.1", "peers": ranges_of([0])}]
     assert rank.setup.linked and rank.sent == [{"type": "linked", "links": links}]
     assert network.linked(rank) == {purpose: [0] for purpose in CHANNELS}
-
-
-def test_links_that_are_there_before_the_routes_count_and_the_time_limit_passes_unnoticed(network):
-    rank = network.rank(1)
-    for purpose in CHANNELS:
-        network.dial(rank, CLAIM._replace(purpose=purpose))
-    network.until(lambda: len(rank.setup._links) == len(CHANNELS))
-    rank.setup.link(WAITS, Deadline(0.0))
-    assert [item["type"] for item in rank.sent] == ["linked"]
-    overdue = Deadline(0.05)
-    network.until(overdue.expired)
-    assert len(rank.sent) == 1
 
 
 def test_peers_that_do_not_come_in_time_are_reported(network):
@@ -350,12 +303,3 @@ def test_wires_are_measured_host_by_host_and_those_that_break_are_left_out(netwo
     (speed,) = report["speeds"]
     assert (speed["rank"], speed["address"], speed["iface"]) == (1, "127.0.0.1", "lo")
     assert speed["mb_per_s"] > 0.0
-
-
-def test_a_start_that_ends_while_it_measures_reports_nothing(network):
-    one, other = network.rank(0), network.rank(1)
-    one.setup.measure([{"rank": 1, "wires": other.setup.offers()}])
-    network.until(lambda: other.setup._echoes)
-    one.setup.close()
-    network.until(lambda: not other.setup._echoes)
-    assert one.sent == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import pytest
 
@@ -11,7 +10,6 @@ from ringcomm.config import Membership
 from ringcomm.errors import StartTimeoutError, StartupError
 from ringcomm.rendezvous.connect_server import await_entry, post
 from ringcomm.rendezvous.server import RendezvousServer
-from ringcomm.wire.messages import encode
 from tests.support.relay import Relay
 from tests.support.service import Service
 
@@ -37,14 +35,6 @@ def test_a_wait_for_an_entry_that_is_never_posted_ends_in_time(service):
         await_entry(service.membership(0), "group 2", 0.2)
 
 
-def test_a_process_without_the_key_posts_nothing(service):
-    unauthenticated = service.membership(0, key=b"x" * 32)
-    with pytest.raises(StartupError, match="does not hold this job's key"):
-        post(unauthenticated, "group 3", "elsewhere", 5.0)
-    with pytest.raises(StartTimeoutError):
-        await_entry(service.membership(0), "group 3", 0.2)
-
-
 def test_a_relay_is_refused_or_passes_on_ciphertext(service):
     if service.certificate:
         with Relay(service.endpoints[0]) as relay:
@@ -52,15 +42,6 @@ def test_a_relay_is_refused_or_passes_on_ciphertext(service):
         return
     with Relay(service.endpoints[0]) as relay, pytest.raises(StartupError, match="passed on from there"):
         post(service.membership(0, rendezvous=(relay.at,)), "group 4", "elsewhere", 5.0)
-
-
-def test_posting_does_not_disturb_a_job(service):
-    with ExitStack() as stack:
-        contexts = service.start_all(stack)
-        post(service.membership(0), "group 5", "x", 20.0)
-        assert await_entry(service.membership(1), "group 5", 20.0) == "x"
-        assert [context.size for context in contexts] == [2, 2]
-    assert service.server.wait_idle(5.0)
 
 
 class Odd(RendezvousServer):
@@ -91,20 +72,3 @@ def test_a_rendezvous_that_does_not_answer_a_request_is_an_error(no_leaks):
                 post(membership, "group 6", "x", 20.0)
         finally:
             odd.stop()
-
-
-def test_an_answer_may_arrive_in_pieces(no_leaks):
-    """The reader has the beginning of a message when more comes."""
-
-    def answer(odd, number, message):
-        connection = odd._connections[number]
-        data = encode({"type": "entry", "entry": "group 7", "text": "where it is"}, connection.session)
-        for position in range(len(data)):
-            connection.sock.send(data[position : position + 1])
-
-    odd = Odd(b"k" * 32, "job", answer)
-    membership = Membership(2, tuple(odd.start()), b"k" * 32, "job")
-    try:
-        assert await_entry(membership, "group 7", 20.0) == "where it is"
-    finally:
-        odd.stop()

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import logging
 import socket
-import sys
-import time
 
 import pytest
 
 from ringcomm.clock import Deadline
-from ringcomm.rendezvous import measuring as race_module
 from ringcomm.rendezvous.links import LinkSetup
-from ringcomm.rendezvous.measuring import BLOCK, BURST_BYTES, LIMIT_BYTES, REQUEST, TAIL_S, Race
+from ringcomm.rendezvous.measuring import BLOCK, LIMIT_BYTES, Race
 from ringcomm.transport.accept import Acceptor
 from ringcomm.transport.connect import listen
 from ringcomm.transport.kinds import LOOPBACK
 from ringcomm.transport.nics import Interface
-from ringcomm.transport.reactor import READ, WRITE, Reactor
+from ringcomm.transport.reactor import READ, Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 from ringcomm.wire.messages import encode
-from tests.support.service import turn_until
 
 KEY, JOB = b"k" * 32, job_digest("job")
 CLAIM = Claim(Purpose.PROBE, JOB, generation=3, source=0, target=1)
@@ -67,96 +63,6 @@ def test_a_wire_without_a_listener_has_none(mesh):
     speeds = run(mesh, CLAIM, [first, gone, second])
     assert [speed is None for speed in speeds] == [False, True, False]
     assert run(mesh, CLAIM, [gone]) == [None]
-
-
-def test_another_rank_there_is_no_wire(mesh):
-    assert run(mesh, CLAIM._replace(target=2), wires(mesh)) == [None, None]
-
-
-def test_what_connects_after_the_end_is_closed(mesh):
-    """Its dials go on for a while; nothing of theirs is kept, and nothing is called."""
-    results = []
-    race = Race(mesh.reactor, KEY, CLAIM, wires(mesh), results.append)
-    race.close()
-    watched = len(mesh.reactor._selector.get_map())
-    # Both dials end, and none of their connections is watched then.
-    turn_until(mesh.reactor, lambda: len(mesh.reactor._selector.get_map()) <= watched - 2)
-    assert results == [] and all(runner._sock is None for runner in race._runners)
-
-
-class Silent:
-    """An answering side that sends all it may, then reads all, and reports nothing beyond the burst."""
-
-    def __init__(self, reactor):
-        self.reactor, self.received, self.told = reactor, 0, False
-        self.unsent = memoryview(BLOCK.pack(0, 0, 0, 0, 0, LIMIT_BYTES) + bytes(LIMIT_BYTES))
-        self.listener = listen("127.0.0.1", 0)
-        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 128 * 1024)
-        self.acceptor = Acceptor(reactor, [self.listener], KEY, JOB, self.arrived, lambda *why: None)
-
-    def arrived(self, sock, claim, session):
-        self.sock = sock
-        sock.send(encode({"type": "echo", "rank": 1}, session))
-        self.reactor.watch(sock, WRITE, self.write)
-
-    def write(self):
-        self.unsent = self.unsent[self.sock.send(self.unsent) :]
-        if not self.unsent:
-            self.reactor.watch(self.sock, READ, self.read)
-
-    def read(self):
-        try:
-            self.received += len(self.sock.recv(64 * 1024))
-        except ConnectionResetError:  # The race is over.
-            self.reactor.forget(self.sock)
-            return
-        if not self.told and self.received >= REQUEST.size + BURST_BYTES:
-            self.told = True
-            self.sock.send(BLOCK.pack(BURST_BYTES, 10_000, 0, 0, 0, 0))
-
-    def close(self):
-        self.acceptor.close()
-        self.sock.close()
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux says what was acknowledged")
-def test_acknowledgements_count_while_the_other_end_reports_nothing(no_leaks):
-    """Its processor has other work, but its system takes what arrives."""
-    reactor, results = Reactor(), []
-    silent = Silent(reactor)
-    wire = {"address": "127.0.0.1", "port": silent.listener.getsockname()[1], "scope": 0}
-    race = Race(reactor, KEY, CLAIM, [wire], results.append)
-    deadline = Deadline(20.0)
-    while not results and not deadline.expired():
-        reactor.run_once(1.0)
-    ((speed,),) = results
-    race.close()
-    silent.close()
-    reactor.close()
-    assert silent.told and speed.mb_per_s > 10.0
-
-
-def test_after_a_time_without_a_processor_it_reads_before_it_decides(mesh, monkeypatch):
-    """Or every wire would look as if nothing had come through for all that time."""
-    monkeypatch.setattr(race_module, "MAX_S", 60.0, raising=False)
-    results = []
-    race = Race(mesh.reactor, KEY, CLAIM, wires(mesh), results.append)
-    deadline = Deadline(20.0)
-
-    def beyond_the_burst():
-        laps = [runner.lap for runner in race._runners]
-        return None not in laps and all(meter._tail is not None for lap in laps for meter in lap)
-
-    while not beyond_the_burst() and not deadline.expired():
-        mesh.reactor.run_once(1.0)
-    assert not results
-    time.sleep(3 * TAIL_S)  # Now each wire has been listened to for long enough.
-    mesh.reactor.run_once(0.0)
-    assert not results
-    while not results and not deadline.expired():
-        mesh.reactor.run_once(1.0)
-    race.close()
-    assert len(results) == 1
 
 
 # ---- another end that does not keep to the rules ---------------------------------------------

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
-from ringcomm import newkey
 from ringcomm.errors import AuthenticationError, PeerLostError, RingcommError, StartupError
 from ringcomm.transport import accept
 from tests.support.relay import TAG_BYTES, Relay, content, replaced
-from tests.support.service import Service, eventually
+from tests.support.service import Service
 
 ITEMS = 1000
 
@@ -64,48 +59,6 @@ def test_a_rank_that_dials_a_relay_is_refused(make_service):
     assert isinstance(zero, StartupError)
     refused = " ".join(service.texts("log"))
     assert f"dialled {relay.at[0]}:{relay.at[1]}" in refused, refused
-
-
-PROGRAM = """
-import numpy, ringcomm
-ringcomm.init()
-print(ringcomm.allreduce(numpy.ones(3), op=ringcomm.Sum))
-"""
-
-
-@pytest.mark.full
-def test_in_a_job_without_launcher_too(tmp_path):
-    """Rank 0 serves the rendezvous, where a key file and variables are all that the ranks have."""
-    key = tmp_path / "key"
-    assert newkey.main([str(key)]) == 0
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        target = free.getsockname()
-    with Relay(target) as relay:
-        ranks = []
-        for rank, place in enumerate((target, relay.at)):
-            environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM")}
-            environ.update(
-                RINGCOMM_SIZE="2", RINGCOMM_RANK=str(rank), RINGCOMM_KEY_FILE=str(key),
-                RINGCOMM_RENDEZVOUS=f"{place[0]}:{place[1]}", RINGCOMM_START_TIMEOUT="10",
-            )  # fmt: skip
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            ranks.append(subprocess.Popen([sys.executable, "-c", PROGRAM], env=environ, **pipes))
-            if rank == 0:
-                assert eventually(lambda: listens(target), 30.0)
-        results = [process.communicate(timeout=60.0) for process in ranks]
-    assert [process.returncode for process in ranks] == [1, 1]
-    assert [out for out, _ in results] == ["", ""]
-    assert f"{relay.at[0]}:{relay.at[1]}" in results[1][1] and "AuthenticationError" in results[1][1]
-    assert relay.came
-
-
-def listens(address):
-    try:
-        socket.create_connection(address, 1.0).close()
-    except OSError:
-        return False
-    return True
 
 
 def test_an_encrypted_job_works_through_port_forwarding(make_service):

@@ -10,8 +10,8 @@ import numpy as np
 import psutil
 import pytest
 
-from ringcomm.config import Membership, Settings, Slot
-from ringcomm.errors import AuthenticationError, RefusedError, StartTimeoutError
+from ringcomm.config import Membership, Settings
+from ringcomm.errors import StartTimeoutError
 from ringcomm.job.context import Context
 from tests.support.service import eventually, free_port, opened, remains, sum_of_ranks, together
 
@@ -53,41 +53,6 @@ def test_ranks_without_a_plan(service):
 
 
 # ---- peers that do not belong -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "change, error, words",
-    [
-        ({"key": b"x" * 32}, AuthenticationError, "does not hold this job's key"),
-        ({"slot": Slot(0, 0)}, RefusedError, "place 0 on here is already taken by process"),
-    ],
-)
-def test_a_refusal_disturbs_no_rank(service, change, error, words):
-    job = service(2)
-    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
-        first = pool.submit(job.start, 0)
-        assert eventually(lambda: len(job.texts("joined")) == 1)
-        with pytest.raises(error, match=words):
-            job.start(1, **change)
-        contexts = [job.start(1), first.result()]
-        for context in contexts:
-            stack.callback(context.close)
-        if error is RefusedError:
-            assert eventually(lambda: any(words in text for text in job.texts("refused")))
-        else:
-            assert eventually(lambda: any("refused" in text for text in job.texts("log")))
-        assert together(contexts, sum_of_ranks) == [1.0] * 2
-
-
-def test_missing_ranks_are_named(service):
-    job = service(3, start_timeout_s=0.5)
-    with ThreadPoolExecutor(2) as pool:
-        starts = [pool.submit(job.start, rank) for rank in (0, 2)]
-        for start in starts:
-            with pytest.raises(StartTimeoutError, match=r"Only 2 of 3 ranks .*Missing: rank 1 \(here\)"):
-                start.result()
-    assert eventually(lambda: job.texts("failed") != [])
-    assert "Missing: rank 1 (here)" in job.texts("failed")[0]
 
 
 def test_endless_timeouts_are_allowed(service):

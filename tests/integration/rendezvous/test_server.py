@@ -11,9 +11,7 @@ import pytest
 
 from ringcomm.errors import ProtocolError, StartupError
 from ringcomm.rendezvous import server as server_module
-from ringcomm.rendezvous.epoch import Phase
 from ringcomm.rendezvous.server import RendezvousServer
-from ringcomm.version import __version__
 from ringcomm.wire.auth import Purpose
 from tests.integration.rendezvous.peer import Peer
 from tests.support.service import KEY, eventually
@@ -98,15 +96,6 @@ def test_connections_have_numbers_by_which_they_are_answered(server, client):
     assert one.read() == [{"type": "unblocked"}] * 2 and other.read() == [{"type": "unblocked"}]
 
 
-def test_a_message_to_a_connection_that_has_ended_is_dropped(server, client):
-    item = client()
-    item.sock.close()
-    assert eventually(lambda: ("lost", 1) in server.events)
-    here(server, lambda: server.send_message(1, NOTE))
-    here(server, lambda: server.drop(1))
-    assert here(server, lambda: server.numbers) == []
-
-
 def test_a_connection_that_is_dropped_first_gets_all_that_was_sent(server, client):
     """What it sends itself is not read any more, and it is not lost."""
 
@@ -137,17 +126,6 @@ def test_a_connection_that_is_dropped_for_what_it_has_sent_is_not_lost(server, c
     item.send(NOTE, NOTE)
     assert eventually(lambda: here(server, lambda: server.numbers) == [])
     assert server.events == [("arrived", 1), ("note", 1)]
-
-
-def test_functions_are_called_in_the_servers_thread_after_some_time(server):
-    names, done = [], threading.Event()
-
-    def ring():
-        names.append(threading.current_thread().name)
-        done.set()
-
-    here(server, lambda: server.after(0.01, ring))
-    assert done.wait(30.0) and names == ["ringcomm-rendezvous"]
 
 
 # ---- connections that end --------------------------------------------------------------------
@@ -247,60 +225,3 @@ def test_after_its_end_nothing_is_called_any_more(server):
 
 
 # ---- with ranks -------------------------------------------------------------------------------
-
-
-def join(peer, local):
-    request = {"type": "join", "version": __version__, "hostname": "here", "pid": 100 + local}
-    peer.send({**request, "addresses": [], "slot": [0, local]})
-
-
-@pytest.fixture
-def peer(service):
-    """`peer()`: another process of a job of two ranks; the job is `peer.job`."""
-    made = []
-
-    def connect():
-        made.append(Peer(connect.job.endpoints, connect.job.key, connect.job.job))
-        return made[-1]
-
-    connect.job = service(2)
-    yield connect
-    for item in made:
-        item.sock.close()
-
-
-def test_a_rank_that_fails_is_the_culprit(peer):
-    one, other = peer(), peer()
-    join(one, 0)
-    join(other, 1)
-    assert (one.until("probe")["rank"], other.until("probe")["rank"]) == (0, 1)
-    peer.job.server.process_exited(1, "killed by SIGKILL", False)
-    abort = one.until("abort")
-    assert abort["rank"] == 1 and "killed by SIGKILL" in abort["text"]
-    assert peer.job.server.phase is Phase.ABORTED
-    assert peer.job.server.culprit == 1 and "killed by SIGKILL" in str(peer.job.server.failure)
-
-
-def test_it_is_idle_when_no_rank_is_connected_but_those_that_wait_for_the_next_generation(peer):
-    server = peer.job.server
-    assert server.wait_idle(0.0)
-    one, other = peer(), peer()
-    join(one, 0)
-    join(other, 1)
-    assert one.until("probe") and other.until("probe")
-    assert not server.wait_idle(0.0)
-    one.sock.close()
-    other.sock.close()
-    assert server.wait_idle(30.0)
-
-
-def test_entries_of_a_process_that_has_gone_are_not_waited_for(peer):
-    """One waits for an entry and ends; the other one's wait is answered when it is posted."""
-    gone, waiting, posting = peer(), peer(), peer()
-    for item in (gone, waiting):
-        item.send({"type": "await", "entry": "group 1"})
-    gone.sock.close()
-    assert eventually(lambda: len(peer.job.server.numbers) == 2)
-    posting.send({"type": "post", "entry": "group 1", "text": "where it is"})
-    wanted = {"type": "entry", "entry": "group 1", "text": "where it is"}
-    assert waiting.next() == [wanted]

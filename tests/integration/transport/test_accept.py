@@ -16,7 +16,6 @@ from ringcomm.errors import AuthenticationError
 from ringcomm.transport import accept
 from ringcomm.transport.accept import GRACE_S, MAX_HALF_OPEN
 from ringcomm.transport.connect import listen
-from ringcomm.transport.secure import SecureSocket
 from ringcomm.wire.auth import Admission, Initiator, plain_answer
 from ringcomm.wire.place import place_of
 from tests.integration.transport.street import Street
@@ -73,17 +72,6 @@ def test_a_place_comes_back_with_time(reactor):
         assert not street.door.acceptor.shut
 
 
-def test_connections_that_were_accepted_before_go_on(street):
-    """The last place is taken while a peer is about to authenticate."""
-    street.rank()
-    for _ in range(50):
-        street.peer(b"?")
-    street.door.turn_until(lambda: street.door.acceptor.shut)
-    street.door.turn_until(lambda: street.door.arrived and street.ends == [""])
-    street.door.turn_until(lambda: street.door.acceptor._failed == 20)
-    assert len(street.door.refused) == 20
-
-
 def test_tls_is_not_answered_without_the_jobs_key(reactor):
     """A hello costs no more than any other bytes, and its sender receives nothing."""
     with ExitStack() as stack:
@@ -116,24 +104,6 @@ def received(sock):
         return b""
 
 
-def test_an_admission_may_arrive_in_pieces(reactor, monkeypatch):
-    monkeypatch.setattr(accept, "HANDSHAKE_S", LONG_S)
-    with ExitStack() as stack:
-        street = Street(reactor, stack, encrypt=True)
-        data = Admission.of(KEY) + HELLO
-        peer = street.peer(data[:1])
-        for position in range(1, len(data)):
-            street.door.turn_for(0.001)
-            peer.send(data[position : position + 1])
-
-        def answered():
-            socks = [item.sock for item in street.door.acceptor._half_open]
-            return any(isinstance(sock, SecureSocket) and sock.answered for sock in socks)
-
-        street.door.turn_until(answered)
-        assert street.door.refused == []
-
-
 def test_silent_connections_make_room_but_a_peer_that_named_the_job_stays(reactor, monkeypatch):
     """The oldest of all has named the job; the many silent ones are closed instead of it."""
     monkeypatch.setattr(accept, "HANDSHAKE_S", LONG_S)
@@ -152,17 +122,6 @@ def test_silent_connections_make_room_but_a_peer_that_named_the_job_stays(reacto
         assert set(door.refused) == {"too many unproven connections at once"}
         knowing.sendall(initiator.receive(knowing.recv(initiator.needs)))
         door.turn_until(lambda: door.arrived)
-
-
-def test_a_connection_has_a_moment_before_another_takes_its_place(reactor, monkeypatch):
-    monkeypatch.setattr(accept, "GRACE_S", LONG_S)
-    with ExitStack() as stack:
-        street = Street(reactor, stack)
-        for _ in range(MAX_HALF_OPEN + 1):
-            street.peer()
-        street.door.turn_until(lambda: street.door.acceptor.shut)
-        street.door.turn_for(0.1)
-        assert street.door.refused == [] and len(street.door.acceptor._half_open) == MAX_HALF_OPEN
 
 
 def test_connections_that_copy_a_greeting_make_room_too(reactor, monkeypatch):
@@ -221,17 +180,6 @@ def test_out_of_descriptors_it_does_not_spin(reactor, monkeypatch):
     door.close()
 
 
-def test_closing_while_connections_wait_in_the_backlog(reactor):
-    """The time to accept again comes when everything is closed."""
-    door = Door(reactor, place_s=LONG_S)
-    for _ in range(MAX_HALF_OPEN):
-        door.acceptor._keep_place()
-    with socket.create_connection(door.address):
-        door.turn_until(lambda: door.acceptor._paused)
-        door.close()
-        door.turn_for(0.15)
-
-
 def test_a_peer_that_leaves_half_way_is_refused_by_what_it_did(reactor):
     with ExitStack() as stack:
         for encrypt in (False, True):
@@ -271,16 +219,6 @@ def test_connections_that_a_rank_gives_up_are_not_reported(reactor, encrypt):
         assert len(door.refused) == 1
 
 
-def test_where_many_give_up_that_is_reported(reactor):
-    """They may keep a rank waiting, and the log says why."""
-    with ExitStack() as stack:
-        street = Street(reactor, stack, LONG_S)
-        for _ in range(300):
-            street.peer().close()
-        street.door.turn_until(lambda: street.door.refused)
-        assert set(street.door.refused) == {"it closed the connection before it had proven anything"}
-
-
 def test_a_program_that_does_not_encrypt_is_answered_in_plain_text(reactor):
     """After its admission it goes on as a process of a job without a certificate does."""
     with ExitStack() as stack:
@@ -303,19 +241,6 @@ def test_processes_of_other_users_are_refused(reactor, monkeypatch):
         assert door.refused == ["it belongs to another user (number 7)"]
         assert peer.recv(1) == b""
     door.close()
-    door.close()
-
-
-def test_a_listener_that_fails_is_no_peer_that_does(reactor, monkeypatch):
-    door = Door(reactor)
-
-    def broken(listener):
-        raise OSError(errno.EINVAL, "Invalid argument")
-
-    monkeypatch.setattr(socket.socket, "accept", broken)
-    with socket.create_connection(door.address), pytest.raises(OSError, match="Invalid argument"):
-        for _ in range(100):
-            reactor.run_once(0.1)
     door.close()
 
 

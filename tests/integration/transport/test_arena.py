@@ -15,11 +15,9 @@ from ringcomm.testing.cluster import run_ranks
 from ringcomm.transport import arena
 from ringcomm.transport.arena import MIN_BYTES, PeerArena
 from ringcomm.transport.base import LinkClosed
-from ringcomm.transport.lending import LOOK_AGAIN_BYTES
 from ringcomm.transport.local import make_links
 from ringcomm.transport.process_memory import PeerMemory
 from ringcomm.transport.ring import IN_ARENA, LENT, LOANS, MASK
-from ringcomm.transport.span import SKIPPED_BYTES, WINDOW, SpanChoice
 
 pytestmark = pytest.mark.skipif(arena.own() is None, reason="this system has no such memory")
 
@@ -99,18 +97,6 @@ def test_where_memory_cannot_be_read_or_mapped(monkeypatch, lacking):
     assert bool(views) is (lacking != "reading")
 
 
-def test_other_collectives():
-    def work(context):
-        rows = np.full((400_000, 2), context.rank + 1.0, np.float32)
-        gathered = context.allgather(shared(rows))
-        own = context.reducescatter(shared(rows), rc.Sum)
-        root = shared(rows)
-        context.broadcast_(root, 1)
-        return gathered.sum(), own.sum(), root.sum()
-
-    assert run_ranks(2, work, transport="auto") == [(800_000 * 3.0, 400_000 * 3.0, 800_000 * 2.0)] * 2
-
-
 def test_buffers_are_ordinary_without_a_peer_that_shares_memory(monkeypatch):
     monkeypatch.setattr(arena, "_own", arena.Arena())
     assert arena.shared_room(2 * MIN_BYTES) is None
@@ -124,26 +110,6 @@ def test_buffers_are_ordinary_without_a_peer_that_shares_memory(monkeypatch):
 
 
 class TestArray:
-    def test_it_is_like_any_other(self):
-        array = rc.empty((3, 300_000), "f8")
-        assert array.shape == (3, 300_000) and array.dtype == np.float64
-        assert array.flags.c_contiguous and array.flags.writeable
-        assert array in arena.own() and array[1:, 5:] in arena.own()
-        assert np.zeros(300_000) not in arena.own()
-
-    @pytest.mark.parametrize(
-        ("shape", "dtype"), [((), "f4"), (0, "f4"), (MIN_BYTES - 1, "u1"), (MIN_BYTES, "O")]
-    )
-    def test_what_is_short_is_ordinary(self, shape, dtype):
-        assert rc.empty(shape, dtype) not in arena.own()
-
-    def test_without_such_memory_it_is_ordinary(self, monkeypatch):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "posix_fallocate", refuse)
-            assert rc.empty(MIN_BYTES) not in arena.own()
-        monkeypatch.setattr(arena, "_own", None)
-        monkeypatch.setattr(arena, "nameless", refuse)
-        assert rc.empty(MIN_BYTES).size == MIN_BYTES
 
     def test_its_pages_go_back_with_the_last_view(self):
         owner = arena.own()
@@ -202,37 +168,6 @@ class TestLink:
         assert rest == view[1_000_000:]
         assert one.send([view[1_000_000:]]) == 200_000
 
-    def test_what_follows_waits_or_is_lent(self, pair, monkeypatch):
-        one, other = pair
-        data = shared(np.ones(1_000_000, np.uint8))
-        assert one.send([data.data]) == 0
-        assert one.send([data.data, memoryview(b"tail")]) == 0
-        into = bytearray(1_000_004)
-        got = other.recv([memoryview(into)])
-        sent = one.send([data.data, memoryview(b"tail")])
-        assert sent == got
-        while got < len(into):
-            sent += one.send([memoryview(b"tail")]) if sent < len(into) else 0
-            got += other.recv([memoryview(into)[got:]])
-        assert into[-4:] == b"tail" and into[:-4] == data.data
-
-    def test_the_ring_is_used_between_cores_that_share_no_cache(self, pair):
-        one, _ = pair
-        data = shared(np.ones(1_000_000, np.uint8))
-        choice = one._choice = SpanChoice(1e-10)
-        one.lend_above(2_000_000)
-        assert one._loan(data.data) is None
-        for _ in range(WINDOW + 2):
-            choice.note(SKIPPED_BYTES, 1e-10 * SKIPPED_BYTES)
-        assert not choice.looking and one._loan(data.data) is not None
-        one._unseen_bytes = LOOK_AGAIN_BYTES
-        assert one._loan(data.data) is None and choice.looking
-        for _ in range(WINDOW):
-            choice.note(SKIPPED_BYTES, 1e-8 * SKIPPED_BYTES)
-        assert choice.whole and not choice.looking and one._loan(data.data) is None
-        one.lend_above(900_000)  # what would be lent in any case is lent in the arena
-        assert one._loan(data.data)[1] == 1_000_000 | IN_ARENA
-
     def test_what_was_revoked_is_not_counted(self, pair):
         one, other = pair
         data = shared(np.ones(1_000_000, np.uint8))
@@ -247,13 +182,6 @@ class TestLink:
         one.close()
         with pytest.raises(LinkClosed, match="closed the connection"):
             other.recv([memoryview(bytearray(10))])
-
-    def test_a_copy_of_what_was_revoked_is_not_counted(self, pair):
-        one, other = pair
-        data = shared(np.ones(1_000_000, np.uint8))
-        assert one.send([data.data]) == 0
-        one.revoke()
-        assert other.recv([memoryview(bytearray(1_000_000))]) == 0
 
     @pytest.mark.parametrize("take", ["peek", "recv"])
     @pytest.mark.parametrize("arena_is_known", [True, False])

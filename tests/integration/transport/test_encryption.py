@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
-from ringcomm import newkey
 from ringcomm.config import Membership, Settings
-from ringcomm.errors import AuthenticationError, ConfigError, StartupError
+from ringcomm.errors import ConfigError
 from ringcomm.storage.certificate import make_certificate
-from ringcomm.storage.keys import read_key
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.transport import tls
 from ringcomm.transport.accept import Acceptor
@@ -211,35 +209,6 @@ def test_silence_after_the_first_message_is_not_endured(house, certificate, monk
     assert "proved nothing within" in house.refused[0]
 
 
-@pytest.mark.parametrize("position", [5, 100])
-def test_what_is_forged_on_the_way_ends_the_link(certificate, position):
-    plain = [socket.socketpair(), socket.socketpair()]
-    encryption = encryption_of(certificate)
-    for pair in plain:
-        for sock in pair:
-            sock.setblocking(False)
-    one, other = encryption.wrap(plain[0][0], False), encryption.wrap(plain[1][0], True)
-    wires = plain[0][1], plain[1][1]
-
-    def carry(change=lambda data: data):
-        for source, target in (wires, wires[::-1]):
-            try:
-                target.sendall(change(source.recv(65536)))
-            except BlockingIOError:
-                pass
-
-    while not (one.handshake() & other.handshake()):
-        carry()
-    for end in (one, other):
-        end.trust()
-    one.send(b"gradient" * 100)
-    carry(lambda data: data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
-    with pytest.raises(ConnectionAbortedError, match="damaged or forged"):
-        other.recv(10)
-    for sock in (one, other, *wires):
-        sock.close()
-
-
 class Listener:
     """Sits between a rank and a port, passes everything on, and keeps a copy."""
 
@@ -308,31 +277,10 @@ def test_what_a_listener_sees(monkeypatch, encrypt):
 # ---- keys and certificates -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("encrypt", [True, False])
-def test_a_key_file_is_for_one_pair_of_eyes(tmp_path, encrypt, capsys):
-    path = tmp_path / "job.key"
-    assert newkey.main([*(["--encrypt"] if encrypt else []), str(path)]) == 0
-    assert path.stat().st_mode & 0o777 == 0o600
-    key, found = read_key(None, str(path), "")
-    assert len(key) == 32
-    assert bool(found) == encrypt
-    assert (encryption_of(found) is not None) == encrypt
-    assert newkey.main([str(path)]) == 1, "it may be in use"
-    assert "exists already" in capsys.readouterr().err
-    assert newkey.main([]) == newkey.main(["--what", "x"]) == 2
-
-
 def test_without_openssl_and_without_the_package_there_is_a_remedy(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "cryptography", None)
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(ConfigError, match=r"ringcomm\[encrypt\].*apt install openssl"):
-        make_certificate()
-
-
-def test_an_openssl_that_fails_is_quoted(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "cryptography", None)
-    monkeypatch.setattr("shutil.which", lambda name: "/bin/false")
-    with pytest.raises(ConfigError, match="/bin/false genpkey` ended with 1"):
         make_certificate()
 
 
@@ -341,12 +289,6 @@ def test_to_insist_without_a_certificate_says_what_is_needed():
         encryption_of("", insist=True)
     with pytest.raises(ConfigError, match="newkey --encrypt FILE"):
         rc.init(Membership(2, (("127.0.0.1", 1),), KEY), Settings(encrypt=True))
-
-
-@pytest.mark.parametrize("text", ["-----BEGIN PRIVATE KEY-----\nno\n", "-----BEGIN CERTIFICATE-----\nno\n"])
-def test_half_a_certificate_is_refused(text):
-    with pytest.raises(ConfigError, match="cannot be used"):
-        encryption_of(text)
 
 
 @pytest.mark.parametrize("how", ["memory", "file"])
@@ -366,10 +308,3 @@ def test_loading_the_certificate_leaves_no_file(certificate, monkeypatch, tmp_pa
     assert list(tmp_path.iterdir()) == []
     if how == "file":
         assert modes == [(0, 0)] * 2
-
-
-def test_ranks_with_different_certificates_do_not_meet(service):
-    """Each side reports why; no side hangs."""
-    with pytest.raises((AuthenticationError, StartupError), match="does not encrypt, and this process does"):
-        rendezvous = service(2)
-        rendezvous.start(0, certificate=make_certificate())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -108,7 +107,6 @@ TRANSPORTS = {
     "tcp": lambda: fabrics_of(tcp_pair()),
     "tcp, narrow": lambda: fabrics_of(narrow(tcp_pair(), 32768)),
     "tls": lambda: fabrics_of(encrypted(tcp_pair())),
-    "tls, narrow": lambda: fabrics_of(encrypted(narrow(tcp_pair(), 32768))),
     "tls, very narrow": lambda: fabrics_of(encrypted(narrow(socket.socketpair(), 2048))),
     "unix": lambda: fabrics_of(socket.socketpair()),
     "unix, narrow": lambda: fabrics_of(narrow(socket.socketpair(), 2048)),
@@ -119,12 +117,6 @@ TRANSPORTS = {
 @pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__)
 def test_contract(transport, check):
     contract.run(check, TRANSPORTS[transport])
-
-
-def test_every_check_says_what_it_checks():
-    assert len(contract.CHECKS) >= 18
-    for check in contract.CHECKS:
-        assert check.__doc__
 
 
 class Bell(Watch):
@@ -178,22 +170,3 @@ def test_a_tcp_link_is_set_up_for_small_messages():
     for fabric in fabrics:
         fabric.close()
     assert [sock.fileno() for sock in sockets] == [-1, -1]
-
-
-def test_room_in_memory_wakes_a_rank_that_waits_to_send():
-    fabrics = memory_fabrics(2, capacity_bytes=8)
-    one, other = fabrics[0].link(1), fabrics[1].link(0)
-    full = threading.Event()
-
-    def fill():
-        sent = one.send([memoryview(bytes(16))])
-        fabrics[0].wait([], [one], 0.0)  # what has changed so far has been seen
-        full.set()
-        fabrics[0].wait([], [one], 25.0)
-        return sent, one.send([memoryview(bytes(8))])
-
-    with ThreadPoolExecutor(1) as pool:
-        filling = pool.submit(fill)
-        assert full.wait(10.0)
-        assert other.recv([memoryview(bytearray(5))]) == 5
-        assert filling.result(15.0) == (8, 5)

@@ -127,24 +127,6 @@ def test_an_end_without_memory_says_so_and_one_that_is_gone_is_an_error(ends):
         Ring.take(ends[1])
 
 
-def test_an_array_may_outlive_the_ring(no_leaks):
-    made = Ring.make()
-    part = made.bytes[:10]
-    made.bytes[:3] = b"abc"
-    made.close()
-    assert bytes(part[:3]) == b"abc"
-    part.release()
-
-
-def test_where_memory_runs_out_nothing_remains(no_leaks, monkeypatch):
-    def full(*arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match="No space left"):
-        Ring.make()
-
-
 def forbidden(*arguments):
     raise PermissionError(errno.EPERM, "Operation not permitted")
 

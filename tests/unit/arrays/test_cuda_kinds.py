@@ -162,13 +162,6 @@ def test_cupy_layouts(cupy):
     assert target.memory.tolist() == turned.memory.tolist()
 
 
-def test_kinds_of_other_libraries_are_found_by_their_types_names(monkeypatch):
-    for package, name, kind in (("cupy", "ndarray", CUPY), ("jaxlib", "ArrayImpl", DLPACK)):
-        cls = type(name, (), {"__module__": f"{package}.core"})
-        assert kinds.kind_of(cls()) is kind
-        kinds._BY_TYPE.pop(cls)
-
-
 class Exported:
     def __init__(self, memory, device=2):
         self.memory = memory
@@ -251,11 +244,6 @@ def test_only_a_device_that_shares_memory_with_the_processor_has_mapped_memory(c
     _integrated.cache_clear()
 
 
-def test_where_a_cupy_array_is(cupy):
-    array = Array(np.zeros(3))
-    assert CUPY.on_device(array) and CUPY.device(array) == 0
-
-
 def test_dlpack_leaves_the_work_to_the_kind_of_the_shared_array(cupy):
     made = Exported(np.arange(6.0).reshape(2, 3))
     assert DLPACK.device(made) == ("cupy", 0)
@@ -298,23 +286,3 @@ def test_results_are_arrays_of_the_library_that_they_came_from(monkeypatch):
         like = type("Tensor", (), {"__module__": f"{package}.core"})()
         assert DLPACK.result(exported, like) == expected
     DLPACK.check_writable(type("Tensor", (), {"__module__": "numba.cuda"})(), "allreduce_")
-
-
-def test_an_array_that_cannot_say_where_it_is_is_on_no_device():
-    class Broken:
-        def __dlpack_device__(self):
-            raise BufferError("requires grad")
-
-    assert not DLPACK.on_device(Broken()) and not DLPACK.on_device(object())
-
-
-def test_dlpack_imports_cupy_where_it_is_installed(monkeypatch, tmp_path):
-    """The program has imported neither CuPy nor PyTorch, or one that sees no GPU."""
-    (tmp_path / "cupy.py").write_text("def from_dlpack(value):\n    return ('shared', value)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.delitem(sys.modules, "cupy")
-    torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    made = Exported(np.zeros(3))
-    assert DLPACK._shared(made) == (CUPY, ("shared", made))

@@ -12,7 +12,6 @@ from ringcomm.arrays.cupy_arrays import KIND as CUPY
 from ringcomm.arrays.dlpack import KIND as DLPACK
 from ringcomm.arrays.kinds import device_kind, kind_of, register_kind
 from ringcomm.arrays.torch_tensors import KIND as TORCH
-from ringcomm.errors import BrokenInvariantError
 from tests.unit.arrays.copying import Kind
 
 
@@ -73,20 +72,3 @@ def test_an_array_that_no_device_holds_may_be_used_as_it_is():
     value = made("program", "Array")
     register_kind(type(value), kind)
     assert kind_of(value) is kind and device_kind(value) is None
-
-
-def test_an_engine_has_no_mapped_memory_unless_it_says_so():
-    engine = Kind().made
-    measured = []
-    assert engine.mapped_slowdown(4096, measured.append) is None and measured == []
-    with pytest.raises(BrokenInvariantError, match="Engine has no mapped memory, so nothing waits for 7"):
-        engine.reached(7)
-
-
-def test_a_kind_has_ordinary_arrays_unless_it_says_so():
-    kind, array = Kind(), np.arange(6.0)
-    assert kind.reshaped(array, [2, 3]).tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
-    assert np.shares_memory(kind.reshaped(array, [2, 3]), array)
-    assert kind.result(array, like=None) is array
-    assert kind.host_memory(array) is None and kind.mapped(array) is None
-    kind.check_writable(array, "allreduce_")  # which raises nothing

@@ -49,12 +49,6 @@ def test_the_host_waits_for_the_program_and_copies_nothing():
     assert (engine.copies, engine.followed, engine.blocks) == ([], [], 0)
 
 
-def test_an_empty_array_is_ready_at_once():
-    mirror = MappedMirror(Integrated(), np.zeros(0))
-    mirror.fetch(until_done)
-    assert mirror.host.size == 0
-
-
 @pytest.mark.parametrize(
     "found, direct, words", [(1.0, True, "without a copy"), (2.0, True, "without"), (7.5, False, "copied")]
 )

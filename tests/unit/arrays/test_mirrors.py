@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-import threading
 
 import numpy as np
 import pytest
 
-from ringcomm.arrays.kinds import device_kind, kind_of, register_kind
 from ringcomm.arrays.mirrors import StagingPool, block_bytes
 from ringcomm.errors import DeviceError
-from tests.support.fake_device import until_done
 from tests.unit.arrays.copying import Kind
 
 
@@ -88,56 +85,6 @@ def test_a_failed_copy_is_an_error_at_the_end_or_at_the_next_call(kind, pool):
     with pytest.raises(DeviceError):
         pool.mirror(kind, np.zeros(10))
     pool.mirror(kind, np.zeros(10))
-
-
-def test_kinds_are_found_by_type(kind):
-    class Array:
-        pass
-
-    class Below(Array):
-        pass
-
-    register_kind(Array, kind)
-    assert kind_of(Array()) is kind and device_kind(Below()) is kind
-    for value in (np.zeros(1), np.ma.zeros(1), [1.0], 2.0, "text", None):
-        assert device_kind(value) is None
-
-
-class Emptied:
-    """What another thread empties between a look at it and taking from it."""
-
-    def __len__(self):
-        return 1
-
-    def pop(self):
-        raise IndexError
-
-    popleft = pop
-
-
-def test_threads_that_take_at_the_same_time_get_blocks_of_their_own(kind, pool):
-    pool._free[(id(kind.made), 4096)] = Emptied()
-    pool._returned = Emptied()
-    assert pool.take(kind.made, 10).nbytes == 4096
-    assert pool.allocations == kind.made.blocks == 1
-
-
-def test_a_second_preload_and_an_empty_array_copy_nothing(kind, pool):
-    mirror = pool.mirror(kind, np.zeros(10))
-    mirror.preload()
-    mirror.preload()
-    empty = pool.mirror(kind, np.zeros(0))
-    empty.preload()
-    empty.store_all()
-    empty.fetch(until_done)
-    assert len(kind.made.copies) == 1
-
-
-def test_a_wait_for_a_load_lasts_until_it_is_done(kind, pool):
-    mirror = pool.mirror(kind, np.arange(10.0))
-    threading.Timer(0.05, kind.made.complete).start()
-    mirror.fetch(until_done)
-    assert mirror.host.tolist() == list(range(10)) and kind.made.copies[0][-1].done
 
 
 def test_the_program_may_overwrite_a_source_once_it_is_loaded(kind, pool):

@@ -8,7 +8,7 @@ import pytest
 from ringcomm.arrays import kinds
 from ringcomm.arrays.mapped import MappedMirror
 from ringcomm.arrays.mirrors import StagingPool
-from ringcomm.arrays.operands import DeviceOperand, HostOperand, InPlace, mirrors, operand_of, submitted
+from ringcomm.arrays.operands import DeviceOperand, HostOperand, InPlace, operand_of, submitted
 from ringcomm.errors import Misuse, UnsupportedDtypeError
 from tests.unit.arrays.copying import Copying, Engine, Kind
 
@@ -115,12 +115,6 @@ class TestDeviceOperand:
             ("out", 0, 48), ("in", 0, 16),
         ]  # fmt: skip
 
-    def test_a_number_is_an_array_of_one_element(self, pool):
-        array = np.array(4.0)
-        operand = doubled(DeviceOperand(pool, Kind(), array, "allreduce_"))
-        assert (operand.shape, operand.flat.size) == ((), 1)
-        assert operand.finish() is array and array == 8.0
-
     def test_what_cannot_be_overwritten_or_sent_is_refused_before_anything_is_copied(self, pool):
         with pytest.raises(Misuse, match="broadcast_: immutable"):
             DeviceOperand(pool, Frozen(), np.zeros(3), "broadcast_")
@@ -173,13 +167,6 @@ class TestSubmitted:
 
 
 class TestRows:
-    def test_of_an_array_in_host_memory(self, pool):
-        array = np.arange(4.0).reshape(2, 2)
-        rows = submitted(pool, array, rows=True)
-        assert rows.mirror is None and rows.shape == (2, 2) and not np.shares_memory(rows.flat, array)
-        made = np.zeros((1, 2))
-        assert rows.deliver(made) is made
-
     def test_of_an_array_on_a_device(self, pool, use):
         kind = Results()
         engine = use(kind)
@@ -253,9 +240,3 @@ class TestOperandOf:
             operand = operand_of(pool, array, name)
             operand.send_only()
             assert operand.finish().tolist() == [1.0, 2.0]
-
-
-def test_mirrors_of_a_request(pool):
-    operand, copy = DeviceOperand(pool, Kind(), np.zeros(3)), submitted(pool, np.zeros(3))
-    assert mirrors([copy, operand]) == [None, operand.mirror]
-    assert not mirrors([copy, copy]) and not mirrors([])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from ringcomm.balance import pace as module
@@ -86,14 +85,6 @@ class TestReports:
         assert number == 3 and [report.samples for report in reports] == [8, 8]
         assert reports[0].compute_s == pytest.approx(0.4) and reports[0].most == 0
 
-    def test_of_how_far_a_loader_is_ahead(self, clock):
-        job = Job(size=2)
-        pace, _ = pace_of(job)
-        pace.take(0, 6)
-        for _ in range(2):
-            step(pace, job, clock)
-        assert job.asked[0][1][3] == 7
-
     def test_a_rank_without_samples_has_measured_nothing(self, clock):
         job = Job(rank=1, size=2)
         pace, _ = pace_of(job)
@@ -140,13 +131,6 @@ class TestChanges:
             assert shares == [8] * 5 + [(12, 4)[rank]] * 3, "the third step decides, the sixth is the first"
             assert len(job.asked) == 2, "between the decision and the change nothing is measured"
         assert lines() == ["jetson1 is slower"], "rank 0 says it"
-
-    def test_shares_stay_without_a_change(self, clock, lines):
-        job = Job(size=2)
-        pace, decisions = pace_of(job)
-        for _ in range(6):
-            step(pace, job, clock)
-        assert len(decisions.decided) == 2 and pace.share(6) == 8 and lines() == []
 
     def test_for_some_frameworks_only_the_next_epoch_may_differ(self, clock):
         job = Job(size=2)
@@ -219,9 +203,6 @@ class TestSteps:
 
 
 class TestCursors:
-    def test_without_batches_gradients_have_no_weights(self):
-        assert weight_of_steps(None, Sum, 3) is None
-
     @pytest.mark.parametrize("op, passes", [(Sum, 1), (Average, 2)])
     def test_weights_are_those_of_one_average(self, op, passes):
         batches = Balanced(32, 8, context=Job())
@@ -299,12 +280,3 @@ class TestAdvice:
         assert [name for name, _ in job.asked].count("ringcomm.balance.codecs") == 1, "advice is given once"
         assert job.asked[-1][0] == "ringcomm.balance.codecs", "and nothing is measured after it"
         assert lines() == [], "rank 0 says it"
-
-    def test_every_ranks_codecs_count(self, monkeypatch):
-        rates = {name: Rates(place + 1.0, place + 5.0) for place, name in enumerate(CODECS)}
-        monkeypatch.setattr(module, "measured_rates", lambda s: rates)
-        job = Job(size=2)
-        job.answer = lambda row, name: np.stack([row, 3 * row])
-        one, other = module._codec_rates(job)
-        assert one == rates and list(other) == list(CODECS)
-        assert other[CODECS[1]] == Rates(6.0, 18.0)

@@ -153,14 +153,6 @@ class TestMachinesWithQuotas:
         assert spreads[38] <= 0.10 and spreads[-1] <= 0.12, spreads[-5:]
         assert max(len(job.changes) for job in jobs) <= 3
 
-    @pytest.mark.parametrize("slow_step", [59, 64, 70, 77])
-    def test_half_the_quota_in_a_running_job(self, slow_step):
-        for seed in range(8):
-            job = train(Setup(total=192), slow_step + 80, seed, (slow_step, 0, 0.45))
-            assert job.spread(slow_step, slow_step + 10) > 0.3
-            assert job.spread(slow_step + 50, slow_step + 80) <= 0.10, job.changes
-            assert len(job.changes) <= 4, job.changes
-
     @pytest.mark.parametrize("quotas", [(0.9, 0.3, 0.3), (0.9, 0.45, 0.2)])
     def test_periods_that_are_not_short_against_steps(self, quotas):
         """Ranks that wait save quota in a period, so they seem to be faster than they are: changes that make
@@ -189,14 +181,3 @@ def test_a_change_that_makes_steps_longer_is_taken_back_and_the_next_one_must_pr
     very_unequal = [RankTimes(43, 1.0, 0.0, 0), RankTimes(21, 0.3, 0.7, 0)]
     assert planner.decide(90 + 2 * PAUSE - 1, very_unequal) is None  # too early
     assert planner.decide(90 + 2 * PAUSE, very_unequal) is not None
-
-
-def test_the_first_change_is_refined_and_not_taken_back_if_a_machine_gets_other_work_at_that_time():
-    """Equal batches would be the worst answer to it."""
-    planner = Replanner((32, 32, 32), 96, ShareLimits(), ["a", "b", "c"])
-    slow = RankTimes(32, 0.28, 0.0, 0)
-    assert planner.decide(5, [RankTimes(32, 0.10, 0.18, 0), slow, slow]).shares[0] > 55
-    first = planner.shares
-    times = [0.33, 0.0087 * first[1], 0.0087 * first[2]]
-    second = planner.decide(16, [RankTimes(share, s, 0.33 - s, 0) for share, s in zip(first, times)])
-    assert second is not None and 36 < second.shares[0] < first[0]

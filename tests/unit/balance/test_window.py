@@ -48,9 +48,3 @@ def test_a_window_in_which_a_rank_has_changed_its_speed_is_no_mixture(place, fac
     assert min(abs(found - 1.0), abs(found / factor - 1.0)) <= 0.15 * max(1.0, factor)
     if 2 <= place <= 16:
         assert found == pytest.approx(fmean(times[place:]))
-
-
-def test_no_steps():
-    assert typical_s([]) == 0.0
-    assert typical_s([0.0, 0.0, 0.0]) == 0.0
-    assert typical_s([3.0]) == 3.0

@@ -97,19 +97,6 @@ class TestFailures:
         assert peer == 1
         assert text.startswith("rank 0: barrier(name='x') at ")
 
-    def test_it_may_serve_a_purpose_of_its_own(self, wire):
-        rendezvous = Rendezvous()
-        wire.hang_up()
-        runner = Runner(wire.fabric, NOW, reporter=rendezvous)
-        runner.purpose = lambda: "allreduce(shape (2, 2), float32) 'conv1'"
-        with pytest.raises(PeerLostError):
-            runner.all_reduce(ones(), Sum)
-        assert rendezvous.heard[0][1] == "allreduce(shape (2, 2), float32) 'conv1'"
-
-    def test_a_shape_that_does_not_hold_the_elements_is_not_named(self, wire):
-        with pytest.raises(PeerStalledError, match=r"allreduce\(4 elements, float32, op=Sum\)"):
-            Runner(wire.fabric, NOW).all_reduce(ones(), Sum)
-
     def test_after_a_failure_every_call_says_so(self, wire):
         runner = Runner(wire.fabric, NOW)
         fail(runner)
@@ -222,6 +209,4 @@ class TestReporter:
 
     def test_warnings_are_logged(self, caplog):
         Reporter().warn("program", "the ranks run different programs")
-        assert [record.getMessage() for record in caplog.records] == [
-            "the ranks run different programs"
-        ]
+        assert [record.getMessage() for record in caplog.records] == ["the ranks run different programs"]

@@ -11,7 +11,7 @@ import pytest
 
 from ringcomm.collective import call_sites
 from ringcomm.collective.call_history import CallHistory
-from ringcomm.collective.call_sites import call_site, find_site, site_text
+from ringcomm.collective.call_sites import find_site
 from ringcomm.collective.runner import Runner
 from ringcomm.config import Settings
 from ringcomm.errors import PeerStalledError
@@ -71,29 +71,6 @@ def test_what_a_runner_writes_down():
     assert (row["op"], row["kind"], row["name"], row["state"]) == (1, "allreduce", "conv", "failed")
     assert "float32" in row["what"] and row["error"].startswith("PeerStalledError: ")
     assert row["site"].startswith(__file__)
-
-
-def test_places_are_found_again_and_not_mixed_up():
-    known = [0, None]
-
-    def deeper():
-        return find_site(1, known)
-
-    places = []
-    for _ in range(2):
-        places.append(site_text(find_site(1, known)))
-        places.append(site_text(deeper()))
-        places.append(site_text(find_site(1, known)))
-    assert places[:3] == places[3:]
-    assert len(set(places)) == 3
-    lines = [int(place.rpartition(":")[2]) for place in places]
-    assert lines[2] - lines[0] == 2 and lines[1] < lines[0]
-
-
-def test_a_stack_that_is_not_that_deep_any_more():
-    known = [10_000, None]
-    found, here = site_text(find_site(1, known)), call_site()
-    assert found == here
 
 
 def test_packages_that_call_for_the_user_are_looked_through(tmp_path, monkeypatch):

@@ -58,25 +58,3 @@ def test_a_block_that_ends_early_without_an_exception_is_complete():
     with runner.parts(2):
         runner.started += 1
     assert runner.left == [] and not runner.locked
-
-
-def test_a_report_that_fails_leaves_no_lock_behind():
-    runner = Runner()
-
-    def refuse(problem):
-        raise OSError("the rendezvous is gone") from problem
-
-    parts = Parts(runner.lock, lambda: runner.started, 2, refuse, RingcommError)
-    with pytest.raises(OSError, match="the rendezvous is gone"), parts:
-        runner.started += 1
-        raise ZeroDivisionError
-    assert not runner.locked
-
-
-def test_blocks_of_one_thread_may_be_in_each_other():
-    runner = Runner()
-    with runner.parts(math.inf):
-        with runner.parts(1):
-            runner.started += 1
-        assert runner.locked
-    assert not runner.locked

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
-from ringcomm.collective import call_sites
 from ringcomm.collective.call_sites import call_site, find_site, nowhere, site_text, this_site
 
 
@@ -32,12 +29,3 @@ def test_it_is_found_where_it_was_the_last_time():
     assert deeper()[0] is inside.__code__
     known[0] = 10_000  # the stack is not that deep any more
     assert inside()[0] is inside.__code__ and known[0] < 10_000
-
-
-def test_in_code_that_belongs_to_ringcomm_alone_it_is_the_outermost(monkeypatch):
-    monkeypatch.setattr(call_sites, "_ours", {})
-    monkeypatch.setattr(call_sites, "is_ours", lambda filename: True)
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-    assert this_site()[0] is frame.f_code

@@ -29,9 +29,7 @@ LEAST = 16384
 def run(name, arrays, hosts, op=Sum, residuals=None, seed=1, **options):
     data = [array.copy() for array in arrays]
     number = CODECS.index(name)
-    errors = simulate_coded(
-        number, data, seed=seed, op=op, residuals=residuals, host_index=hosts, **options
-    )
+    errors = simulate_coded(number, data, seed=seed, op=op, residuals=residuals, host_index=hosts, **options)
     assert errors == [None] * len(data)
     assert len({array.tobytes() for array in data}) == 1, "the ranks end with different bits"
     return data[0]
@@ -128,36 +126,3 @@ def test_a_cut_link_is_an_error_or_harmless(link):
         errors = simulate_coded(3, data, seed=offset, faults=faults, host_index=[0, 0, 1, 1])
         assert all(error is None or isinstance(error, LinkClosed) for error in errors)
         assert offset > 3000 or any(errors), "the link carries more than that"
-
-
-def drive(executions):
-    """Advance all ranks in turn until each is done."""
-    waiting = list(executions)
-    for _ in range(1000):
-        waiting = [execution for execution in waiting if not execution.advance()]
-        if not waiting:
-            return
-    raise AssertionError(f"they wait for ever: {[execution.waiting_for() for execution in waiting]}")
-
-
-def armed():
-    """The executions of four ranks on two hosts, and their data."""
-    single = np.dtype(np.float32)
-    header = Header(0, 1, Collective.ALLREDUCE, Sum, code_of(single), NO_ROOT, LEAST, 0, codec=3)
-    executions, data = [], gradients(4, LEAST)
-    for rank, fabric in enumerate(memory_fabrics(4)):
-        plans = CodedPlans(fabric, Selector(rank, 4, host_index=[0, 0, 1, 1]))
-        execution = plans.execution(header, LEAST, Kernel(Sum, single, 4))
-        execution.arm(1, data[rank])
-        executions.append(execution)
-    return executions, data
-
-
-def test_what_was_exchanged_is_what_every_run_exchanges():
-    executions, data = armed()
-    assert [execution.exchanged() for execution in executions] != [item.volume() for item in executions]
-    drive(executions)
-    for execution in executions:
-        assert execution.exchanged() == execution.volume() and execution.moved_bytes > 0
-        execution.disarm()
-    assert len({array.tobytes() for array in data}) == 1

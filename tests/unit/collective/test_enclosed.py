@@ -26,11 +26,6 @@ def test_rows_of_every_rank_come_back(dtype):
     assert joined.dtype == np.dtype(dtype) and joined.flags.writeable and joined.flags.owndata
 
 
-def test_no_rows_at_all():
-    joined = joined_rows([b"", b""], np.dtype(np.float32))
-    assert joined.shape == (0,) and joined.dtype == np.float32
-
-
 @pytest.mark.parametrize("absent", [None, np.zeros(ENCLOSED_BYTES + 1, np.uint8)])
 def test_all_ranks_see_that_one_has_not_enclosed_its_rows(absent):
     assert announced(table([[1], [7]], [np.zeros(1, np.uint8), absent])) == ([[1], [7]], None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.collective.rows import RowLayout, check_rows, cumulative, even_layout, row_counts
+from ringcomm.collective.rows import RowLayout, cumulative, even_layout, row_counts
 from ringcomm.errors import ConfigError, ShapeError
 
 SHAPES = ((5, 2), (2,), (0, 3), (4, 0))
@@ -13,12 +13,6 @@ SHAPES = ((5, 2), (2,), (0, 3), (4, 0))
 
 def arrays():
     return [np.arange(np.prod(shape), dtype=np.float32) + 100 * n for n, shape in enumerate(SHAPES)]
-
-
-def test_arrays_without_a_first_dimension():
-    check_rows("allgather", [(0,), (2, 3)])
-    with pytest.raises(ShapeError, match="allgather divides the first dimension"):
-        check_rows("allgather", [(2, 3), ()])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])

@@ -46,14 +46,3 @@ def test_the_executor_asks_until_the_link_has_settled(rank):
     links[rank].left = 2
     assert [executions[rank].advance() for _ in range(3)] == [False, False, True]
     assert executions[rank].waiting_for() == ([], [])
-
-
-def test_a_rank_that_has_not_settled_waits_to_write():
-    fabrics = memory_fabrics(2)
-    hoarder = Hoarder(fabrics[0].link(1), 10)
-    fabrics[0].link = lambda peer: hoarder
-    header = Header(0, 0, Collective.BROADCAST, NO_OP, 12, 0, 8, 0)
-    execution = Execution(tree.broadcast(0, 2, 0, 8), fabrics[0], header, FLOAT64, SegmentPool(4096))
-    execution.arm(1, np.arange(8.0))
-    assert not execution.advance()
-    assert execution.waiting_for() == ([], [hoarder])

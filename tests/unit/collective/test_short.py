@@ -11,10 +11,9 @@ from ringcomm.collective.reduce import Kernel
 from ringcomm.collective.short import SHARED_BYTES, SHORT_BYTES, ShortExecution, make_execution
 from ringcomm.ops import Sum
 from ringcomm.schedule import direct
-from ringcomm.schedule.steps import SELF, SOURCE, Recv, Send
-from ringcomm.transport.base import LinkClosed
+from ringcomm.schedule.steps import SOURCE, Recv, Send
 from ringcomm.wire.frames import HEADER_BYTES
-from tests.unit.collective.building import HEADER, fold_from, numbers, peers, raw
+from tests.unit.collective.building import HEADER, fold_from, numbers, raw
 from tests.unit.schedule.building import make as make_schedule
 
 
@@ -86,11 +85,6 @@ class TestWhenTheyAreUsed:
 
 
 class TestBytes:
-    def test_an_empty_fold_needs_no_kernel(self, wire):
-        execution = start(wire, [fold_from(1, 0, 0)], numbers(), kernel=None)
-        wire.put(wire.coming())
-        assert execution.advance()
-
     def test_several_steps_with_one_peer_share_a_header(self, wire):
         data = numbers(1, 2, 3)
         execution = start(wire, [Send(1, 0, 1), Send(1, 2, 3), Recv((1,), 1, 2), fold_from(1, 0, 1)], data)
@@ -111,15 +105,6 @@ class TestBytes:
         assert wire.take() == raw(2, 3)
         assert data.tolist() == [7, 8, 9]
 
-    def test_waits_for_room(self, make_wire):
-        wire = make_wire(2, capacity_bytes=3)
-        execution = start(wire, [Send(1, 0, 1)], numbers(1))
-        got = b""
-        while not execution.advance():
-            assert peers(execution.waiting_for()[1]) == [1]
-            got += wire.take()
-        assert got + wire.take() == wire.going() + raw(1)
-
     def test_headers_without_elements_go_and_are_awaited_first(self, make_wire):
         wire = make_wire(3)
         steps = [Recv((1,), 0, 2), Send(2, 0, 2), Send(1, 0, 0), Recv((2,), 0, 0)]
@@ -131,15 +116,6 @@ class TestBytes:
         wire.put(wire.coming(2), 2)
         assert execution.advance()
         assert wire.take(2) == wire.going(2) + raw(5, 6)
-
-    def test_passes_on_what_it_has_received(self, make_wire):
-        wire = make_wire(3)
-        execution = start(wire, [Recv((1,), 0, 2), Send(2, 0, 2)], numbers(0, 0))
-        assert not execution.advance()
-        assert (wire.take(2), peers(execution.waiting_for()[0])) == (b"", [1])
-        wire.put(wire.coming() + raw(7, 8))
-        assert execution.advance()
-        assert wire.take(2) == wire.going(2) + raw(7, 8)
 
     def test_again_with_other_arrays(self, make_wire):
         wire = make_wire(3)
@@ -158,16 +134,6 @@ class TestBytes:
             assert data.tolist() == [100 + sequence]
 
 
-class TestFailure:
-    def test_a_peer_hangs_up(self, wire):
-        execution = start(wire, [fold_from(1, 0, 2)], numbers(1, 2))
-        wire.put(wire.coming() + raw(3))
-        wire.hang_up()
-        assert not execution.advance()
-        with pytest.raises(LinkClosed):
-            execution.advance()
-
-
 @pytest.mark.parametrize("most", [3, SHORT_BYTES])
 def test_the_volume_of_a_run_is_independent_of_its_progress(make_wire, most):
     """By peer, sent and received, a header in front of each; the same in both executors."""
@@ -177,26 +143,3 @@ def test_the_volume_of_a_run_is_independent_of_its_progress(make_wire, most):
     assert type(execution) is (ShortExecution if most == 3 else Execution)
     found = execution.volume()
     assert found[1] == (one, other) and found[2][0] == HEADER_BYTES + 4
-
-
-def test_executions_share_the_memory_of_their_packets(wire):
-    pool = SegmentPool(0)
-    kernel = Kernel(Sum, np.dtype(np.int16), 2)
-    schedules = [
-        [Send(1, 0, count), Recv((1,), 0, count, fold=(SELF, 1), final=True)] for count in (3, 4000, 9)
-    ]
-    made = [
-        make_execution(steps, wire.fabric, HEADER, np.dtype(np.int16), pool, kernel) for steps in schedules
-    ]
-    for turn in range(2):
-        for execution, steps in zip(made, schedules):
-            data = np.full(steps[0].stop, 5 + turn, np.int16)
-            wire.call = HEADER, steps
-            execution.arm(HEADER.sequence, data)
-            wire.put(wire.coming() + np.full(data.size, 7, np.int16).tobytes())
-            assert execution.advance()
-            assert (data == 12 + turn).all()
-            assert wire.take() == wire.going() + np.full(data.size, 5 + turn, np.int16).tobytes()
-            execution.disarm()
-    assert pool.packets(1).base is pool.packets(12_000).base
-    assert pool.packets(1).base.nbytes < 4 * (8000 + 2 * HEADER_BYTES)

@@ -65,13 +65,6 @@ class TestUpdates:
                 pass
         assert state.step == 7 and job.exchanges == 2
 
-    def test_alone_nothing_is_exchanged(self, job: Job) -> None:
-        job.initialized = False
-        job.changes = [2]
-        with job.state().update():
-            pass
-        assert job.exchanges == 0
-
     def test_an_error_of_the_program_leaves_the_step_uncounted(self, job: Job) -> None:
         state = job.state()
         with pytest.raises(ZeroDivisionError), state.update():

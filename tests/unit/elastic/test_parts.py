@@ -92,20 +92,6 @@ def one_rank():
     ringcomm.shutdown()
 
 
-def test_saved_values_come_back():
-    layer, sent = Layer(1.0, 2.0), []
-    part = part_of(layer, sent)
-    assign(layer.variables, [7.0, 8.0])
-    part.restore()
-    assert numbers_of(layer.variables) == [1.0, 2.0]
-    assign(layer.variables, [3.0, 4.0])
-    part.save()
-    assign(layer.variables, [0.0, 0.0])
-    part.restore()
-    assert numbers_of(layer.variables) == [3.0, 4.0]
-    assert sent == []
-
-
 def test_variables_that_were_made_after_the_save_keep_their_values():
     layer: Any = Layer(1.0)
     part = part_of(layer, [])
@@ -151,19 +137,6 @@ def test_an_attribute_that_is_a_part_can_be_replaced(one_rank: None):
     second.variables[0].number = 0.0
     state.restore()
     assert state.layer is second and second.variables[0].number == 8.0 and first.variables[0].number == 1.0
-
-
-def test_variables_may_be_an_attribute_a_method_or_a_list():
-    variables = [Variable(1.0)]
-    assert parts.variables_of(variables) == variables
-    layer = Layer(1.0)
-    assert parts.variables_of(layer) == layer.variables
-
-    class Old:
-        def variables(self) -> List[Variable]:
-            return variables
-
-    assert parts.variables_of(Old()) == variables
 
 
 def test_an_optimizer_is_built_once():

@@ -174,20 +174,3 @@ def test_without_another_way_the_ranks_connect_again_by_the_jobs_own(monkeypatch
         return kept.step
 
     assert train(state(step=0)) == 2 and len(positions) == 1
-
-
-def test_a_state_without_values_has_nothing_to_send():
-    sent = []
-    empty = ObjectState(lambda value: sent.append(value) or value, lambda: 0)
-    empty.sync()
-    assert sent == []
-
-
-def test_a_part_is_sent_as_an_object_if_there_is_no_better_way(alone):
-    counter = Counter()
-    part = DictPart(counter)
-    counter.count = 5
-    part.sync()
-    counter.count = 6
-    part.restore()
-    assert counter.count == 5

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any, Dict, Sequence
 
 import numpy as np
-import pytest
 
 from ringcomm.collective.weighted import Total
 from ringcomm.engine.announcements import totals_of
 from ringcomm.engine.coordinator import Coordinator, Tuning
 from ringcomm.engine.pending import Pending
 from ringcomm.engine.request import Handle, Request
-from ringcomm.errors import ProtocolError
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_ROOT
 from ringcomm.wire.messages import encode, validate
@@ -88,17 +86,3 @@ def test_no_weight_at_all():
     response = deciding.decide(100.0)
     assert response is not None and response["run"] == []
     assert "weights of all ranks are 0" in response["failed"][0][2]
-
-
-@pytest.mark.parametrize("weights", [[], [-1.0], [float("nan")], ["x"], [None]])
-def test_what_is_no_weight(weights):
-    message = {**announcement([1.0], signature("w")), "weights": weights}
-    with pytest.raises(ProtocolError, match="makes no sense"):
-        coordinator().take(1, validate(message), 100.0)
-
-
-def test_a_response_without_the_sum_of_weights():
-    pending = Pending()
-    pending.learn([[1, signature("w").to_json()]])
-    with pytest.raises(ValueError, match="without a sum of weights"):
-        pending.take_bucket([1, 0])

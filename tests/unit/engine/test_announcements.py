@@ -6,14 +6,12 @@ from itertools import islice
 
 import pytest
 
-from ringcomm.collective.weighted import Total
 from ringcomm.engine.announcements import (
     Announced,
     Announcement,
     announcements,
     masks_as_text,
     masks_of,
-    no_weight_text,
     totals_of,
 )
 from ringcomm.engine.cache import IssuedIds
@@ -58,10 +56,6 @@ def test_known_short_and_new_operations_follow_each_other():
     ]
 
 
-def test_an_empty_message_announces_nothing():
-    assert listed() == []
-
-
 @pytest.mark.parametrize(
     "error, message",
     [
@@ -92,13 +86,6 @@ def test_a_weight_that_is_missing():
         listed(known(signature("w", True)), known_=[1, 0, 0, 1, 1, 0], weights=[1.0])
 
 
-def test_what_is_kept_of_an_operation_begins_with_its_first_announcement():
-    key = Key(0, "grad", 0)
-    made = Announced(key, (0, 1), 12.5)
-    assert (made.key, made.first_s, made.reported_s, made.last_s) == (key, 12.5, 12.5, 12.5)
-    assert made.signatures == made.sites == made.piggybacked == made.weights == {}
-
-
 def test_absent_everywhere_is_what_no_rank_that_has_announced_it_has():
     made = Announced(Key(0, "grad", 0), (0, 1, 2), 0.0)
     for rank, absent in enumerate((0b1101, 0b0111)):  # rank 2 has joined
@@ -112,9 +99,3 @@ def test_absent_everywhere_is_what_no_rank_that_has_announced_it_has():
 def test_what_is_no_sum_of_weights(text):
     with pytest.raises(ValueError):
         totals_of(text)
-
-
-def test_sums_of_weights_travel_as_lists():
-    total = Total.of([0.1, 1e308])
-    assert list(totals_of([list(total)])) == [total]
-    assert no_weight_text("allreduce 'x'").startswith("allreduce 'x': the weights of all ranks are 0")

@@ -170,8 +170,16 @@ def test_cache_forgets_and_old_numbers_stay_good_until_all_have_confirmed():
     for name in "ab":
         for rank in range(3):
             job.ready(rank, sig(name))
-    old = {"type": "ready", "known": [], "carried": [], "fresh": [], "weights": [], "absent": [], "sites": [],
-           "urgent": False}
+    old = {
+        "type": "ready",
+        "known": [],
+        "carried": [],
+        "fresh": [],
+        "weights": [],
+        "absent": [],
+        "sites": [],
+        "urgent": False,
+    }
     assert job.run() == [["a", "b"]]
     numbers = dict(job.ids)
     responses = job.responses()
@@ -200,30 +208,6 @@ def test_a_rank_is_late_by_the_time_that_the_others_wait_for_it_alone():
     assert job.coordinator.late_s == {1: 6.0}
 
 
-def test_ranks_that_take_turns_are_each_late():
-    job = Job()
-    for last in (0, 1, 2):
-        for rank in (0, 1, 2):
-            if rank != last:
-                job.ready(rank, sig("a"))
-        job.now_s += 0.5
-        job.ready(last, sig("a"))
-        job.run()
-    assert job.coordinator.late_s == {0: 0.5, 1: 0.5, 2: 0.5}
-
-
-def test_callbacks_are_told_what_happens():
-    job = Job()
-    coordinator, seen = job.coordinator, []
-    coordinator.on_announce = lambda key, rank, signature: seen.append(("announced", key.name, rank))
-    coordinator.on_complete = lambda key: seen.append(("complete", key.name))
-    for rank in range(3):
-        job.ready(rank, sig("a"))
-    assert job.run() == [["a"]]
-    announced = [("announced", "a", rank) for rank in range(3)]
-    assert seen == [*announced, ("complete", "a")]
-
-
 def test_a_rank_that_is_back_is_not_excused_any_more():
     job = Job()
     job.send(1, {"type": "paused", "reason": "saving checkpoint"})
@@ -233,40 +217,9 @@ def test_a_rank_that_is_back_is_not_excused_any_more():
         assert job.coordinator.paused == {}
 
 
-def test_a_confirmation_of_an_epoch_that_is_over_says_nothing():
-    job = Job(most_ids=1)
-    for epoch in (1, 2):
-        for rank in range(3):
-            job.ready(rank, sig(f"a{epoch}"))
-        assert job.run() == [[f"a{epoch}"]]
-        responses = job.responses()
-        assert responses is not None and responses["forget"] == epoch
-        for rank in range(3):
-            job.send(rank, {"type": "forgot", "epoch": epoch})
-    for rank in range(3):
-        job.send(rank, {"type": "forgot", "epoch": 1})
-    for rank in range(3):
-        job.ready(rank, sig("again"))
-    assert job.run() == [["again"]]
-
-
-def test_ranks_are_waited_for_by_the_members_of_a_set_only():
-    job = Job()
-    job.ready(0, sig("a", process_set=1))
-    assert job.coordinator.waits_for([2]) and job.coordinator.waits_for([1, 2])
-    assert not job.coordinator.waits_for([1])  # no member
-    assert not job.coordinator.waits_for([0])  # it has announced it
-
-
 def test_a_stack_is_shown_once_it_is_known():
     job = Job()
     assert job.coordinator.stack_of(1) == ""
     job.send(1, {"type": "stack", "text": "  File train.py\n"})
     assert job.coordinator.stack_of(1) == "Its main thread was last seen here:\n  File train.py"
     assert "jetson1" in job.coordinator.warnings[-1]
-
-
-def test_what_only_rank_0_sends_is_refused():
-    job = Job()
-    with pytest.raises(ProtocolError, match="rank 1 may not send 'explain' to rank 0"):
-        job.send(1, {"type": "explain"})

@@ -12,15 +12,12 @@ from ringcomm.engine.operation_history import OperationHistory
 from ringcomm.engine.peer_channels import SilenceLimits
 from ringcomm.engine.request import Handle
 from ringcomm.errors import (
-    MismatchError,
     NotInitializedError,
     PeerLostError,
     PeerStalledError,
     ProtocolError,
-    RingcommError,
 )
 from ringcomm.transport.base import Stopped
-from ringcomm.wire.frames import NO_OP
 from tests.unit.engine.driven import NOTHING, Job, error_of
 
 
@@ -112,19 +109,6 @@ class TestFailures:
         assert isinstance(error, PeerStalledError) and error.rank == 0
         assert seen == [("given up", False)]
 
-    def test_a_mismatch_is_recorded_as_no_failure_of_the_engine(self):
-        job = Job()
-        request = job.submit(1, "a", 1.0, urgent=False)
-        state = job.states[1]
-        state.history = OperationHistory(8, lambda _: 0)
-        state.history.on_failure = pytest.fail
-        job.turn()
-        other = [[0, "b", 0], "mismatch", "x", []]
-        job.responses(failed=[[[0, "a", 0], "mismatch", "they differ", []], other])
-        job.turn()
-        assert isinstance(error_of(request.handle), MismatchError)
-        assert state.broken is None
-
     @pytest.mark.parametrize(
         ("problem", "kind", "text"),
         [
@@ -183,12 +167,6 @@ class TestFailures:
         assert seen == [failure] and state.broken is failure and state.join is None
         assert not state.pending.unannounced
 
-    def test_a_rank_that_leaves_needs_no_more_cycles(self):
-        job = Job()
-        job.states[1]._watch.stopping = True
-        with pytest.raises(Stopped):
-            job.states[1].cycle()
-
 
 class TestLinksThatEnd:
     def test_a_goodbye_is_no_failure(self):
@@ -233,15 +211,6 @@ class TestLinksThatEnd:
             job.states[0].cycle()
         assert caught.value.rank == 2
 
-    def test_what_is_not_sent_is_not_settled(self):
-        job = Job()
-        state = job.states[1]
-        assert state.peers.settled(state.outbox)
-        state.outbox.append({"type": "joined"})
-        assert not state.peers.settled(state.outbox)
-        job.turn()
-        assert state.peers.settled(state.outbox)
-
 
 class TestLate:
     def test_of_a_direct_call_is_warned_asked_and_given_up(self, caplog):
@@ -258,15 +227,6 @@ class TestLate:
                 job.now_s = tenth / 10
                 job.turn(2)
 
-    def test_rank_0_shows_its_own_stack_too(self, caplog):
-        job = Job(2, SilenceLimits(0.0, 1.0, 0.0))
-        job.running[1] = Progress(2, 0, "barrier()", (0,))
-        for tenth in range(25):
-            job.now_s = tenth / 10
-            job.turn(2)
-        texts = [record.getMessage() for record in caplog.records]
-        assert any(text.startswith("Rank 0 (host0), for which others wait, is here:") for text in texts)
-
 
 def test_what_it_does_is_the_call_before_the_oldest_operation():
     job = Job()
@@ -277,16 +237,6 @@ def test_what_it_does_is_the_call_before_the_oldest_operation():
     assert state.doing() == "allreduce(shape (2,), float64, op=Sum) 'first'"
     job.running[1] = Progress(2, 0, "barrier()", (0,))
     assert state.doing() == "barrier(), call number 1, 0 bytes into it"
-
-
-def test_no_sleep_while_there_is_something_to_say():
-    job = Job()
-    state = job.states[1]
-    assert state.prepare_to_sleep(7.0).timeout_s == 7.0
-    state.outbox.append({"type": "joined"})
-    rest = state.prepare_to_sleep(7.0)
-    assert rest.timeout_s == 0.0
-    state.sleep(rest)  # returns at once
 
 
 def test_joined_ranks_are_told_of_the_last_one():
@@ -311,20 +261,3 @@ def test_numbers_that_rank_0_withdraws_are_forgotten_and_confirmed():
     job.turn()
     assert job.states[1].pending.ids.known() == []
     assert not job.states[1].outbox
-
-
-def test_an_error_of_the_kind_that_all_ranks_raise_stays_what_it_is():
-    class Refused(RingcommError, ValueError):
-        pass
-
-    job = Job()
-    signature = job.submit(1, "a", 1.0, op=NO_OP).signature
-    job.turn()
-
-    def members(number: int) -> Any:
-        raise Refused("in its own words")
-
-    job.states[1].bucket_runner.members = members  # type: ignore[method-assign]
-    job.responses(fresh=[[1, signature.to_json()]], run=[[1, 0]])
-    with pytest.raises(Refused, match="in its own words"):
-        job.turn()

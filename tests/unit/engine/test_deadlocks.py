@@ -82,12 +82,6 @@ def test_a_direct_call_that_all_have_entered_ends_by_itself():
     assert found(job) == "", "rank 0 may have left its call, and compute"
 
 
-def test_a_direct_call_that_waits_for_a_rank_that_computes():
-    job = Job(stall_warning_s=60, stall_limit_s=0)
-    in_call(job, 0, 4)
-    assert found(job) == ""
-
-
 @pytest.mark.parametrize(("root", "stuck"), [(2, True), (1, False), (0, False)])
 def test_a_broadcast_needs_its_root(root, stuck):
     job = Job(stall_warning_s=60, stall_limit_s=0)
@@ -103,18 +97,6 @@ def test_a_rank_goes_from_a_direct_call_to_one_by_name():
     by_name(job, 0, 4)
     job.now_s += DEADLOCK_S
     assert len(job.failures()) == 2 and job.coordinator.deadlock == ""
-
-
-def test_the_last_of_them_must_have_waited_long_enough():
-    job = crossed()
-    blocked(job, 0)
-    job.now_s += DEADLOCK_S * 3 / 4
-    blocked(job, 2)
-    job.now_s += DEADLOCK_S / 2
-    go_on_alone(job)
-    assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx(DEADLOCK_S / 2)
-    job.now_s += DEADLOCK_S * 5 / 8
-    assert len(job.failures()) == 2
 
 
 @pytest.mark.parametrize("rank", [0, 2])

@@ -50,11 +50,3 @@ def test_what_is_loaded_and_stored():
     assert runner.fetched == [[mirror]]
     store_all(arrays, mirrors)
     assert mirror.stored == [(0, 32)]
-
-
-def test_for_arrays_in_host_memory_nothing_is_waited_for():
-    runner = Runner()
-    arrays = [np.zeros(3)]
-    fetch_all(arrays, {}, runner)
-    store_all(arrays, {})
-    assert runner.fetched == []

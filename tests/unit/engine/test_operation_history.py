@@ -50,12 +50,6 @@ def test_from_submission_to_end():
     assert rows[1]["site"] == "train.py:1" and rows[1]["ended"] is None
 
 
-def test_without_a_name_the_count_distinguishes_them():
-    kept = history()
-    kept.submitted(request(""))
-    assert kept.rows()[0]["count"] == 7
-
-
 def test_arrays_are_not_kept():
     kept, item = history(), request()
     kept.submitted(item)
@@ -63,11 +57,3 @@ def test_arrays_are_not_kept():
     finish(item)
     assert array() is None, "a reference to the request, or the history, would keep it too"
     assert kept.rows()[0]["state"] == "done"
-
-
-def test_without_a_history_a_request_just_ends():
-    item = request()
-    began(item)
-    began(None)
-    finish(item, 1)
-    assert item.handle.wait() == 1

@@ -10,17 +10,13 @@ from ringcomm.collective.reduce import kernel
 from ringcomm.configuration.bucket_sizes import ALONE_BYTES
 from ringcomm.engine.packing import (
     FusionBuffer,
-    arrays_of,
     as_one,
     bucket_text,
     groups_by_index,
     groups_of,
     in_blocks,
     neutral,
-    per_work,
-    residuals_of,
     side_by_side,
-    tensors_of,
 )
 from ringcomm.engine.request import Handle, Request
 from ringcomm.ops import Collective, ReduceOp
@@ -82,13 +78,6 @@ def test_small_arrays_of_a_type_travel_together_and_large_ones_alone():
     assert [len(group) for group in groups_of([small, large, other, small])] == [2, 1, 1]
 
 
-def test_the_buffer_grows_and_stays():
-    buffer = FusionBuffer()
-    first = buffer.items(4, np.dtype(np.float64))
-    assert np.shares_memory(first, buffer.items(2, np.dtype(np.float32)))
-    assert buffer.items(100, np.dtype(np.float64)).size == 100
-
-
 def test_each_array_begins_with_a_block_of_its_own():
     first, second = np.full(3, 1.0, np.float32), np.full(BLOCK_ITEMS + 1, 2.0, np.float32)
     packed, unpack = in_blocks([first, second], FusionBuffer())
@@ -132,17 +121,6 @@ def test_a_neutral_contribution_that_is_scaled_changes_nothing(op, dtype, presca
         fold.prepare(contribution)
     fold.fold(contributions[0], contributions, final=True)
     assert contributions[0].tolist() == (given * prescale).astype(dtype).tolist()
-
-
-def test_the_parts_of_a_bucket():
-    signature = Signature(
-        "a", 0, int(Collective.ALLREDUCE), int(ReduceOp.SUM), NO_ROOT, ("float32", "int64"), ((2, 3), (4,))
-    )
-    joined = (signature, None)
-    assert [array.tolist() for array in arrays_of(joined)] == [[0.0] * 6, [0] * 4]
-    assert [shape for _, shape in tensors_of([joined])] == [(2, 3), (4,)]
-    assert residuals_of(joined) == [None, None]
-    assert per_work(["x", "y", "z", "u"], [joined, joined]) == [["x", "y"], ["z", "u"]]
 
 
 def test_small_arrays_travel_side_by_side_and_get_their_results_back():

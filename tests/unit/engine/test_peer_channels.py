@@ -54,14 +54,6 @@ class Job:
 
 
 class TestStoppableWatch:
-    def test_it_asks_what_interrupts_all_waits_and_gives_heartbeats(self):
-        bell, pulses = Bell(), []
-        watch = StoppableWatch(bell)
-        watch.check()
-        watch.pulse = lambda: pulses.append(bell.checks)
-        watch.check()
-        assert watch.fileno() == 7 and bell.checks == 2 and pulses == [2]
-
     def test_leaving_and_interrupts_come_first(self):
         bell = Bell()
         watch = StoppableWatch(bell)
@@ -101,13 +93,6 @@ class TestHeartbeats:
         with pytest.raises(PeerStalledError, match="^still: "):
             job.run(20.0)
 
-    def test_without_limits_nothing_is_ever_due(self):
-        assert SilenceLimits().interval_s == 3600.0 and SilenceLimits(0.6, 0.0, 60.0).interval_s == 0.6 / 6
-        assert SilenceLimits(600.0, 0.0, 0.0).interval_s == 5.0
-        job = Job(SilenceLimits())
-        job.run(1.0)
-        assert job.peers[0].alarm_s() > 1000.0
-
 
 def test_slow_links_are_pointed_out(caplog):
     job = Job(SilenceLimits(3.0, 0.0, 0.0))
@@ -117,16 +102,6 @@ def test_slow_links_are_pointed_out(caplog):
     )
     job.run(0.2)
     assert "the link to rank 1 is slow" in [record.getMessage() for record in caplog.records]
-
-
-def test_what_it_does_is_the_direct_call_or_else_the_engines():
-    job = Job(SilenceLimits())
-    peers = job.peers[0]
-    assert peers.doing() == ""
-    job.doing[0] = (Progress(), Progress(2, 12, "allreduce() 'x'"))
-    assert peers.doing() == "allreduce() 'x', 12 bytes into it"
-    job.doing[0] = (Progress(2, 3, "barrier()"), Progress(2, 12, "allreduce() 'x'"))
-    assert peers.doing().startswith("barrier()")
 
 
 def test_after_the_goodbye_it_is_nowhere_and_nothing_is_lost():

@@ -86,7 +86,6 @@ def test_a_rank_that_has_joined_counts():
     assert later.key.number == 6
 
 
-
 class TestHandle:
     def test_its_error_can_be_read_without_waiting(self):
         handle, failure = Handle("x"), MismatchError("differ", rank=0, peer=1)
@@ -173,11 +172,6 @@ class TestProcessSets:
         assert sets.pair(2, number) == sets.pair(2)
         with pytest.raises(ConfigError, match=f"other ranks 1, 2 of process set {number}, not with rank 3"):
             sets.pair(3, number)
-
-    def test_a_number_of_no_pair(self):
-        for number in (-1, -6, -100):  # ranks 0 and 0, 1 and 1, 24 and 3
-            with pytest.raises(UnknownProcessSetError, match="does not exist"):
-                ProcessSets(0, 4).members(number)
 
     def test_not_a_member(self):
         sets = ProcessSets(0, 4)

@@ -65,12 +65,6 @@ def test_only_the_root_of_a_broadcast_has_something_to_say():
         assert item.arrays[0].tolist() == [1, 1, 1]
 
 
-def test_a_barrier_is_nothing_but_being_there():
-    item = request(None, Collective.BARRIER)
-    assert may_piggyback(item) and pack(item, 0) == ""
-    unpack(item, settle(item.signature, (0, 1), {0: "", 1: ""}))
-
-
 def test_what_may_not_be_piggybacked():
     most = PIGGYBACK_BYTES // 8
     assert may_piggyback(request(np.zeros(most)))
@@ -153,16 +147,3 @@ def test_a_rank_that_has_joined_piggybacks_nothing():
     ranks.submit(0, 1.0, True)
     responses = ranks.responses()
     assert len(responses["run"]) == 1 and responses["settled"] == []
-
-
-def test_numbers_that_were_withdrawn_meanwhile_are_issued_again():
-    ranks = Ranks()
-    for rank in (0, 1):
-        ranks.submit(rank, 1.0, True)
-    ranks.responses()
-    ranks.submit(0, 3.0, True)
-    ranks.coordinator._ids.withdraw()
-    ranks.submit(1, 4.0, True)
-    responses = ranks.responses()
-    assert len(responses["fresh"]) == 1
-    assert [item.arrays[0][0] for item in ranks.requests] == [7.0, 7.0]

@@ -62,9 +62,6 @@ class TestStuck:
     def test_a_rank_that_has_not_come_is_late_and_not_stuck(self):
         assert self.stuck_at(calling(4, 20, 0), {0: between(3)}) is None
 
-    def test_no_rank_is_stuck_between_calls(self):
-        assert self.stuck_at(between(4), {0: calling(4, 0, 1)}) is None
-
     def test_slow_is_never_stuck(self):
         state = reports()
         for second in range(0, 10_000, 20):
@@ -78,10 +75,6 @@ class TestStuck:
             state.report(1, CALLS, calling(4, 7, 2), float(second))
             state.report(2, CALLS, calling(4, second, 1), float(second))
             assert state.stuck(second + 19.0) is None
-
-    def test_some_ranks_in_a_call_that_is_not_counted(self):
-        """The first stage of Adasum, say: a rank that is not there yet has not finished it."""
-        assert self.stuck_at(Progress(9, 20, "exchange()", (2,)), {2: between(4)}) is None
 
     def test_the_text_says_how_far_and_how_long(self):
         state = reports()

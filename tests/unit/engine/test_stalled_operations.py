@@ -24,27 +24,6 @@ def test_all_ranks_wait_for_something_else():
     assert job.responses() is None
 
 
-def test_some_ranks_wait_for_each_other():
-    """Whatever the third one does, which is in a call in order, say; what it waits for may still come."""
-    job = Job(stall_warning_s=60, stall_limit_s=0)
-    one, other = (sig(f"message {name}", process_set=1) for name in "ab")
-    job.ready(0, one)
-    job.ready(2, other)
-    job.ready(1, sig("later"))
-    for rank in (0, 2):
-        job.send(rank, {"type": "blocked", "heard": 0, "for_good": True, "calls": 0, "call": []})
-    assert job.responses() is None
-    assert job.coordinator.next_alarm_s(job.now_s) == pytest.approx(DEADLOCK_S)
-    job.now_s += DEADLOCK_S
-    failures = dict(job.failures())
-    assert set(failures) == {"message a", "message b"}
-    assert "ranks 0 (desk) and 2 (jetson2) wait for each other" in failures["message a"]
-    assert "rank 0 (desk): allreduce" in failures["message b"]
-    job.ready(0, sig("later"))
-    job.ready(2, sig("later"))
-    assert job.run() == [["later"]]
-
-
 def test_ranks_in_a_chain_wait_for_one_that_may_still_come():
     job = Job(stall_warning_s=60, stall_limit_s=0)
     job.ready(0, sig("message", process_set=1))
@@ -134,21 +113,6 @@ def test_what_has_failed_may_be_what_a_rank_waited_for():
     assert [name for name, _ in job.failures()] == ["a"]
     job.now_s += 100 * DEADLOCK_S  # what had waited for "a" computes now
     assert job.responses() is None
-
-
-@pytest.mark.parametrize("change", ["unblocked", "ready", "no message"])
-def test_a_rank_may_still_come(change):
-    job = Job(stall_warning_s=0, stall_limit_s=0)
-    for rank, name in enumerate("abb"):
-        job.ready(rank, sig(name))
-        if rank or change != "no message":
-            job.send(rank, {"type": "blocked", "heard": 0, "for_good": True, "calls": 0, "call": []})
-    if change == "unblocked":
-        job.send(0, {"type": "unblocked"})
-    elif change == "ready":
-        job.ready(0, sig("c"))
-    job.now_s += 100 * DEADLOCK_S
-    assert job.responses() is None and job.coordinator.next_alarm_s(job.now_s) is None
 
 
 def test_warns_and_gives_up():

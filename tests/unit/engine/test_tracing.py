@@ -6,7 +6,7 @@ import pytest
 
 from ringcomm.engine import tracing
 from ringcomm.engine.observer import Observer
-from ringcomm.engine.tracing import CLOCK_ASKS, Tracing
+from ringcomm.engine.tracing import Tracing
 
 
 class Outbox:
@@ -53,17 +53,6 @@ def test_rank_0_answers_with_its_own_time(clock):
     assert outbox.sent == [(2, {"type": "clock", "sent_us": 3.0, "there_us": 77.0})]
 
 
-def test_the_time_is_asked_so_often_and_anew_for_another_timeline(clock):
-    outbox = Outbox()
-    rank = Tracing(outbox, 1)
-    for _ in range(2):
-        outbox.sent.clear()
-        rank.attach(Observer())
-        for _ in range(3 * CLOCK_ASKS):
-            rank.take(0, {"type": "clock", "sent_us": clock["us"], "there_us": 0.0})
-        assert len(outbox.sent) == CLOCK_ASKS - 1
-
-
 def test_events_are_taken_by_rank_0_and_others_are_left_alone():
     taken = []
     first = Tracing(Outbox(), 0)
@@ -72,15 +61,6 @@ def test_events_are_taken_by_rank_0_and_others_are_left_alone():
     assert first.take(1, {"type": "trace", "events": [[2]]})
     assert taken == [(1, [[2]])]
     assert not first.take(1, {"type": "ready"})
-
-
-def test_nothing_is_sent_where_nothing_was_collected():
-    rank = Tracing(Outbox(), 1)
-    assert rank.attach(None) == [] and rank.alarm_s(0.0) is None
-    rank.flush(100.0)
-    rank.attach(Observer())
-    rank.flush(200.0)
-    assert rank.attach(None) == []
 
 
 @pytest.mark.parametrize(("rank", "limit_s"), [(0, 0.05), (1, 0.25)])
@@ -92,15 +72,3 @@ def test_events_of_rank_0_wait_for_less_than_50_ms(rank, limit_s):
     own.flush(100.0)
     observer.call_made("send")
     assert 0.0 < own.alarm_s(100.0) <= limit_s
-
-
-def test_rank_0_drops_its_own_events_as_long_as_there_is_no_file():
-    first = Tracing(Outbox(), 0)
-    first.deliver({"type": "trace", "events": [[1]]})
-    taken = []
-    observer = Observer()
-    first.attach(observer, lambda peer, events: taken.append((peer, len(events))))
-    observer.call_made("send")
-    assert first.alarm_s(0.0) is not None
-    first.flush(100.0)
-    assert taken == [(0, 1)]

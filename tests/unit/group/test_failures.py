@@ -66,18 +66,6 @@ def test_a_group_of_one_ends_by_abort_only():
     assert failure_of(watch.check) is error
 
 
-def test_it_sleeps_on_the_control_connection(watch, control):
-    assert watch.fileno() == 7
-    watch.check()
-    assert watch.failure is None and watch.abort_error is None
-
-    def ask():
-        return [0], [1]
-
-    watch.heard_and_silent = ask
-    assert control.heard_and_silent is ask and watch.heard_and_silent is ask
-
-
 def test_the_root_cause_names_a_rank_of_the_job(watch, control):
     control.abort_error = PeerLostError("rank 1 (jetson, rank 2 of all) was lost", rank=1, host="jetson")
     for _ in range(3):
@@ -145,13 +133,6 @@ def test_the_rendezvous_reports_better_than_this_rank(watch, control):
     assert str(failure_of(watch.check)) == "rank 1 was killed"
 
 
-def test_remarks_and_warnings_are_passed_on(watch, control):
-    watch.note_closed(1, "it closed the connection")
-    watch.warn("lines", "two call sites")
-    assert control.closed == [(1, "it closed the connection")]
-    assert control.warned == [("lines", "two call sites")]
-
-
 class TestTheGroupOfAllRanks:
     """Rank 2 has left the group of ranks 1 and 2, since it lost rank 3 of another group."""
 
@@ -185,9 +166,4 @@ class TestTheGroupOfAllRanks:
         assert isinstance(watch.report_mismatch(1, "another call"), MismatchError)
         assert watch.note_interrupted("allreduce", "KeyboardInterrupt").rank == 1
         control.abort_error = PeerStalledError("rank 1 is silent", rank=1)
-        assert failure_of(watch.check).rank == 2
-
-    def test_it_may_have_one_rank_only(self, control):
-        watch = GroupWatch(control, (1, 2), GroupWatch(None, (0,)))
-        self.left(control)
         assert failure_of(watch.check).rank == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from types import SimpleNamespace
 
@@ -90,14 +89,6 @@ def test_the_order_in_which_it_leaves(make, ok, aborted, failed):
     group.close()
 
 
-def test_without_a_rendezvous_it_leaves_silently(make):
-    group = make()
-    group.record(OwnTrace())
-    group.leave("bye", True)
-    assert not group.failed
-    group.close()
-
-
 def test_addresses_of_links_over_a_network(make):
     group = make()
     ends = [("10.0.0.1", 5), ("10.0.0.2", 6)]
@@ -112,9 +103,3 @@ def test_addresses_of_links_over_a_network(make):
     links = {0: over(socket.AF_INET), 1: over(socket.AF_UNIX), 2: SimpleNamespace()}
     group.channels.direct.link = links.__getitem__
     assert [group.addresses(peer) for peer in links] == [("10.0.0.1", "10.0.0.2"), None, None]
-
-
-def test_a_fork_is_recognized(make, monkeypatch):
-    group = make()
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert group.is_forked

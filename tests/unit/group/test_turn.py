@@ -66,13 +66,6 @@ def test_the_thread_gives_it_to_a_caller_that_waits(one):
     assert eventually(lambda: one.rounds == 2)
 
 
-def test_it_comes_back_to_the_thread_without_a_request(one):
-    one.turn.take()
-    one.thread.start()
-    one.turn.give_back(needed=False)
-    assert eventually(lambda: one.rounds == 1)
-
-
 def test_the_thread_waits_for_a_caller_however_long_it_takes(one):
     one.turn.take()
     one.thread.start()

@@ -59,7 +59,3 @@ def test_the_newest_members_are_left_out_wherever_they_are_placed():
 def test_no_survivor_is_left_out():
     candidates = [survivor(1, 0), survivor(2, 1), new(7, 0, 0)]
     assert rank_order(candidates, 1) == (1, 2)
-
-
-def test_without_candidates_there_is_no_rank():
-    assert rank_order([], 4) == ()

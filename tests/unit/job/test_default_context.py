@@ -49,11 +49,6 @@ def test_what_is_known_in_no_job():
         rc.epoch()
 
 
-def test_what_is_known_alone(alone):
-    assert not api.is_elastic() and api.take_changes() == 0
-    assert api.gather_positions(7) == [7] and rc.epoch() == 0
-
-
 def test_an_error_of_the_start_has_no_traceback_through_ringcomm(monkeypatch):
     monkeypatch.setenv("RINGCOMM_SIZE", "two")
     with pytest.raises(rc.ConfigError, match="not a whole number") as caught:

@@ -79,17 +79,6 @@ class TestAbort:
             assert (caught.value.rank, caught.value.host) == (2, "jetson2")
         assert str(channel.root_cause(PeerLostError("other"))) == ABORT["text"]
 
-    def test_only_the_first_one_counts(self, ends):
-        channel, rendezvous = ends
-        rendezvous.sock.sendall(encode(ABORT) + encode({**ABORT, "text": "another"}))
-        await_end(channel)
-        with pytest.raises(PeerLostError, match="rank 2"):
-            channel.check()
-        channel.note_closed(2, "it closed the connection")  # is known by now
-        assert "interrupted" in str(channel.note_interrupted("barrier()", "KeyboardInterrupt"))
-        channel.leave("an error", ok=False)
-        assert [message["type"] for message in rendezvous.read()] == ["leaving"]
-
     @pytest.mark.parametrize("member", [None, 7])
     def test_a_goodbye_after_an_abort_is_waited_for_in_elastic_jobs_alone(self, monkeypatch, member):
         """The rendezvous of a job of fixed size needs no goodbye then, and may be cut off."""
@@ -103,13 +92,6 @@ class TestAbort:
         channel.leave("an error", ok=False)
         assert waits == ([] if member is None else [channel])
         other.close()
-
-    def test_what_is_no_message_for_a_running_job_is_left_alone(self, ends):
-        channel, rendezvous = ends
-        rendezvous.send({"type": "go", "table": ""})
-        rendezvous.send({"type": "ping"})
-        assert rendezvous.read()[0]["type"] == "pong"
-        assert channel.abort_error is None
 
     @pytest.mark.parametrize(
         ("end", "reason"),
@@ -141,21 +123,6 @@ class TestAbort:
         assert str(error).startswith(text)
         assert channel.await_abort(LIMIT_S) is error, "no wait, since the connection is closed"
 
-    def test_a_connection_that_was_reset(self):
-        listener = socket.create_server(("127.0.0.1", 0))
-        sock = socket.create_connection(listener.getsockname())
-        accepted, _ = listener.accept()
-        listener.close()
-        sock.sendall(b"unread")
-        sock.setblocking(False)
-        assert accepted.recv(1)
-        accepted.close()  # with bytes unread: the system resets the connection
-        channel = ControlChannel(sock, MessageReader(1 << 20), 1, HOSTS)
-        await_end(channel)
-        with pytest.raises(PeerLostError, match="gone .connection reset by peer"):
-            channel.check()
-        channel.leave("the test is over", True)
-
 
 class TestPing:
     def test_it_is_answered_with_the_ranks_that_were_heard(self, ends):
@@ -166,15 +133,6 @@ class TestPing:
         rendezvous.send({"type": "ping"})
         answers = [(message["heard"], message["silent"]) for message in answers + rendezvous.read()]
         assert answers == [([], []), ([[0, 0]], [[2, 2]])]
-
-    def test_the_answer_of_one_of_a_thousand_ranks_is_short(self, ends):
-        """All of them answer at the same time, and one process reads what they say."""
-        channel, rendezvous = ends
-        channel.heard_and_silent = lambda: ([rank for rank in range(1000) if rank not in (1, 500)], [500])
-        rendezvous.send({"type": "ping"})
-        (answer,) = rendezvous.read()
-        assert (answer["heard"], answer["silent"]) == ([[0, 0], [2, 499], [501, 999]], [[500, 500]])
-        assert len(encode(answer)) < 100
 
 
 def answered(rendezvous: Rendezvous, answer: dict, found: list) -> threading.Thread:
@@ -231,12 +189,6 @@ class TestReports:
         with pytest.raises(error):
             channel.check()
 
-    def test_a_rendezvous_that_ends_instead_of_answering(self, ends):
-        channel, rendezvous = ends
-        rendezvous.sock.shutdown(socket.SHUT_WR)
-        error = channel.report_lost(2, "", "connection reset by peer")
-        assert str(error).startswith("The rendezvous of this job is gone")
-
     def test_a_rendezvous_that_cannot_be_reached(self, ends):
         channel, rendezvous = ends
         rendezvous.sock.shutdown(socket.SHUT_RD)
@@ -264,16 +216,6 @@ class TestReports:
         assert [message["type"] for message in found] == ["note", "warning", "closed"]
         assert found[1]["topic"] == "program"
 
-    def test_one_without_a_rank_names_itself(self):
-        one, other = socket.socketpair()
-        one.setblocking(False)
-        with one, other:
-            channel = ControlChannel(one, MessageReader(1 << 20))
-            noted = channel.note_interrupted("", "Ctrl-C")
-            assert str(noted).startswith("this rank was interrupted (Ctrl-C)")
-            other.close()
-            channel.leave("the test is over", True)
-
 
 class TestLeaving:
     def test_the_goodbye_is_read_before_the_connection_ends(self, ends):
@@ -298,12 +240,6 @@ class TestLeaving:
         monkeypatch.setattr(control, "_LEAVE_S", 0.02)
         channel.leave("its program ended", ok=True)
         assert [message["type"] for message in rendezvous.read()] == ["leaving"]
-
-    def test_a_rendezvous_that_is_gone_already(self, ends):
-        channel, rendezvous = ends
-        rendezvous.sock.close()
-        channel.leave("its program ended", ok=True)
-        assert not channel.open
 
 
 @pytest.mark.parametrize(
@@ -369,15 +305,6 @@ def woken(channel):
     return select.select([channel], [], [], 0.0)[0] == [channel]
 
 
-def test_changes_are_reported_once(played):
-    assert played.channel.take_changes() == 1, "it was reported while the view was set up"
-    played.send({"type": "updated", "change": 2}, {"type": "updated", "change": 1}, {"type": "ping"})
-    assert played.read()[0]["type"] == "pong"
-    assert played.channel.take_changes() == 3 and played.channel.take_changes() == 0
-    played.channel.check()
-    assert not woken(played.channel)
-
-
 def test_a_listener_gets_changes_at_once(played):
     heard, told = [], threading.Event()
 
@@ -395,18 +322,6 @@ def test_a_listener_gets_changes_at_once(played):
     played.channel.on_changes(None)
     played.send({"type": "updated", "change": 1}, {"type": "ping"})
     assert played.read()[0]["type"] == "pong" and len(heard) == 3
-
-
-def test_a_listener_that_fails_does_not_end_the_thread(played, caplog):
-    def listener(change, ready):
-        raise ValueError("a bug of the program")
-
-    played.channel.on_changes(listener)
-    played.send({"type": "updated", "change": 2}, {"type": "ping"})
-    assert played.read()[0]["type"] == "pong"
-    played.send({"type": "ping"})
-    assert played.read()[0]["type"] == "pong"
-    assert eventually(lambda: caplog.text.count("training goes on") == 2)
 
 
 def test_the_end_of_its_epoch_wakes_all_that_wait_and_the_end_of_another_does_not(played):

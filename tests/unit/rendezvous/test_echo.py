@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import socket
-import struct
 
 import pytest
 
 from ringcomm.clock import Deadline
-from ringcomm.rendezvous.measuring import BLOCK, LIMIT_BYTES, REQUEST, Echo, acknowledged, check_echo
+from ringcomm.rendezvous.measuring import BLOCK, LIMIT_BYTES, REQUEST, Echo, check_echo
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.messages import MessageReader
 
@@ -58,20 +57,6 @@ def probed():
     made.close()
 
 
-def test_it_says_which_rank_it_is_and_ends_with_the_probe(probed):
-    probed.greet()
-    probed.sock.close()
-    probed.turn_until(lambda: probed.ended)
-    assert probed.ended == [probed.echo]
-
-
-def test_another_rank_there_is_an_error():
-    with pytest.raises(ConnectionError, match="rank 2 answered there, not rank 3"):
-        check_echo({"type": "echo", "rank": 2}, 3)
-    with pytest.raises(ConnectionError, match="rank None answered there"):
-        check_echo({"type": "unblocked"}, 3)
-
-
 @pytest.mark.parametrize("size", [0, LIMIT_BYTES + 1])
 def test_a_measurement_of_impossible_size_ends_it(probed, size):
     probed.greet()
@@ -111,32 +96,3 @@ def test_more_than_was_announced_ends_it(probed):
     probed.greet()
     probed.sock.sendall(REQUEST.pack(1000) + bytes(1001))
     probed.turn_until(lambda: probed.ended)
-
-
-def test_a_connection_that_is_gone_from_the_start():
-    reactor, ended = Reactor(), []
-    listener = socket.create_server(("127.0.0.1", 0))
-    sock = socket.create_connection(listener.getsockname())
-    accepted, _ = listener.accept()
-    listener.close()
-    accepted.setblocking(False)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    sock.close()  # which resets it
-
-    def over(echo: Echo) -> None:
-        reactor.forget(echo.sock)
-        ended.append(echo)
-
-    Echo(reactor, accepted, None, 3, over)  # type: ignore[arg-type]
-    deadline = Deadline(LIMIT_S)
-    while not ended:
-        assert not deadline.expired()
-        reactor.run_once(0.05)
-    reactor.close()
-    accepted.close()
-
-
-def test_what_has_no_counters():
-    one, other = socket.socketpair()
-    with one, other:
-        assert acknowledged(one) == (0, 0, 0)

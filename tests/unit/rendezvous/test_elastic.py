@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.errors import ProtocolError
 from ringcomm.rendezvous.actions import ADDED, REMOVED
 from ringcomm.rendezvous.state import TOGETHER_S
 from tests.unit.calls import calls_in
@@ -92,13 +91,6 @@ def test_another_process_cannot_take_a_members_number():
     assert job.members() == (0, 1) and not job.all("lost")
 
 
-def test_asking_twice_is_an_error_of_the_protocol():
-    job = ElasticJob(min_np=1, start_np=2)
-    job.join(0)
-    with pytest.raises(ProtocolError):
-        job.join(0)
-
-
 def test_the_job_ends_when_all_have_finished():
     job = ElasticJob(launched=True).start(2)
     job.expect(2)
@@ -137,35 +129,6 @@ def test_a_process_that_ends_before_it_was_in_a_view_is_forgotten(end):
     assert job.state.view.epoch == -1
     job.join(2)
     assert job.members() == (1, 2)
-
-
-def test_a_new_process_whose_end_its_launcher_reports_is_forgotten():
-    job = ElasticJob(launched=True).start(2)
-    job.expect(2)
-    job.join(2)
-    job.exit(2, "exit code 1")
-    job.again(0, 1)
-    assert job.members() == (0, 1) and not job.all("lost")
-
-
-def test_reports_about_connections_and_members_that_are_not_there_change_nothing():
-    job = ElasticJob(launched=True).start(2)
-    before = len(job.notices)
-    job.hang_up(99)
-    job.leave(99)
-    job.relay(99, {"type": "linked", "links": []})
-    job.take(job.state.handle(99, {"type": "pong", "heard": [], "silent": []}, job.now_s))
-    job.take(job.state.exclude(99, "its host was removed", job.now_s))
-    assert job.members() == (0, 1) and len(job.notices) == before
-
-
-def test_a_member_that_has_left_cannot_leave_again():
-    job = ElasticJob(launched=True).start(2)
-    job.leave(1)
-    sent = len(job.told[0])
-    job.leave(1, ok=False)
-    job.again(0)
-    assert job.members() == (0,) and not job.all("lost") and len(job.told[0]) > sent
 
 
 def test_the_others_learn_of_a_member_that_leaves_because_of_an_error():
@@ -221,17 +184,6 @@ def test_a_first_view_that_never_has_enough_says_what_is_missing():
     assert len(job.told[0]) == told, "nothing happens after that"
 
 
-def test_without_a_limit_a_process_may_leave_pings_unanswered_for_ever():
-    job = ElasticJob(min_np=2, start_np=2, timeout_s=1000.0)
-    message = join_message(dead_after=0.0, position="none")
-    job.take(job.state.handle(0, message, job.now_s))
-    job.pass_time(50.0)
-    assert [item["type"] for item in job.told[0]].count("ping") >= 9
-    assert not job.dropped and not job.all("failed")
-    job.join(1)
-    assert job.members() == (0, 1)
-
-
 def test_hosts_that_cannot_reach_each_other_at_the_start_end_the_job():
     job = ElasticJob(min_np=2, start_np=2)
     job.join(0, hostname="desk")
@@ -240,14 +192,6 @@ def test_hosts_that_cannot_reach_each_other_at_the_start_end_the_job():
         job.relay(connection, {"type": "probed", "attempts": []})
     (failed,) = job.all("failed")
     assert failed.detail["kind"] == "no_route" and "desk and jetson1 cannot reach each other" in failed.text
-
-
-def test_a_number_that_a_process_has_asked_for_is_given_to_no_other():
-    job = ElasticJob(start_np=2, min_np=2)
-    job.join(0, 0, named=True)
-    job.join(1)
-    job.link(0, 1)
-    assert job.members() == (0, 1)
 
 
 # ---- when the members are asked to take in processes that wait ----------------------------------
@@ -296,15 +240,6 @@ def test_a_process_that_ends_is_not_waited_for():
     assert job.last(0) != ASKED
     job.exit(3)
     assert job.last(0) == ASKED
-
-
-def test_a_view_that_begins_meanwhile_takes_what_is_ready():
-    job = started(3)
-    job.expect(3, 4, host="jetson1")
-    job.join(3)
-    job.exit(2)
-    job.again(0, 1)
-    assert job.members() == (0, 1, 3)
 
 
 def test_a_process_asks_for_the_size_before_it_joins():

@@ -24,14 +24,6 @@ def test_survivors_of_a_failure_form_the_next_view():
     assert view.text == "going on with 3 ranks after 0.5 s"
 
 
-def test_the_last_survivor_goes_on_alone():
-    job = ElasticJob(launched=True).start(2)
-    job.exit(1)
-    job.again(0)
-    job.link(0)
-    assert job.all("view")[-1].text == "going on with 1 rank after 0.0 s"
-
-
 def test_the_speeds_of_wires_are_kept_unless_the_network_may_have_changed():
     job = ElasticJob(launched=True).start(4)
     known = job.state.epoch.known = {frozenset(): []}

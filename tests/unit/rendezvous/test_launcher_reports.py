@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from ringcomm.errors import ProtocolError
 from tests.unit.rendezvous.simulated import Job, seats_of
 
 
@@ -67,26 +64,3 @@ def test_the_end_of_a_rank_that_waits_for_the_next_generation_is_known_to_the_pr
     job.pass_time(3.0)
     assert "killed by SIGKILL" in job.root_cause()["text"]
     assert set(job.aborts()) >= {1, 2, 10}
-
-
-def test_after_a_failure_another_version_is_refused_all_the_same():
-    job = Job(2, seats_of(2), start_timeout_s=20.0)
-    job.join_seat(0, 0)
-    job.pass_time(20.0)
-    job.join_seat(9, 1, version="9.9")
-    assert "has ringcomm 9.9" in job.told[9][0]["reason"]
-    with pytest.raises(ProtocolError, match="only once"):
-        job.join_seat(0, 0)
-
-
-def test_a_rank_that_was_lost_as_the_generation_ended_may_come_back():
-    job = Job(3)
-    join_slots(job, 0, 1, 2)
-    job.link_all(range(3))
-    job.leave(1)
-    job.leave(2)
-    job.hang_up(0)
-    job.exit(0, "exit code 0", ok=True)
-    for connection, rank in ((11, 1), (12, 2), (10, 0)):
-        job.join(connection, rank=rank, slot=(0, rank), pid=100 + rank)
-    assert job.told[10][0]["generation"] == 1

@@ -46,20 +46,6 @@ def ranks(assignment, processes):
 
 
 @pytest.mark.parametrize(
-    "seats, message, place",
-    [
-        (seats_of(1, 2), {"slot": (1, 1), "hostname": "unknown"}, (Seat(Slot(1, 1), "host1"), "host1")),
-        ([], {"hostname": "pc"}, (None, "pc")),
-        ([], {"hostname": "pc", "host": "jetson"}, (None, "jetson")),
-        ([], {"hostname": "pc", "rank": 2}, (None, "pc")),
-        ([], {"hostname": "pc", "slot": (4, 0)}, (Seat(Slot(4, 0), "pc"), "pc")),
-    ],
-)
-def test_place(seats, message, place):
-    assert assembly(3, seats)._place(join_message(**message)) == place
-
-
-@pytest.mark.parametrize(
     "seats, message, words",
     [
         ([], {"version": "1.2.4"}, "host0 has ringcomm 1.2.4, but this job runs 1.2.3.*same folder or wheel"),
@@ -156,17 +142,3 @@ def test_one_machine_under_several_names_is_pointed_out():
     assert twice.endswith(" -H 10.0.0.5:2.")
     assert planned(("a", "a", "m1"), ("b", "b", "m1")) == ""  # containers
     assert planned(("a", "x", ""), ("b", "x", "")) == ""  # not known
-
-
-def test_names():
-    waiting = member(0, hostname="pc", host="jetson1")
-    assert waiting.name() == "a rank on jetson1"
-    waiting.rank = 2
-    assert waiting.name() == "rank 2 (jetson1)"
-    assert waiting.describe() == {
-        "rank": 2,
-        "host": "jetson1",
-        "host_index": -1,
-        "local_rank": -1,
-        "pid": 100,
-    }

@@ -144,10 +144,6 @@ def test_no_wire_is_called_slow_while_a_burst_may_still_hide_it():
     assert laps[1].rate(now_s) == pytest.approx(12.5 * MB, rel=0.2)
 
 
-def test_no_wires_no_race():
-    assert is_over([], 0.0, 0.0)
-
-
 @pytest.mark.parametrize(
     "said, rate",
     [

@@ -292,27 +292,6 @@ def test_a_second_round_that_succeeds_leads_to_links():
     assert job.state.phase is Phase.LINKING
 
 
-def test_a_second_round_that_takes_too_long_is_the_last():
-    job = three_hosts()
-    for rank in (0, 1, 3, 0, 1, 3):
-        in_vain(job, rank)
-    assert job.root_cause()["text"].count("host0 -> host1 at 10.0.0.1") == 1
-
-
-def test_hosts_that_refuse_are_not_probed_again():
-    job = three_hosts()
-    for rank in LEADERS:
-        in_vain(job, rank, "connection refused", too_slow=False)
-    assert len(job.aborts()) == 4
-    assert not any("probe_again" in job.kinds(rank) for rank in range(4))
-
-
-def test_malformed_report_is_a_breach():
-    job = three_hosts()
-    with pytest.raises(ProtocolError):
-        job.probed(0, {"source": 0})
-
-
 def test_all_linked_starts_the_job_with_a_table():
     job = three_hosts()
     report_all(job)

@@ -103,12 +103,6 @@ class TestInterrupted:
             "unfinished, so the job cannot go on."
         )
 
-    def test_one_that_ends_because_of_it_says_more(self):
-        job = self.interrupted()
-        job.leave(1, "uncaught KeyboardInterrupt", ok=False)
-        assert "rank 1 (host0) was lost" in job.root_cause()["text"]
-        assert "uncaught KeyboardInterrupt" in job.root_cause()["text"]
-
     def test_one_that_leaves_in_peace_was_interrupted_all_the_same(self):
         job = self.interrupted()
         job.leave(1)

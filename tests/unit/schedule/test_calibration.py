@@ -8,19 +8,12 @@ from ringcomm.schedule.calibration import (
     LOCAL_LATENCY_S,
     Calibration,
     coarse,
-    coarse_model,
     joined_model,
-    leaders,
     model_of,
     numbers_of,
     part_of,
 )
 from ringcomm.schedule.cost import CostModel
-
-
-def test_leaders():
-    assert leaders([0]) == (0,)
-    assert leaders([1, 0, 1, 0, 2]) == (1, 0, 4)
 
 
 def test_rounding_goes_up_and_never_far():
@@ -54,14 +47,6 @@ def test_several_hosts():
     fast, slow, also_fast = model.wire_byte_s
     assert fast == also_fast == pytest.approx(8.4e-9, rel=0.01)
     assert slow == pytest.approx(85e-9)
-
-
-def test_a_slightly_different_measurement_makes_the_same_coarse_model():
-    def model(factor):
-        wire = Calibration(0.8e-10, 10e-6, 2.6e-10, 55e-6, 8.2e-9)
-        return model_of([Calibration(*(factor * value for value in wire))] * 3, [0, 1, 2])
-
-    assert coarse_model(model(1.0)) == coarse_model(model(1.05))
 
 
 def test_a_model_for_ranks_that_have_joined():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.schedule import doubling
-from ringcomm.schedule.steps import SELF, Recv, Send
+from ringcomm.schedule.steps import Recv, Send
 from tests.support.prover.verify import check_all_reduce
 
 
@@ -27,33 +27,6 @@ def test_rounds_and_final_folds(size):
             continue
         assert len(folds) in (rounds, rounds + 1)
         assert [f.final for f in folds] == [False] * (len(folds) - 1) + [True]
-
-
-def test_operands_stand_in_the_order_of_the_ranks():
-    """With strings for numbers, addition shows the order."""
-    size = 11
-    words = [[chr(ord("a") + rank)] for rank in range(size)]
-    cursors = [0] * size
-    schedules = [doubling.all_reduce(r, size, 1) for r in range(size)]
-    wires = {(a, b): [] for a in range(size) for b in range(size)}
-    while any(cursors[r] < len(schedules[r]) for r in range(size)):
-        for rank in range(size):
-            while cursors[rank] < len(schedules[rank]):
-                step = schedules[rank][cursors[rank]]
-                if isinstance(step, Send):
-                    wires[rank, step.peer].append(words[rank][0])
-                elif not wires[step.peers[0], rank]:
-                    break
-                else:
-                    word = wires[step.peers[0], rank].pop(0)
-                    operands = [words[rank][0] if p == SELF else word for p in step.fold]
-                    words[rank][0] = "".join(operands) if step.fold else word
-                cursors[rank] += 1
-    assert words == [["abcdefghijk"]] * size
-
-
-def test_alone_there_is_nothing_to_do():
-    assert doubling.all_reduce(0, 1, 5) == []
 
 
 @pytest.mark.parametrize("size", [2, 3, 6, 8])

@@ -64,23 +64,6 @@ def test_key_file_that_others_can_read_is_refused_with_the_command_that_mends_it
     assert KEY.hex() not in str(caught.value)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-@pytest.mark.parametrize("mode", [0o600, 0o644, 0o666])
-def test_key_file_of_another_user_is_refused_whatever_its_mode(tmp_path, mode):
-    path = tmp_path / "key"
-    path.write_text(KEY.hex())
-    path.chmod(mode)
-    os.chown(path, 12345, 12345)
-    with pytest.raises(ConfigError, match=r"belongs to another user \(number 12345\)"):
-        key_from(KEY_FILE=path)
-
-
-def test_a_fifo_in_the_place_of_a_key_file_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "key", 0o600)
-    with pytest.raises(ConfigError, match="not a regular file"):
-        key_from(KEY_FILE=tmp_path / "key")
-
-
 def test_children_do_not_inherit_the_keys_descriptor(tmp_path):
     path = tmp_path / "key"
     path.write_text(KEY.hex())
@@ -91,16 +74,6 @@ def test_children_do_not_inherit_the_keys_descriptor(tmp_path):
         look = f"import os; os.fstat({descriptor})"
         done = subprocess.run([sys.executable, "-c", look], close_fds=False, capture_output=True, text=True)
         assert done.returncode == 1 and "Bad file descriptor" in done.stderr
-    finally:
-        os.close(descriptor)
-
-
-def test_key_from_a_descriptor_again_and_again(tmp_path):
-    path = tmp_path / "key"
-    path.write_text(KEY.hex())
-    descriptor = os.open(str(path), os.O_RDONLY)
-    try:
-        assert [key_from(KEY_FD=descriptor) for _ in range(3)] == [KEY] * 3
     finally:
         os.close(descriptor)
 

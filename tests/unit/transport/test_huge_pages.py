@@ -62,15 +62,6 @@ def test_each_buffer_is_moved_once_and_only_whole_pages_of_it(monkeypatch):
     assert known.moved_bytes == 2 * HUGE_BYTES
 
 
-def test_what_it_remembers_is_bounded(monkeypatch):
-    known = HugePages()
-    monkeypatch.setattr(known, "_madvise", lambda *what: -1)
-    for number in range(10_000):
-        known.use(number * HUGE_BYTES, 4 * HUGE_BYTES)
-    assert len(known._uses) <= 512
-    assert known.moved_bytes == 0
-
-
 @pytest.mark.parametrize("policy", ["always madvise [never]\n", None])
 def test_where_huge_pages_are_forbidden_nothing_is_asked(monkeypatch, tmp_path, policy):
     file = tmp_path / "enabled"

@@ -14,7 +14,7 @@ import pytest
 from ringcomm.errors import ConfigError
 from ringcomm.transport import nics
 from ringcomm.transport.kinds import LOOPBACK, VIRTUAL, WIRED, WIRELESS
-from ringcomm.transport.nics import Interface, InterfaceFilter, interface_of, own_addresses, spec_of
+from ringcomm.transport.nics import Interface, InterfaceFilter, own_addresses, spec_of
 
 
 @pytest.mark.parametrize(
@@ -141,22 +141,6 @@ def test_a_choice_of_nothing_lists_what_there_is(machine, spec):
     assert "down0" not in str(caught.value)
 
 
-def test_the_loopback_may_be_asked_for(machine):
-    machine(JETSON)
-    assert {item.kind for item in own_addresses("lo")} == {LOOPBACK}
-
-
-def test_a_machine_without_network_is_fine_with_any_choice(machine):
-    machine({"lo": JETSON["lo"]})
-    assert {item.kind for item in own_addresses("eth0")} == {LOOPBACK}
-
-
-def test_interface_without_statistics_counts_as_up(machine, monkeypatch):
-    machine(JETSON)
-    monkeypatch.setattr(psutil, "net_if_stats", dict)
-    assert "down0" in {item.name for item in own_addresses()}
-
-
 def test_interfaces_of_a_system_without_statistics_count_as_up(machine, monkeypatch):
     """Emulators and sandboxes do not implement the call."""
 
@@ -166,13 +150,6 @@ def test_interfaces_of_a_system_without_statistics_count_as_up(machine, monkeypa
     machine(JETSON)
     monkeypatch.setattr(psutil, "net_if_stats", absent)
     assert {"eth0", "down0"} <= {item.name for item in own_addresses()}
-
-
-def test_interface_of_an_address(machine):
-    machine(JETSON)
-    interfaces = own_addresses()
-    assert interface_of("192.168.2.20", interfaces) == "wlan0"
-    assert interface_of("8.8.8.8", interfaces) == "?"
 
 
 def test_hostname_is_never_resolved(machine, monkeypatch):

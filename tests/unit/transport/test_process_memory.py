@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import subprocess
-import sys
 
 import pytest
 
@@ -71,12 +69,6 @@ class TestLending:
         assert received(other, 5900) == small + large
         assert one.send([memoryview(large)]) == 5000
 
-    def test_small_pieces_that_are_many_are_sent_piecewise(self, links):
-        one, other = links
-        pieces = [os.urandom(900) for _ in range(3)]
-        assert one.send([memoryview(piece) for piece in pieces]) == 2700
-        assert received(other, 2700) == b"".join(pieces)
-
     def test_more_pieces_than_there_are_places_for(self, links):
         one, other = links
         pieces = [os.urandom(2000) for _ in range(MAX_LOANS + 3)]
@@ -108,23 +100,6 @@ class TestLending:
         other.close()
         with pytest.raises(LinkClosed, match="it closed the connection"):
             one.send([memoryview(bytes(5000))])
-
-    def test_a_peer_that_closes_after_reading_a_part(self, links):
-        one, other = links
-        assert one.send([memoryview(bytes(5000))]) == 0
-        assert received(other, 100)
-        other.close()
-        assert one.send([memoryview(bytes(5000))]) == 100
-        with pytest.raises(LinkClosed, match="it closed the connection"):
-            one.send([memoryview(bytes(4900))])
-
-    def test_a_wait_to_send_ends_when_something_has_been_read(self, links):
-        one, other = links
-        assert one._may_send()
-        one.send([memoryview(bytes(5000))])
-        assert not one._may_send()
-        received(other, 5000)
-        assert one._may_send()
 
 
 @pytest.mark.parametrize(
@@ -188,16 +163,6 @@ class TestPeerMemory:
         lease.revoke()
         assert memory.read(16, memoryview(bytearray(7))) == 0  # the lender has given it back
 
-    def test_no_process_there(self):
-        lease = Lease()
-        process = subprocess.Popen([sys.executable, "-c", ""])
-        process.wait()
-        memory = PeerMemory(process.pid, lease.address, lease.token)
-        with pytest.raises(ProcessLookupError):
-            memory.read(lease.address, memoryview(bytearray(7)))
-        with pytest.raises(ProcessLookupError):
-            memory._valid()
-
     def test_a_system_that_cannot(self, monkeypatch):
         lease = Lease()
         memory = PeerMemory(os.getpid(), lease.address, lease.token)
@@ -205,10 +170,6 @@ class TestPeerMemory:
         assert not available()
         with pytest.raises(OSError, match="this system cannot"):
             memory.read(lease.address, memoryview(bytearray(7)))
-
-    def test_a_library_without_the_call(self, monkeypatch):
-        monkeypatch.setattr(process_memory.ctypes, "CDLL", lambda *arguments, **options: object())
-        assert process_memory._find() is None
 
 
 def test_positions_count_on_from_0(links):

@@ -22,8 +22,8 @@ from ringcomm.transport.ring import (
     WRITTEN,
     Ring,
 )
-from ringcomm.transport.shm import PIECE_BYTES, SharedLink
-from ringcomm.transport.span import TIMED_BYTES, TIMED_PACKETS
+from ringcomm.transport.shm import SharedLink
+from ringcomm.transport.span import TIMED_BYTES
 
 SIZE = SMALL_RING_BYTES
 
@@ -73,16 +73,6 @@ class TestPackets:
                 got += other.recv_packet(into[got:sent])
             assert into == packet
 
-    def test_a_part_of_one(self, links):
-        one, other = links
-        (packet,) = views(100)
-        assert one.send([packet[:60]]) == 60
-        into = memoryview(bytearray(100))
-        assert other.recv_packet(into) == 60
-        assert other.recv_packet(into[60:]) == 0
-        assert one.send_packet(packet[60:]) == 40
-        assert other.recv_packet(into[60:]) == 40 and into == packet
-
     def test_that_does_not_fit(self, links):
         one, other = links
         (packet,) = views(SIZE)
@@ -91,17 +81,6 @@ class TestPackets:
         into = memoryview(bytearray(SIZE))
         assert other.recv_packet(into) == SIZE and into == packet
         assert one.send_packet(packet[:10]) == 10
-
-
-def test_a_ring_that_is_full_takes_what_was_read(links):
-    one, other = links
-    (data,) = views(SIZE + 5000)
-    assert one.send([data]) == SIZE < PIECE_BYTES
-    assert one.send([data[SIZE:]]) == 0
-    into = memoryview(bytearray(SIZE + 5000))
-    assert other.recv([into[:10], into[10:SIZE]]) == SIZE
-    assert one.send([data[SIZE:]]) == 5000
-    assert other.recv([into[SIZE:]]) == 5000 and into == data
 
 
 class TestSpan:
@@ -136,30 +115,11 @@ class TestSpan:
         assert other.recv(views(100)) == 100 and not other.recv(views(1))
         assert one.send([data[1]]) == 100 and one._out_span == RING_BYTES
 
-    def test_one_of_several_packets_is_timed(self, large, monkeypatch):
-        one, other = large
-        noted = []
-        monkeypatch.setattr(type(one._choice), "note", lambda self, *values: noted.append(values))
-        for _ in range(3 * TIMED_PACKETS):
-            for length in (TIMED_BYTES, TIMED_BYTES - 1):
-                (packet,) = views(length)
-                assert one.send_packet(packet) == length
-                assert other.recv(views(length)) == length
-        assert [(count, copies) for count, _, copies in noted] == [(TIMED_BYTES, TIMED_PACKETS)] * 3
-
     @pytest.mark.parametrize("span", [0, NEAR_BYTES // 2, RING_BYTES * 2, NEAR_BYTES + 1])
     def test_a_span_that_a_ring_cannot_have_breaks_the_link(self, large, span):
         one, other = large
         one.send(views(10))
         one._rings[0].words[SPAN] = span
-        with pytest.raises(LinkClosed, match="to use more of the memory than there is"):
-            other.recv(views(10))
-
-    def test_a_small_ring_has_no_part(self, links):
-        one, other = links
-        assert one._choice is None and one._out_span == SIZE
-        one.send(views(10))
-        one._rings[0].words[SPAN] = NEAR_BYTES
         with pytest.raises(LinkClosed, match="to use more of the memory than there is"):
             other.recv(views(10))
 
@@ -192,13 +152,6 @@ class TestSleeping:
         assert one.poll_events(False, True) == select.POLLIN
         other.poll_events(True, False)
         assert awake(one) and one.send(views(200)) == 100
-
-    def test_woken_by_nothing(self, links):
-        one = links[0]
-        one.woken(0)
-        one.woken(select.POLLOUT)
-        one.woken(select.POLLIN)  # another thread has read the byte already
-        assert one.send(views(10)) == 10
 
     def test_a_socket_that_is_full_wakes_in_any_case(self, links):
         one, other = links
@@ -266,20 +219,6 @@ class TestEnd:
         assert one.send(views(10)) == 10
         with pytest.raises(LinkClosed, match="it closed the connection"):
             one.send(views(10))
-
-    def test_a_socket_that_fails(self, links):
-        one = links[0]
-        one.sock.close()
-        one.woken(select.POLLNVAL)
-        with pytest.raises(LinkClosed, match="it closed the connection"):
-            one.send(views(10))
-
-    def test_its_own_end(self, links):
-        one, other = links
-        one.close()
-        for move in (one.send, one.recv):
-            with pytest.raises(LinkClosed):
-                move(views(10))
 
 
 @pytest.mark.parametrize(

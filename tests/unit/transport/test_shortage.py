@@ -10,7 +10,6 @@ from typing import Iterator
 
 import pytest
 
-from ringcomm.errors import StartupError
 from ringcomm.transport import shortage
 
 
@@ -31,11 +30,6 @@ def test_the_limit_and_the_remedy_are_named(problem, words) -> None:
     error = shortage.shortage_error(problem, 1, "desk")
     assert error is not None and all(word in str(error) for word in words)
     assert str(error).startswith("Rank 1 on desk cannot connect to the others: ")
-
-
-@pytest.mark.parametrize("problem", [OSError(errno.ECONNREFUSED, "x"), RuntimeError("x"), StartupError("x")])
-def test_other_errors_are_no_shortage(problem) -> None:
-    assert shortage.shortage_error(problem, None, "desk") is None
 
 
 @pytest.fixture

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ringcomm.transport.span import (
     EXPENSIVE,
     SKIPPED_BYTES,
     STINT_BYTES,
     WINDOW,
     SpanChoice,
-    own_s_per_byte,
 )
 
 COUNT = 512 * 1024
@@ -36,22 +33,6 @@ def test_a_part_of_it_is_used_where_writing_is_cheap():
     assert not noted(SpanChoice(OWN), *[CHEAP] * 1000)
 
 
-def test_the_first_copies_do_not_count():
-    """Their lines lie in no cache, so they are cheap in either state."""
-    assert noted(SpanChoice(OWN), *[CHEAP] * FIRST, *[DEAR] * WINDOW)
-
-
-@pytest.mark.parametrize("odd", range(WINDOW))
-def test_one_cheap_copy_is_enough(odd):
-    """A process that has lost its core copies slowly wherever it is."""
-    times = [DEAR] * WINDOW
-    times[odd] = CHEAP
-    choice = SpanChoice(OWN)
-    noted(choice, *[DEAR] * FIRST)
-    assert not noted(choice, *times)
-    assert noted(choice, *[DEAR] * WINDOW)
-
-
 def test_the_part_is_tried_again_after_some_time():
     choice = SpanChoice(OWN)
     noted(choice, *[DEAR] * (FIRST + WINDOW))
@@ -60,13 +41,3 @@ def test_the_part_is_tried_again_after_some_time():
     assert not noted(choice, CHEAP)
     assert not noted(choice, *[DEAR] * (FIRST + WINDOW - 1))
     assert noted(choice, DEAR)
-
-
-def test_a_copy_may_stand_for_several():
-    choice = SpanChoice(OWN)
-    choice.note(COUNT, DEAR, SKIPPED_BYTES // COUNT)
-    assert noted(choice, *[DEAR] * (WINDOW - 1))
-
-
-def test_a_copy_within_the_own_cache_takes_some_time():
-    assert 0.0 < own_s_per_byte() == own_s_per_byte()

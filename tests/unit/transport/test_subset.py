@@ -38,18 +38,6 @@ def test_bytes_go_through_the_links_of_the_whole_fabric(fabrics: List[Fabric]):
     assert fabrics[3].link(1).recv(views(b" ")) == 0
 
 
-def test_it_wakes_and_prepares_the_whole_fabric(fabrics: List[Fabric], monkeypatch: pytest.MonkeyPatch):
-    calls: List[object] = []
-    monkeypatch.setattr(fabrics[0], "prepare", lambda *span: calls.append(span))
-    monkeypatch.setattr(fabrics[0], "make_wakeable", lambda: calls.append("wakeable"))
-    monkeypatch.setattr(fabrics[0], "wake", lambda: calls.append("wake"))
-    subset = Subset(fabrics[0], [0, 2])
-    subset.prepare(4096, 8)
-    subset.make_wakeable()
-    subset.wake()
-    assert calls == [(4096, 8), "wakeable", "wake"]
-
-
 def test_closing_it_leaves_the_links_open_and_closing_a_link_does_not(fabrics: List[Fabric]):
     subset = Subset(fabrics[0], [0, 2])
     subset.close()
@@ -63,4 +51,3 @@ def test_what_was_revoked_never_arrives(fabrics: List[Fabric]):
     one, other = Subset(fabrics[0], [0, 2]), Subset(fabrics[2], [0, 2])
     one.link(1).revoke()
     assert other.link(0).recv(views(b"x")) == 0
-

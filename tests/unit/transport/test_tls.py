@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
 import sys
@@ -11,7 +10,6 @@ import pytest
 
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
 from ringcomm.storage.certificate import make_certificate
-from ringcomm.transport import tls
 from ringcomm.transport.encryption import encryption_of
 from ringcomm.transport.tls import UNAUTHENTICATED_BYTES, Tls
 
@@ -67,23 +65,6 @@ class TestReceiving:
             other.recv(1)
         assert other.recv_into(bytearray()) == 0 and one.send(b"") == 0
 
-    def test_more_than_it_reads_at_once(self, ends):
-        one, other = ends
-        for end in ends:
-            end.trust()
-        data = os.urandom(150_000)
-        sent, got = 0, b""
-        while len(got) < len(data):
-            try:
-                sent += one.send(data[sent:])
-            except BlockingIOError:
-                pass
-            try:
-                got += other.recv(1 << 16)
-            except BlockingIOError:
-                pass
-        assert got == data
-
     @pytest.mark.parametrize("orderly", [True, False])
     def test_the_end_comes_behind_what_was_sent(self, ends, orderly):
         one, other = ends
@@ -113,47 +94,6 @@ class TestReceiving:
             received(other, 2 * UNAUTHENTICATED_BYTES)
 
 
-class TestSending:
-    def test_what_the_system_does_not_take_counts_later(self, ends):
-        one, other = ends
-        for end in ends:
-            end.trust()
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        data = os.urandom(400_000)
-        sent, got, refused = 0, b"", 0
-        while len(got) < len(data):
-            if sent < len(data):
-                try:
-                    sent += one.send(memoryview(data)[sent:])
-                except BlockingIOError:
-                    refused += 1
-            try:
-                got += other.recv(3000)
-            except BlockingIOError:
-                pass
-        assert got == data and refused
-        with pytest.raises(BlockingIOError):
-            for _ in range(100):
-                one.sendall(bytes(100_000))
-
-    def test_many_short_views_are_one_batch(self, ends):
-        one, other = ends
-        for end in ends:
-            end.trust()
-        views = [bytes([number]) * 1000 for number in range(100)]
-        whole = b"".join(views)
-        sent, got = one.sendmsg(views), b""
-        while len(got) < sent:
-            got += other.recv(1 << 16)
-        assert got == whole[:sent] and sent > 1000
-
-    def test_a_batch_has_a_limit(self):
-        views = [memoryview(bytes(10_000)) for _ in range(30)]
-        assert tls._front(views).nbytes == tls._BATCH_BYTES < 300_000
-        assert tls._front([memoryview(bytes(1 << 20))]).nbytes == tls._BATCH_BYTES
-        assert tls._front(views[:2]).nbytes == 20_000
-
-
 class TestHandshake:
     def test_a_peer_that_closes_in_the_middle(self, raw, encryption):
         one = encryption.wrap(raw[0], accepted=True)
@@ -179,25 +119,8 @@ class TestHandshake:
         for end in ends:
             end.close()
 
-    def test_a_certificate_that_is_trusted_and_not_the_jobs(self, raw, encryption):
-        """OpenSSL would have to fail for that; it is looked at nevertheless."""
-        ends = [encryption.wrap(sock, accepted=bool(number)) for number, sock in enumerate(raw)]
-        ends[0]._pinned = b"another one"
-        with pytest.raises(AuthenticationError, match="does not have this job's certificate"):
-            while True:
-                for end in ends:
-                    end.handshake()
-        for end in ends:
-            end.close()
-
 
 class TestCertificates:
-    def test_without_one_nothing_is_encrypted(self):
-        assert encryption_of("") is None
-        with pytest.raises(ConfigError, match="no certificate came with the job's key"):
-            encryption_of("", insist=True)
-        assert encryption_of(CERTIFICATE) is not None
-
     def test_a_python_without_tls_1_3(self, monkeypatch):
         monkeypatch.setattr(ssl, "HAS_TLSv1_3", False)
         with pytest.raises(ConfigError, match="has no TLS 1.3"):
@@ -217,9 +140,3 @@ class TestCertificates:
     def test_what_is_none(self, text):
         with pytest.raises(ConfigError, match="cannot be used"):
             Tls(text)
-
-    def test_a_system_without_memory_files(self, monkeypatch, tmp_path):
-        monkeypatch.delattr(os, "memfd_create")
-        monkeypatch.setattr(tls.tempfile, "tempdir", str(tmp_path))
-        assert Tls(CERTIFICATE).fingerprint == Tls(CERTIFICATE).fingerprint
-        assert list(tmp_path.iterdir()) == []

@@ -30,13 +30,3 @@ def test_many_wake_ups_cost_one_byte():
             wake_up.wake()
         wake_up.clear()
         assert not is_readable(wake_up)
-
-
-def test_once_closed_it_wakes_nothing():
-    wake_up = WakeUp()
-    wake_up.wake()
-    wake_up.close()
-    wake_up.wake()
-    wake_up.clear()
-    wake_up.close()
-    assert wake_up.fileno() == -1

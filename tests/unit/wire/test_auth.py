@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import struct
 from pathlib import Path
@@ -166,13 +165,6 @@ def test_total_before_authentication_is_small():
     assert Responder(KEY, JOB).needs + len(proof) <= MAX_PRE_AUTH_BYTES
 
 
-def test_real_nonces_differ():
-    assert Initiator(KEY, CLAIM).greeting != Initiator(KEY, CLAIM).greeting
-    first, second = Responder(KEY, JOB), Responder(KEY, JOB)
-    greeting = initiator().greeting
-    assert first.receive(greeting) != second.receive(greeting)
-
-
 def test_claim_is_worth_nothing_before_the_proof():
     one, other = initiator(), responder()
     feed(other, one.greeting, 1000)
@@ -272,12 +264,6 @@ def test_recorded_initiator_fails_against_a_new_nonce():
         feed(fresh, proof, 1000)
 
 
-def test_recorded_responder_fails_against_a_new_nonce():
-    _, challenge, _ = shake(initiator(), responder())
-    with pytest.raises(AuthenticationError):
-        feed(initiator(letter=b"I"), challenge, 1000)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -342,32 +328,6 @@ def test_truncated_handshake_never_finishes():
         assert not other.done
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_garbage_after_every_length_of_good_bytes(seed):
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    greeting, challenge, proof = shake(initiator(), responder())
-    for length in range(len(greeting + proof)):
-        other = responder()
-        with pytest.raises(REFUSALS):
-            data = spoil(greeting + proof, length, rng)
-            answer, rest = feed(other, data, rng.choice([1, 5, 1000]))
-            # If only the claim or nonce was changed, the garbage is challenged like any peer,
-            # must not pass for a proof then, and the challenge fits no honest initiator.
-            feed(other, rest, 1000)
-            feed(initiator(), answer, 1000)
-        assert not other.done
-    for length in range(len(challenge)):
-        with pytest.raises(REFUSALS):
-            feed(initiator(), spoil(challenge, length, rng), rng.choice([1, 5, 1000]))
-
-
-def spoil(data, length, rng):
-    """The first ``length`` bytes, then certainly another one, then noise."""
-    noise = bytes(rng.getrandbits(8) for _ in range(300))
-    return data[:length] + bytes([data[length] ^ rng.randrange(1, 256)]) + noise
-
-
 def test_unauthenticated_peers_are_refused_at_their_first_wrong_byte():
     for first in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b"SSH-2.0-OpenSSH", b"\0", b"ringcomX"):
         wrong = next(i for i, byte in enumerate(first) if byte != auth.MAGIC[i])
@@ -375,8 +335,3 @@ def test_unauthenticated_peers_are_refused_at_their_first_wrong_byte():
             assert side.receive(first[:wrong]) == b""
             with pytest.raises(ProtocolError):
                 side.receive(first[wrong : wrong + 1])
-
-
-def test_job_digests_differ():
-    assert len({job_digest(name) for name in ("", "a", "b", "default", "jöb")}) == 5
-    assert len(job_digest("x" * 10000)) == 16

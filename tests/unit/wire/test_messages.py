@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import struct
 from pathlib import Path
 
@@ -104,14 +103,6 @@ def test_the_limit_itself_is_allowed():
         read(encode(message), limit=99)
 
 
-def test_oversize_behind_a_good_message():
-    reader = MessageReader(100)
-    messages = reader.feed(encode(GOOD[1]) + struct.pack("!I", 101))
-    assert next(messages) == GOOD[1]
-    with pytest.raises(ProtocolError):
-        next(messages)
-
-
 # ---- contents --------------------------------------------------------------------------------
 
 
@@ -150,11 +141,6 @@ def test_what_is_no_object(value):
 def test_unknown_kind(kind):
     with pytest.raises(ProtocolError, match="unknown kind"):
         validate({"type": kind})
-
-
-def test_no_kind_at_all():
-    with pytest.raises(ProtocolError, match="unknown kind"):
-        validate({})
 
 
 WRONG = [None, True, 1, 1.5, "text", [], [1], {}, {"a": 1}]
@@ -206,20 +192,6 @@ def test_unknown_fields_are_left_alone():
     """A newer peer may say more."""
     message = {**GOOD[0], "mood": "good"}
     assert read(encode(message)) == [message]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_spoilt_streams_give_messages_or_a_protocol_error(seed):
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    data = bytearray(b"".join(map(encode, GOOD)))
-    for _ in range(rng.randrange(1, 4)):
-        data[rng.randrange(len(data))] = rng.getrandbits(8)
-    try:
-        for message in read(bytes(data), rng.choice([1, 10, 10000])):
-            assert validate(message)
-    except ProtocolError:
-        pass
 
 
 @pytest.mark.parametrize(

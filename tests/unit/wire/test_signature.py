@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import json
-import random
 from typing import Tuple
 
 import pytest
@@ -62,12 +61,6 @@ def test_an_intent_takes_the_place_of_the_call_that_runs() -> None:
     assert call.meaning(Signature.intent(Collective.BROADCAST, bounds=(0, 6))).bounds == (0, 6)
 
 
-def test_the_exchange_ahead_of_a_call_is_another_call() -> None:
-    """It has a schedule of its own, and plans are kept by the call."""
-    call = direct(Collective.ALLGATHER, (3,), "a")
-    assert call != call._replace(ahead=True)
-
-
 @pytest.mark.parametrize("data", [bytes(64), b"\xff" * 64, b"GET / HTTP/1.1\r\nHost: there\r\n".ljust(64)])
 def test_no_header_at_all(data):
     assert "not the start of a ringcomm message" in explain_difference(ALLREDUCE, unpack_header(data))
@@ -76,18 +69,6 @@ def test_no_header_at_all(data):
 def test_counters_that_have_wrapped_make_no_difference():
     header = ALLREDUCE._replace(generation=0x12345, sequence=0x1_0000_0007)
     assert explain_difference(header, unpack_header(header.pack())) == ""
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_no_64_bytes_break_the_explanation(seed):
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    for _ in range(100):
-        noise = bytes(rng.getrandbits(8) for _ in range(62))
-        for data in (noise + b"ab", b"\x52\x7c" + noise):
-            header = unpack_header(data)
-            assert header_text(header)
-            assert explain_difference(ALLREDUCE, header)
 
 
 @pytest.mark.parametrize(
@@ -149,12 +130,6 @@ def test_every_field_is_compared():
     assert len(set(texts)) == len(others) and equal not in texts
 
 
-def test_the_first_difference_that_matters_is_named():
-    """Another call altogether differs in everything; the sequence or the collective says most."""
-    text = explain_difference(ALLREDUCE, BROADCAST)
-    assert "the operation" in text
-
-
 class TestSignature:
     @pytest.mark.parametrize(
         ("change", "text"),
@@ -200,7 +175,6 @@ class TestSignature:
     def test_what_could_not_be_run_is_refused(self, change):
         with pytest.raises((ValueError, TypeError)):
             Signature.from_json(SUM._replace(**change).to_json())
-
 
     def test_it_is_what_its_header_says(self):
         call = SUM._replace(op=int(ReduceOp.AVERAGE), weighted=True, codec=1, items=4)

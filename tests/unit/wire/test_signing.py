@@ -38,14 +38,6 @@ def test_each_end_reads_what_the_other_has_sent(turn):
     assert read(encode(FIRST, one) + encode(SECOND, one), other) == [FIRST, SECOND]
 
 
-@pytest.mark.parametrize("piece", [1, 3, 1000])
-def test_pieces_do_not_matter(piece):
-    one, other = ends()
-    data, reader = encode(FIRST, one) + encode(SECOND, one), MessageReader(1000, other)
-    pieces = [data[start : start + piece] for start in range(0, len(data), piece)]
-    assert [item for part in pieces for item in reader.feed(part)] == [FIRST, SECOND]
-
-
 def test_every_flipped_bit_is_noticed():
     one, _ = ends()
     data = encode(FIRST, one)

@@ -1,0 +1,18 @@
+"""The examples in the docstrings of the schedules are true."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["choose", "cost", "direct", "doubling", "hierarchy", "ring", "shares", "calibration", "steps", "tree"],
+)
+def test_examples_in_docstrings(module):
+    result = doctest.testmod(importlib.import_module(f"ringcomm.schedule.{module}"))
+    assert result.attempted > 0
+    assert result.failed == 0
