@@ -381,7 +381,8 @@ class Joiner:
         setup.measure(message["pairs"])
 
     def _link(self, setup: LinkSetup, message: Message) -> None:
-        setup.link(message["routes"], self._deadline)
+        assert self._connection is not None
+        setup.link(message["routes"], self._deadline, self._connection[0].getpeername()[:2])
 
     def _started(self, setup: LinkSetup, message: Message) -> None:
         self._go = message

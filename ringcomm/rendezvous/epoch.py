@@ -15,11 +15,12 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 from ..clock import is_due
 from ..config import Slot
 from ..errors import ProtocolError
+from ..wire.claims import Claim
 from ..wire.messages import Message
 from .actions import Action, Notice, Send, Timer
 from .membership import Member
 from .root_cause import SETTLE_S, VANISHED, RootCause, RootCauseAnalysis, silence
-from .routing import Known, Linking, NoRoute, link_table
+from .routing import NO_RELAY, Known, Linking, NoRoute, RelayHost, link_table
 
 _MAX_TOPICS = 16
 """The maximum number of warnings that are passed on."""
@@ -48,6 +49,7 @@ class Epoch:
         generation: int = 0,
         known: Optional[Known] = None,
         evidence_s: float = SETTLE_S,  # time for the launcher's report after a control connection ended
+        relay: RelayHost = NO_RELAY,
     ) -> None:
         self.generation = generation
         self.phase = Phase.JOINING
@@ -65,7 +67,7 @@ class Epoch:
             if member.slot is not None:
                 self._by_slot.setdefault(member.slot, []).append(member)
         self._staying: Set[int] = set(self.members)
-        self._linking = Linking(ordered, generation, self.known)
+        self._linking = Linking(ordered, generation, self.known, relay)
         self._warned: Set[str] = set()
 
     @property
@@ -134,7 +136,13 @@ class Epoch:
             return self.abort("no_route", str(problem), None)
         self.known = self._linking.known()
         self.phase = Phase.LINKING
-        return actions
+        text = self._linking.relayed_text()
+        return [*actions, Notice("warning", text, detail={"topic": "relayed"})] if text else actions
+
+    def relays(self, link: Claim) -> bool:
+        """Return whether this link is about to be made, and is relayed."""
+        current = self.phase is Phase.LINKING and link.generation == self.generation
+        return current and self._linking.relays(link.source, link.target)
 
     def linked(self, member: Member, message: Message, now_s: float) -> List[Action]:
         """Note that a rank has an authenticated link to every other."""

@@ -3,7 +3,8 @@
 Each rank listens on every address it may use, one socket each. The first rank of every host dials
 all addresses of the first ranks of the other hosts at the same time and records which of them lead
 to those ranks. The rendezvous selects one route per pair of hosts, and links are built only over these
-routes. When the last link is established, all listeners close: from then on no port is open.
+routes. When the last link is established, all listeners close: from then on no port is open. Where neither
+end can dial the other, both dial the rendezvous, which relays (:mod:`.relay`).
 
 An address leads to a rank if the process that answers there authenticates itself as a member of the same job
 and sends that rank. If several wires do (a wire is a pair of interfaces, one of each host), they are measured
@@ -25,11 +26,11 @@ from ..transport.connect import Dial, is_local, is_short_of_descriptors, listen
 from ..transport.kinds import LOCAL, LOOPBACK, VIRTUAL, WIRED, worse_kind
 from ..transport.nics import Interface, interface_of, machine, own_addresses
 from ..transport.pace import Expected
-from ..transport.reactor import Reactor
+from ..transport.reactor import READ, Reactor
 from ..transport.refusals import Refusals
 from ..transport.routes import Attempt, not_dialled
 from ..transport.secure import Encryption
-from ..wire.auth import Claim, Purpose
+from ..wire.auth import Admission, Claim, Purpose
 from ..wire.messages import Message
 from ..wire.signing import Session
 from .measuring import Echo, Race, WireSpeed, await_echo, send_rank
@@ -113,6 +114,7 @@ class LinkSetup:
         )
         self._early: List[Tuple[socket.socket, Claim, Session]] = []
         self._echoes: Set[Echo] = set()
+        self._at_relay: Set[socket.socket] = set()  # where another rank has not begun the handshake yet
         self._probing: Optional[Probing] = None
         self._race: Optional[Race] = None
         self._links: Dict[Channel, Proven] = {}
@@ -222,16 +224,19 @@ class LinkSetup:
 
     # ---- linking -----------------------------------------------------------------------------
 
-    def link(self, routes: Sequence[Dict[str, Any]], deadline: Deadline) -> None:
-        """Build the links: dial those that this rank must dial, wait for the others."""
+    def link(
+        self, routes: Sequence[Dict[str, Any]], deadline: Deadline, relay: Tuple[str, int] = ("", 0)
+    ) -> None:
+        """Build the links: dial those that this rank must dial, or the ``relay``, and wait for the others."""
         every = {(int(purpose), int(route["peer"])) for route in routes for purpose in _CHANNELS}
         self._missing = every - self._links.keys()
         found = (Expected.of(int(route["peer"]), route) for route in routes)
         self.chosen = [item for item in found if item is not None]
         for route in routes:
-            if route["dial"]:
-                for purpose in _CHANNELS:
-                    self._dial_link((int(purpose), int(route["peer"])), route, [])
+            if route.get("relayed"):
+                route = {**route, "addresses": [{"address": relay[0], "port": relay[1]}]}
+            for purpose in _CHANNELS if route["dial"] or route.get("relayed") else ():
+                self._dial_link((int(purpose), int(route["peer"])), route, [])
         self.reactor.after(min(_LINK_S, deadline.remaining_s()), self._links_overdue)
         self._check_complete()
 
@@ -254,6 +259,8 @@ class LinkSetup:
         def finished(dial: Dial) -> None:
             if dial.sock is not None and self._missing is None:
                 dial.sock.close()
+            elif dial.sock is not None and not route["dial"]:
+                self._await_at_relay(dial.sock)
             elif dial.sock is not None:
                 self._confirm_link(channel, (dial.sock, dial.session), failed)
             else:
@@ -262,7 +269,25 @@ class LinkSetup:
         claim = Claim(purpose, self.job, self.generation, self.rank, peer)
         scope = self._scope(address, str(route["iface"]))
         where = (address, int(offer["port"]))
-        Dial(self.reactor, where, self.key, claim, finished, _LINK_S / 2, scope, self.encryption)
+        # The other end of a relayed link may come to the relay later.
+        limit_s, passage = _LINK_S / 2, b""
+        if route.get("relayed"):
+            limit_s, passage = _LINK_S, Admission.of(self.key, passage=claim)
+        listens = not route["dial"]
+        Dial(
+            self.reactor, where, self.key, claim, finished, limit_s, scope, self.encryption, passage, listens
+        )
+
+    def _await_at_relay(self, sock: socket.socket) -> None:
+        """Wait until the other rank begins the handshake, then treat it as one that has dialled this rank."""
+
+        def begun() -> None:
+            self._at_relay.discard(sock)
+            self.reactor.forget(sock)
+            self._acceptor.take(sock, "the relay")
+
+        self._at_relay.add(sock)
+        self.reactor.watch(sock, READ, begun)
 
     def _confirm_link(self, channel: Channel, link: Proven, failed: Callable[[str], None]) -> None:
         """Wait, after dialling, until the other end confirms that it is the expected rank."""
@@ -340,6 +365,10 @@ class LinkSetup:
         self._acceptor.close()
         for echo in list(self._echoes):
             self._drop_echo(echo)
+        for sock in self._at_relay:
+            self.reactor.forget(sock)
+            sock.close()
+        self._at_relay.clear()
         for sock, *_ in self._early:
             sock.close()
         self._early = []
@@ -496,7 +525,6 @@ class Probe:
         self._offer = offer
         self._interfaces = interfaces
         self._settled = settled
-        self._local = ""
         address = (str(offer["address"]), int(offer["port"]))
         self._dial = Dial(
             reactor,
@@ -521,9 +549,9 @@ class Probe:
             await_echo(self._reactor, dial.sock, dial.session, self.target, self._confirmed, self._settle)
 
     def _confirmed(self) -> None:
-        self._local = str(self._sock.getsockname()[0]).split("%")[0]
-        iface = interface_of(self._local, self._interfaces)
-        self._settle("" if iface != "?" else f"it goes out by {self._local}, which --iface excludes")
+        local = self._dial.local
+        iface = interface_of(local, self._interfaces)
+        self._settle("" if iface != "?" else f"it goes out by {local}, which --iface excludes")
 
     def _settle(self, why: str) -> None:
         if self.why is not None:
@@ -547,13 +575,13 @@ class Probe:
 
     def attempt(self) -> Attempt:
         """Return the result, as it is reported to the rendezvous."""
-        local = next((item for item in self._interfaces if item.address == self._local), None)
+        local = next((item for item in self._interfaces if item.address == self._dial.local), None)
         return Attempt(
             source=self._source,
             target=self.target,
             address=str(self._offer["address"]),
             port=int(self._offer["port"]),
-            local=self._local,
+            local=self._dial.local,
             local_iface=local.name if local else "?",
             remote_iface=self.iface,
             kind=worse_kind(local.kind if local else WIRED, str(self._offer.get("kind", WIRED))),

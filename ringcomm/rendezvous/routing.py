@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from typing import Any, Collection, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..errors import ProtocolError
 from ..transport.kinds import LOCAL, LOOPBACK
-from ..transport.routes import Attempt, Wire, candidates, choose, explain_no_route, wire_of
+from ..transport.routes import RELAYED, Attempt, Wire, candidates, choose, explain_no_route, relayed, wire_of
 from ..wire.messages import Message
 from .actions import Action, Send
 from .membership import Located, Member, as_target
@@ -38,6 +39,11 @@ MAX_TURNS = 12
 """With more hosts than that, those that measure do not wait for each other."""
 
 
+RelayHost = Tuple[str, int]
+"""The name of the host that relays between hosts without a route, and for how many pairs of ranks at most."""
+NO_RELAY: RelayHost = ("", 0)
+
+
 class NoRoute(Exception):
     """Two hosts cannot reach each other; the text lists the addresses tried and why each failed."""
 
@@ -58,7 +64,7 @@ class Routing:
     Where several wires connect two hosts, one of them measures: :meth:`wanted` returns the measurements that
     each rank must make, and after all results (:meth:`measured`) the next ones. A pair of hosts with the same
     wires as in an earlier generation (``known``) does not measure again, which takes up to a second and more
-    while all other ranks wait.
+    while all other ranks wait. Hosts that cannot reach each other are ``relayed``, if that is possible.
     """
 
     def __init__(
@@ -66,7 +72,9 @@ class Routing:
         leaders: Sequence[Located],
         reports: Mapping[int, Sequence[Attempt]],
         known: Optional[Known] = None,
+        relayed: bool = False,
     ) -> None:
+        self._relayed = relayed
         self._leaders = {leader.rank: leader for leader in leaders}
         self._crowd = len(self._leaders) > MAX_TURNS
         pairs = itertools.combinations(self._leaders, 2)
@@ -88,7 +96,8 @@ class Routing:
         for pair in self.unreached():
             for source, target in (pair, pair[::-1]):
                 own = [item for item in self._tried[pair] if item.source == source]
-                slow = {item.address for item in own if item.too_slow}
+                # With a relay no host waits for addresses that may be behind a firewall, and never answer.
+                slow = {item.address for item in own if item.too_slow and (item.local or not self._relayed)}
                 if slow:
                     found.setdefault(source, []).append(as_target(self._leaders[target], slow))
         return found
@@ -174,6 +183,9 @@ class Routing:
         for pair, wires in sorted(self._wires.items()):
             low, high = (self._leaders[rank] for rank in pair)
             chosen = choose(wires, self._measured[pair]) if wires else None
+            if chosen is None and self._relayed:
+                routes[low.host_index, high.host_index] = relayed(*pair)
+                continue
             if chosen is None:
                 raise NoRoute(_no_route(low, high, self._tried[pair]), pair)
             routes[low.host_index, high.host_index] = self._with_speed(pair, wires[chosen])
@@ -207,7 +219,7 @@ class Routing:
                 way = {
                     "host": other.host_index, "dial": end == route.source, "address": route.address,
                     "iface": route.local_iface, "own_iface": dict(wire_of(route))[end],
-                    "measured": _by_iface(end, speeds.get(pair, {})),
+                    "measured": _by_iface(end, speeds.get(pair, {})), "relayed": route.kind == RELAYED,
                 }  # fmt: skip
                 found.setdefault(self._leaders[end].host_index, []).append(way)
         return found
@@ -217,7 +229,8 @@ def routes_of(
     own: Located, members: Sequence[Located], ways: Sequence[Mapping[str, Any]]
 ) -> List[Dict[str, Any]]:
     """Return for every peer whether to dial it, at which addresses in this order, and by which interface;
-    where there was a choice also this end's interfaces, the chosen one and the speed of each. Ranks of a host
+    where there was a choice also this end's interfaces, the chosen one and the speed of each. On a relayed
+    route both dial the relay, and the end that would dial the other begins the handshake. Ranks of a host
     without a way in ``ways`` (see :meth:`Routing.ways`) dial.
     """
     by_host = {int(way["host"]): way for way in ways}
@@ -236,7 +249,7 @@ def routes_of(
         elif way is not None:
             addresses = [item for item in peer.addresses if item.get("address") == way["address"]]
             dial, iface = bool(way["dial"]), str(way["iface"])
-            choice = {"own_iface": way.get("own_iface", ""), "measured": way.get("measured", {})}
+            choice = {name: way[name] for name in ("own_iface", "measured", "relayed") if name in way}
         result.append({"peer": peer.rank, "dial": dial, "addresses": addresses, "iface": iface, **choice})
     return result
 
@@ -255,7 +268,8 @@ def _no_route(low: Located, high: Located, attempts: Sequence[Attempt]) -> str:
     return (
         f"{low.host} and {high.host} cannot reach each other. Tried:\n{explain_no_route(names, attempts)}\n"
         "Check that both are on one network and that no firewall blocks TCP between them "
-        f"(`ringrun doctor -H {low.host},{high.host}` shows the direction); --iface chooses interfaces."
+        f"(`ringrun doctor -H {low.host},{high.host}` shows the direction); --iface chooses interfaces. "
+        "An encrypted job (--encrypt) is relayed between such hosts."
     )
 
 
@@ -264,8 +278,15 @@ class Linking:
     with hosts and local ranks assigned; ``known``: measurements of earlier generations.
     """
 
-    def __init__(self, members: Sequence[Member], generation: int, known: Optional[Known] = None) -> None:
+    def __init__(
+        self,
+        members: Sequence[Member],
+        generation: int,
+        known: Optional[Known] = None,
+        relay: RelayHost = NO_RELAY,
+    ) -> None:
         self._members = list(members)
+        self._relay, self._most_relayed = relay
         self._generation = generation
         self._known = known or {}
         self._leaders = [member for member in members if member.local_rank == 0]
@@ -304,7 +325,7 @@ class Linking:
         self._probing.discard(member.rank)
         if self._probing:
             return []
-        self._routing = Routing(self._leaders, self._reports, self._known)
+        self._routing = Routing(self._leaders, self._reports, self._known, bool(self._relay))
         return self._probe_again() or self._measure()
 
     def _probe_again(self) -> List[Action]:
@@ -336,12 +357,43 @@ class Linking:
     def link(self) -> List[Action]:
         """Choose routes, and have every rank build its links. Raises NoRoute between unreachable hosts."""
         self._routes = self._routing.routes()
+        self._check_relayed()
         ways = self._routing.ways()
         routes = (
             (item.connection, routes_of(item, self._members, ways.get(item.host_index, [])))
             for item in self._members
         )
         return [Send(connection, {"type": "link", "routes": found}) for connection, found in routes]
+
+    def _relayed_hosts(self) -> List[Tuple[int, int]]:
+        return [hosts for hosts, route in sorted(self._routes.items()) if route.kind == RELAYED]
+
+    def _check_relayed(self) -> None:
+        hosts, counts = self._relayed_hosts(), Counter(member.host_index for member in self._members)
+        links = sum(counts[low] * counts[high] for low, high in hosts)
+        if links > self._most_relayed:
+            text = (
+                f"{self.relayed_text()}, and that is possible for {self._most_relayed} pairs of ranks, not "
+                f"for {links}. Raise the limit of open files there (`ulimit -n`), or connect the hosts."
+            )
+            first = {leader.host_index: leader.rank for leader in self._leaders}
+            raise NoRoute(text, (first[hosts[0][0]], first[hosts[0][1]]))
+
+    def relays(self, source: int, target: int) -> bool:
+        """Return whether the link between two ranks is relayed."""
+        if not (0 <= source < len(self._members) and 0 <= target < len(self._members)):
+            return False
+        one, other = (self._members[rank].host_index for rank in (source, target))
+        return (min(one, other), max(one, other)) in self._relayed_hosts()
+
+    def relayed_text(self) -> str:
+        """Return a sentence about the hosts that are relayed; "" if none are."""
+        names = {leader.host_index: leader.host for leader in self._leaders}
+        pairs = self._relayed_hosts()
+        shown = [f"{names[low]} and {names[high]}" for low, high in pairs[:3]]
+        if len(pairs) > len(shown):
+            shown.append(f"{len(pairs) - len(shown)} more pairs of hosts")
+        return f"{', '.join(shown)} cannot reach each other: relayed over {self._relay}" if shown else ""
 
     def linked(self, member: Member, links: List[Dict[str, Any]]) -> bool:
         """Note that a rank has an authenticated link to every other; return whether all ranks have. Raises
@@ -355,7 +407,7 @@ class Linking:
 
     def rows(self) -> List[Dict[str, Any]]:
         """Return the first rows of the table of links; see :func:`.link_rows`."""
-        return link_rows(self._members, self._links, self._routes)
+        return link_rows(self._members, self._links, self._routes, self._relay)
 
 
 MAX_LINES = 500
@@ -389,10 +441,13 @@ def check_ranges(links: Sequence[Mapping[str, Any]], size: int) -> None:
 
 
 def link_rows(
-    members: Sequence[Member], links: Mapping[int, Sequence[Mapping[str, Any]]], routes: Routes
+    members: Sequence[Member],
+    links: Mapping[int, Sequence[Mapping[str, Any]]],
+    routes: Routes,
+    relay: str = "",
 ) -> List[Dict[str, Any]]:
     """Return one row for each pair of ranks, from both sides' reports: the first :data:`MAX_ROWS`. ``links``:
-    by rank, the groups of peers that it reaches from the same address.
+    by rank, the groups of peers that it reaches from the same address; ``relay``: the host that relays.
     """
     rows = []
     for member, peer in itertools.islice(itertools.combinations(members, 2), MAX_ROWS):
@@ -411,6 +466,7 @@ def link_rows(
                 "peer_iface": "?" if far is None else far["iface"],
                 "peer_address": "?" if far is None else far["local"],
                 "mb_per_s": None if route is None else route.mb_per_s,
+                "relay": relay if route is not None and route.kind == RELAYED else "",
             }
         )
     return rows
@@ -426,6 +482,12 @@ def _end(
     return None
 
 
+def _remark(row: Mapping[str, Any]) -> str:
+    if row["relay"]:
+        return f"relayed over {row['relay']}"
+    return f"{row['mb_per_s']:.0f} MB/s" if row["mb_per_s"] else ""
+
+
 def link_table(rows: Sequence[Mapping[str, Any]], size: int) -> str:
     """Return the first rows as aligned text."""
     cells = [
@@ -435,7 +497,7 @@ def link_table(rows: Sequence[Mapping[str, Any]], size: int) -> str:
             "<->",
             f"{row['peer_iface']} {row['peer_address']}",
             f"rank {row['peer']} ({row['peer_host']})",
-            f"{row['mb_per_s']:.0f} MB/s" if row["mb_per_s"] else "",
+            _remark(row),
         )
         for row in rows[:MAX_LINES]
     ]

@@ -29,6 +29,8 @@ from ..wire.signing import Session
 from .actions import Action, Drop, Notice, Seat, Send, Timer
 from .control import error_from
 from .epoch import Phase
+from .relay import Relay, relay_here
+from .routing import NO_RELAY
 from .state import Rendezvous
 from .terms import START_LIMIT, Terms
 
@@ -46,6 +48,7 @@ class RendezvousServer:
     their own) is given for a job of fixed size, or ``limits`` for an elastic one. If an elastic job is
     ``launched``, only processes that :meth:`expect` has announced may join. Each of the ``addresses`` is
     bound by itself; with port 0 the system chooses ports. ``notify`` is called in the server's thread.
+    Links of an encrypted job between hosts without a route are relayed.
     """
 
     def __init__(
@@ -65,7 +68,8 @@ class RendezvousServer:
         limit: str = START_LIMIT,
     ) -> None:
         size = 0 if limits is not None else size or len(seats)
-        terms = Terms(__version__, start_timeout_s, size, tuple(seats), limits, launched, limit)
+        relay = NO_RELAY if encryption is None else relay_here()
+        terms = Terms(__version__, start_timeout_s, size, tuple(seats), limits, launched, limit, relay)
         self._state = Rendezvous(terms)
         self._board = Board()
         self._notify = notify
@@ -81,6 +85,9 @@ class RendezvousServer:
         self.refusals = Refusals()  # connections that were turned away; for the thread that serves
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._reactor = Reactor()
+        self._relay: Optional[Relay] = None
+        if relay != NO_RELAY:
+            self._relay = Relay(self._reactor, self._state.relays, lambda text: notify(Notice("log", text)))
         self._wake_up = WakeUp()
         self._thread: Optional[threading.Thread] = None
         self._stopping = False
@@ -119,6 +126,7 @@ class RendezvousServer:
             self._count_refusal,
             self._encryption,
         )
+        self._acceptor.relay = None if self._relay is None else self._relay.take
         self._reactor.watch(self._wake_up, READ, self._run_calls)
         self._thread = threading.Thread(target=self._serve, name="ringcomm-rendezvous", daemon=True)
         self._thread.start()
@@ -274,6 +282,8 @@ class RendezvousServer:
             self._reactor.run_once(deadline.remaining_s())
         if self._acceptor is not None:
             self._acceptor.close()
+        if self._relay is not None:
+            self._relay.close()
         for connection in self._connections.values():
             connection.sock.close()
         self._connections.clear()

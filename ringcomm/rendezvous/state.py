@@ -22,6 +22,7 @@ from ..clock import is_due
 from ..config import Slot
 from ..errors import ProtocolError
 from ..group.view import NO_VIEW, View, ViewMember
+from ..wire.claims import Claim
 from ..wire.messages import Message
 from .actions import ADDED, REMOVED, Action, Drop, Notice, Seat, Send, Timer, exclude, refuse
 from .epoch import PINGS_PER_LIMIT, Epoch, Phase
@@ -58,6 +59,10 @@ class Rendezvous:
     def phase(self) -> Phase:
         """Return the progress of the last view."""
         return self.epoch.phase if self.abort_message is None else Phase.ABORTED
+
+    def relays(self, link: Claim) -> bool:
+        """Return whether the rendezvous may relay this link now."""
+        return self.epoch.relays(link)
 
     # ---- what the launcher reports ------------------------------------------------------------
 
@@ -384,7 +389,7 @@ class Rendezvous:
         joined = (ViewMember(number, item.host, item.pid) for number, item in zip(order, members))
         self.view = View(self.view.epoch + 1, tuple(joined))
         known = {} if self._network_changed else self.epoch.known
-        self.epoch = Epoch(members, self.view.epoch, known, self._terms.evidence_s)
+        self.epoch = Epoch(members, self.view.epoch, known, self._terms.evidence_s, self._terms.relay)
         for item, number in zip(members, order):
             self.epoch.had_exited(item, self._processes.exits.get(number))
         self._network_changed = False

@@ -17,6 +17,7 @@ from ..wire.messages import Message
 from .actions import Action, Drop, Notice, Seat, Send, Timer, refuse
 from .membership import Process, Processes, Refusal, Stage, checked_host, names
 from .root_cause import EVIDENCE_S, SETTLE_S
+from .routing import NO_RELAY, RelayHost
 
 START_LIMIT = "--start-timeout (RINGCOMM_START_TIMEOUT)"
 
@@ -31,6 +32,7 @@ class Terms(NamedTuple):
     limits: Optional[Limits] = None
     launched: bool = False  # elastic: only processes that a launcher has announced may join
     limit: str = START_LIMIT  # what sets start_timeout_s, as a user knows it
+    relay: RelayHost = NO_RELAY
 
     @property
     def most(self) -> int:

@@ -89,7 +89,11 @@ class _HalfOpen:
     def readable(self) -> None:
         try:
             if self._encryption is not None:
-                self._encrypt(self._encryption)
+                self._admit()
+                if self._admission.passage is not None:
+                    self.acceptor.hand_over(self, self._admission.passage)
+                    return
+                self.sock, self._encryption = self._encryption.wrap(self.sock, accepted=True), None
             if isinstance(self.sock, SecureSocket) and not self.sock.handshake():
                 return
             while not self.responder.done:
@@ -119,12 +123,10 @@ class _HalfOpen:
         self._heard = True
         return data
 
-    def _encrypt(self, encryption: Encryption) -> None:
-        """Start TLS as soon as the other end is admitted."""
+    def _admit(self) -> None:
+        """Read what is sent ahead of TLS."""
         while self._admission.needs:
             self._admission.receive(self._read(self._admission.needs))
-        self.sock = encryption.wrap(self.sock, accepted=True)
-        self._encryption = None
 
     def refuse(self, reason: str, answer: bytes = b"", given_up: bool = False) -> None:
         self.acceptor.release(self)
@@ -162,6 +164,7 @@ class Acceptor:
         self.job = job
         self.encryption = encryption
         self.arrived = arrived
+        self.relay: Optional[Callable[[socket.socket, Claim], None]] = None  # takes connections to be relayed
         self._refused = refused
         self._reactor = reactor
         self._listeners = list(listeners)
@@ -231,16 +234,20 @@ class Acceptor:
                 continue
             if len(self._half_open) + self._failed >= self._places:
                 self._evict()
-            half_open = _HalfOpen(self, sock, str(origin[0]) if origin else "this host")
-            self._half_open[half_open] = None
-            # Most have sent something already, and are through or refused before there is need to watch.
-            half_open.readable()
-            if half_open in self._half_open:
-                half_open.watched = True
-                self._reactor.watch(half_open.sock, READ, half_open.readable)
-                self._reactor.after(HANDSHAKE_S, partial(self._expire, half_open))
+            self.take(sock, str(origin[0]) if origin else "this host")
         if self.shut or self._failed > _TOLERATED:
             self._pause()
+
+    def take(self, sock: socket.socket, origin: str) -> None:
+        """Authenticate the other end of a connection, which has been accepted or comes from a relay."""
+        half_open = _HalfOpen(self, sock, origin)
+        self._half_open[half_open] = None
+        # Most have sent something already, and are through or refused before there is need to watch.
+        half_open.readable()
+        if half_open in self._half_open:
+            half_open.watched = True
+            self._reactor.watch(half_open.sock, READ, half_open.readable)
+            self._reactor.after(HANDSHAKE_S, partial(self._expire, half_open))
 
     def _oldest(self) -> Optional[_HalfOpen]:
         """Return the oldest connection that has not named this job; else the oldest of all."""
@@ -263,6 +270,14 @@ class Acceptor:
         self.release(half_open)
         self._resume()
         self.arrived(half_open.sock, half_open.responder.claim, half_open.responder.session)
+
+    def hand_over(self, half_open: _HalfOpen, passage: Claim) -> None:
+        """Give a connection to the relay; ProtocolError if there is none here."""
+        if self.relay is None:
+            raise ProtocolError("it asks for a relay, and this process is none")
+        self.release(half_open)
+        self._resume()
+        self.relay(half_open.sock, passage)
 
     def failed(self, half_open: _HalfOpen, reason: str, given_up: bool) -> None:
         """Count a refused connection and report it. ``given_up``: the other end closed it as a rank closes a

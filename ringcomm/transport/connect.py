@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import struct
+from contextlib import suppress
 from typing import Any, Callable, List, Optional, Tuple
 
 from ..errors import AuthenticationError, ProtocolError
@@ -20,6 +21,7 @@ ASK_AGAIN_S = 0.25
 _CREDENTIALS = struct.Struct("iII")
 BACKLOG = 512
 """Connections that the system keeps for a listener until they are accepted."""
+IDLE_S = 60
 NO_DESCRIPTORS_S = 0.1
 """Seconds without accepting when descriptors are used up: a listener stays readable."""
 
@@ -88,6 +90,9 @@ class Dial:
     """One attempt to connect to an address, with the handshake. Calls ``finished`` once: :attr:`sock` is an
     authenticated, non-blocking connection then, or :attr:`reason` says why there is none. Raises OSError if
     this process has no descriptors or memory left, also from the reactor.
+
+    ``passage`` asks the relay at that address for a link; ``listens``: the other rank begins the handshake
+    on it, so that the connection is not authenticated yet.
     """
 
     def __init__(
@@ -100,10 +105,13 @@ class Dial:
         timeout_s: float,  # for connecting and the handshake together
         scope: int = 0,  # the interface, for link-local addresses
         encryption: Optional[Encryption] = None,
+        passage: bytes = b"",
+        listens: bool = False,
     ) -> None:
         self.address = address
         self.sock: Optional[socket.socket] = None
         self.reason = ""
+        self.local = ""  # this end's address, once it is connected by TCP
         self.refused_by_key = self.other_version = False
         self.no_answer = False  # nothing was received
         self.too_slow = False  # a time limit of either end; another attempt may succeed
@@ -115,7 +123,8 @@ class Dial:
         self._encryption = encryption if self._family != socket.AF_UNIX else None
         binding = b"" if self._encryption is None else self._encryption.fingerprint
         self._initiator = Initiator(key, claim, binding=binding, place=place_of(*address))
-        self._admission = Admission.of(key)
+        self._head = passage + (b"" if self._encryption is None or listens else Admission.of(key))
+        self._listens = listens
         self._greeted = False
         # The sockets of the first and of the last attempt to connect; then the one that is connected.
         self._socks: List[socket.socket] = []
@@ -180,8 +189,9 @@ class Dial:
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
             if self._family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._encryption is not None:
-                sock.send(self._admission)  # A fresh connection's send buffer holds these few bytes.
+                self.local = str(sock.getsockname()[0]).split("%")[0]
+            if self._head:
+                sock.send(self._head)  # A fresh connection's send buffer holds these few bytes.
         except OSError as failure:
             self.give_up(str(failure.strerror or failure).lower())
             return
@@ -189,6 +199,9 @@ class Dial:
         self._reactor.forget(sock)
         self._socks.remove(sock)
         self._drop_all()
+        if self._listens:
+            self._succeed(sock)
+            return
         if self._encryption is not None:
             sock = self._encryption.wrap(sock, accepted=False)
         self._socks.append(sock)
@@ -226,6 +239,9 @@ class Dial:
             return
         trust(sock)
         self._reactor.forget(sock)
+        self._succeed(sock)
+
+    def _succeed(self, sock: socket.socket) -> None:
         self._socks.clear()
         self._over = True
         self.sock = sock
@@ -250,9 +266,23 @@ class Dial:
 
 
 def trust(sock: socket.socket) -> None:
-    """Lift the limits on what an authenticated peer may send."""
+    """Lift the limits on what an authenticated peer may send, and keep the idle connection open."""
     if isinstance(sock, SecureSocket):
         sock.trust()
+    keep_open(sock)
+
+
+def keep_open(sock: socket.socket) -> None:
+    """Have the system send a packet on a TCP connection that is idle for a minute: routers with NAT, and
+    firewalls, forget one on which nothing passes for some minutes.
+    """
+    if sock.family == socket.AF_UNIX:
+        return
+    with suppress(OSError):  # it has just been reset, which the next receive reports
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name in ("TCP_KEEPIDLE", "TCP_KEEPALIVE"):  # Linux, macOS
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), IDLE_S)
 
 
 def _connected_to_itself(sock: socket.socket) -> bool:

@@ -94,6 +94,15 @@ def not_dialled(source: int, target: int, offer: Mapping[str, Any]) -> Attempt:
     )
 
 
+RELAYED = "relayed"
+"""The kind of a route on which neither end dials the other."""
+
+
+def relayed(source: int, target: int) -> Attempt:
+    """Return the route between two ranks that a relay connects; the source begins the handshake."""
+    return Attempt(source, target, "", 0, "", "", "", RELAYED, "")
+
+
 Wire = FrozenSet[Tuple[int, str]]
 """Two ranks with an interface of each: the same from either end."""
 

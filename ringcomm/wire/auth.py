@@ -20,7 +20,9 @@ keeps it from being used on the other kind. All three messages have a fixed size
 unauthenticated peer can cause neither parsing errors nor allocations.
 
 On an encrypted connection this is inside TLS, whose first answer costs the responder a signature. So
-the initiator sends an :class:`Admission` ahead of TLS: a tag that takes one hash to verify.
+the initiator sends an :class:`Admission` ahead of TLS: a tag that takes one hash to verify. A connection
+that is to be relayed to another rank (:mod:`ringcomm.rendezvous.relay`) starts with one that names both
+ranks; admission, TLS and handshake with that rank follow.
 
 Both ends derive a :class:`Session` from the key and the two nonces, which authenticates the control
 messages that follow.
@@ -76,7 +78,9 @@ class _Status(IntEnum):
 
 
 _ADMISSION = struct.Struct("!4s16s16s")
-_ADMISSION_MAGIC = b"\x02rct"
+_ADMISSION_MAGIC, _PASSAGE_MAGIC = b"\x02rct", b"\x02rcl"
+_PASSAGE = struct.Struct("!HIii")
+"""At the end of an admission to the relay: purpose, generation, the rank that asks, and the other one."""
 UNENCRYPTED = "it does not encrypt as this job's processes do"
 """Why a peer that does not use TLS 1.3 is refused."""
 
@@ -94,10 +98,11 @@ class Admission:
 
     It keeps other processes from having TLS answered. It is not a proof: a process on the wire can replay it,
     once to each responder that has not seen the original. ``used`` has the admitted nonces; only processes
-    with the key can make it longer.
+    with the key can make it longer. ``passage`` is the link to relay, if the other end asks for that.
     """
 
     def __init__(self, key: bytes, used: Set[bytes]) -> None:
+        self.passage: Optional[Claim] = None
         self._key = key
         self._used = used
         self._received = b""
@@ -105,7 +110,8 @@ class Admission:
     @property
     def needs(self) -> int:
         """Return how many bytes may be read now; 0 when the tag has been verified."""
-        return _ADMISSION.size - len(self._received)
+        more = _PASSAGE.size if self._received.startswith(_PASSAGE_MAGIC) else 0
+        return _ADMISSION.size + more - len(self._received)
 
     def receive(self, data: bytes) -> None:
         """Take at most :attr:`needs` bytes. Raises AuthenticationError if the other side does not hold the
@@ -114,25 +120,33 @@ class Admission:
         self._received += data
         if self._received.startswith(MAGIC):
             raise unencrypted_peer()
-        if not any(magic.startswith(self._received[: len(magic)]) for magic in (MAGIC, _ADMISSION_MAGIC)):
+        known = (MAGIC, _ADMISSION_MAGIC, _PASSAGE_MAGIC)
+        if not any(magic.startswith(self._received[: len(magic)]) for magic in known):
             raise ProtocolError(UNENCRYPTED)
         if not self.needs:
-            _, nonce, tag = _ADMISSION.unpack(self._received)
-            if not hmac.compare_digest(tag, _admission_tag(self._key, nonce)):
+            _, nonce, tag = _ADMISSION.unpack_from(self._received)
+            passage = self._received[_ADMISSION.size :]
+            if not hmac.compare_digest(tag, _admission_tag(self._key, nonce + passage)):
                 raise _refusal(AuthenticationError("it does not hold this job's key"), _Status.OTHER_KEY)
             if nonce in self._used:
                 raise ProtocolError("it sends a copy of what another connection has begun with")
             self._used.add(nonce)
+            if passage:
+                purpose, *between = _PASSAGE.unpack(passage)
+                self.passage = Claim(purpose, b"", *between)
 
     @staticmethod
-    def of(key: bytes, random: Random = os.urandom) -> bytes:
-        """Return the bytes that an initiator sends."""
-        nonce = random(16)
-        return _ADMISSION.pack(_ADMISSION_MAGIC, nonce, _admission_tag(key, nonce))
+    def of(key: bytes, random: Random = os.urandom, passage: Optional[Claim] = None) -> bytes:
+        """Return the bytes that an initiator sends. ``passage``: the link that is to be relayed."""
+        nonce, link = random(16), b""
+        if passage is not None:
+            link = _PASSAGE.pack(passage.purpose, passage.generation, passage.source, passage.target)
+        magic = _PASSAGE_MAGIC if link else _ADMISSION_MAGIC
+        return _ADMISSION.pack(magic, nonce, _admission_tag(key, nonce + link)) + link
 
 
-def _admission_tag(key: bytes, nonce: bytes) -> bytes:
-    return hmac.digest(key, b"admission\0" + nonce, "sha256")[:16]
+def _admission_tag(key: bytes, content: bytes) -> bytes:
+    return hmac.digest(key, b"admission\0" + content, "sha256")[:16]
 
 
 def plain_answer(head: bytes) -> Optional[Exception]:

@@ -215,9 +215,9 @@ def handshake(rng: Random) -> None:
 
 
 @parser(refuses=True, limit_bytes=LITTLE_BYTES)
-def admission_to_tls(rng: Random) -> None:
-    """Of all this only the right one is accepted."""
-    right = Admission.of(KEY, bytes)
+def admission(rng: Random) -> None:
+    """Of all this only the right one is accepted: to TLS, or to the relay."""
+    right = Admission.of(KEY, bytes, rng.choice([None, DIALLING]))
     side, data = Admission(KEY, set()), damage(rng, right)
     try:
         converse(rng, side, data)

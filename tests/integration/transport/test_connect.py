@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ringcomm.transport import connect
-from ringcomm.transport.connect import ASK_AGAIN_S, Dial, listen, place_here
+from ringcomm.transport.connect import ASK_AGAIN_S, IDLE_S, Dial, listen, place_here
 from ringcomm.transport.reactor import READ
 from ringcomm.wire.auth import job_digest
 from ringcomm.wire.place import NOWHERE, place_of
@@ -60,6 +60,9 @@ def test_dial_and_accept(door):
     sock, claim = door.arrived[0]
     assert claim == CLAIM
     assert ends[0].reason == ""
+    if hasattr(socket, "TCP_KEEPIDLE"):  # routers forget a connection that is idle
+        idle_s = [end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) for end in (sock, ends[0].sock)]
+        assert idle_s == [IDLE_S] * 2 and sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     sock.send(b"hello")
     assert eventually(lambda: _peek(ends[0].sock) == b"hello")
     ends[0].sock.close()

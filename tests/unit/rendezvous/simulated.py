@@ -7,6 +7,7 @@ from collections import defaultdict
 from ringcomm.config import Slot
 from ringcomm.rendezvous.actions import Drop, Notice, Seat, Send, Timer
 from ringcomm.rendezvous.epoch import Phase
+from ringcomm.rendezvous.routing import NO_RELAY
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.rendezvous.terms import Terms
 from ringcomm.wire.messages import encode, validate
@@ -94,8 +95,8 @@ class Fed:
 class Job(Fed):
     """Feeds one :class:`Rendezvous`."""
 
-    def __init__(self, size=3, seats=(), start_timeout_s=60.0):
-        super().__init__(Rendezvous(Terms(VERSION, start_timeout_s, size, tuple(seats))))
+    def __init__(self, size=3, seats=(), start_timeout_s=60.0, relay=NO_RELAY):
+        super().__init__(Rendezvous(Terms(VERSION, start_timeout_s, size, tuple(seats), relay=relay)))
         self.seats = list(seats)
         self.size = size
 
@@ -196,9 +197,9 @@ class Job(Fed):
         return notice
 
 
-def three_hosts():
+def three_hosts(relay=NO_RELAY):
     """Ranks 0 to 3 on three hosts, 10.0.0.0 to 10.0.0.2; rank 2 is the second on its host."""
-    job = Job(4, seats_of(1, 2, 1))
+    job = Job(4, seats_of(1, 2, 1), relay=relay)
     for rank, host in enumerate((0, 1, 1, 2)):
         job.join_seat(rank, rank, addresses=[offer(f"10.0.0.{host}"), offer("127.0.0.1", "lo", "loopback")])
     return job

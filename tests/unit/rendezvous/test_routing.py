@@ -9,6 +9,7 @@ import pytest
 from ringcomm.errors import ProtocolError
 from ringcomm.rendezvous.epoch import Phase
 from ringcomm.rendezvous.routing import ranges_of
+from ringcomm.wire.claims import Claim, Purpose
 from tests.unit.rendezvous.simulated import IFACES, Job, attempt, offer, seats_of, speed, three_hosts
 
 # ---- routes ----------------------------------------------------------------------------------
@@ -260,10 +261,48 @@ def test_no_route_lists_what_was_tried():
     assert "host1 -> host0 at 10.0.0.0 (eth0): connection refused" in job.root_cause()["text"]
 
 
-def in_vain(job, rank, why="no answer within 3 s", too_slow=True):
+def in_vain(job, rank, why="no answer within 3 s", too_slow=True, **more):
     """The first rank of a host has reached no other host."""
     others = [other for other in LEADERS if other != rank]
-    job.probed(rank, *(attempt(rank, other, LEADERS[other], why, too_slow=too_slow) for other in others))
+    more["too_slow"] = too_slow
+    job.probed(rank, *(attempt(rank, other, LEADERS[other], why, **more) for other in others))
+
+
+def test_hosts_that_cannot_reach_each_other_are_relayed():
+    """Without a second round: no connection to them has been established at all."""
+    job = three_hosts(("desk", 3))
+    job.probed(0, attempt(0, 1, LEADERS[1]), attempt(0, 3, LEADERS[3], "no answer", too_slow=True, local=""))
+    job.probed(1, attempt(1, 0, LEADERS[0]), attempt(1, 3, LEADERS[3], "connection refused"))
+    in_vain(job, 3, local="")
+    text = "host0 and host2, host1 and host2 cannot reach each other: relayed over desk"
+    assert job.notice("warning").text == text
+    (message,) = [message for message in job.told[3] if message["type"] == "link"]
+    assert all(route["relayed"] and not route["dial"] for route in message["routes"])
+    (message,) = [message for message in job.told[2] if message["type"] == "link"]
+    assert [(route["dial"], route.get("relayed")) for route in message["routes"]] == [
+        (False, False), (True, None), (True, True)
+    ]  # fmt: skip
+    epoch = job.state.epoch
+    link = Claim(Purpose.DIRECT, b"", epoch.generation, 2, 3)
+    others = [{"target": 0}, {"target": 1}, {"target": 4}, {"source": -1}, {"generation": 99}]
+    assert epoch.relays(link) and not any(epoch.relays(link._replace(**other)) for other in others)
+    for rank in range(4):
+        peers = [{"iface": "eth0", "local": f"10.0.0.{rank}", "peers": [[0, 3]]}]
+        job.linked(rank, *peers)
+    assert not epoch.relays(link), "all links are made"
+    lines = job.notice("started").text.splitlines()
+    assert [line.endswith("relayed over desk") for line in lines[1:]] == [
+        False, False, True, False, True, True
+    ]  # fmt: skip
+
+
+def test_more_links_than_a_host_can_relay_are_an_error():
+    job = three_hosts(("desk", 2))
+    job.probed(0, attempt(0, 1, LEADERS[1]))
+    job.probed(1)
+    job.probed(3)
+    assert job.root_cause()["kind"] == "no_route"
+    assert "possible for 2 pairs of ranks, not for 3. Raise the limit of open" in job.root_cause()["text"]
 
 
 def test_hosts_that_took_too_long_to_answer_are_probed_once_more():

@@ -107,16 +107,38 @@ def test_an_admission_is_good_for_one_connection():
     assert len(used) == 2, "what others send takes no memory"
 
 
+LINK = Claim(Purpose.BACKGROUND, b"", 3, 7, 2)
+
+
+@pytest.mark.parametrize("passage", [None, LINK])
 @pytest.mark.parametrize("piece", [1, 1000])
-def test_every_flipped_bit_of_an_admission_is_refused(piece):
-    right = Admission.of(KEY)
+def test_every_flipped_bit_of_an_admission_is_refused(piece, passage):
+    right = Admission.of(KEY, passage=passage)
     for bit in range(8 * len(right)):
         data = bytearray(right)
         data[bit // 8] ^= 1 << bit % 8
-        admission = Admission(KEY, set())
         with pytest.raises(REFUSALS):
-            for position in range(0, len(data), piece):
-                admission.receive(bytes(data[position : position + piece]))
+            fed(Admission(KEY, set()), data, piece)
+
+
+def fed(admission, data, piece):
+    """The admission after these bytes, and what belongs to those that follow."""
+    while admission.needs and data:
+        count = min(piece, admission.needs)
+        admission.receive(bytes(data[:count]))
+        data = data[count:]
+    return admission, data
+
+
+@pytest.mark.parametrize("piece", [1, 1000])
+def test_an_admission_to_the_relay_names_the_link(piece):
+    used = set()
+    data = Admission.of(KEY, passage=LINK)
+    admission, rest = fed(Admission(KEY, used), data + b"rest", piece)
+    assert (admission.passage, bytes(rest)) == (LINK, b"rest")
+    with pytest.raises(ProtocolError, match="copy"):
+        fed(Admission(KEY, used), data, piece)
+    assert fed(Admission(KEY, used), Admission.of(KEY), piece)[0].passage is None
 
 
 def test_what_comes_ahead_of_tls_is_refused_at_its_first_wrong_byte():
