@@ -200,7 +200,8 @@ class ElasticSupervisor(Supervisor):
         self._loop.cancel(f"start {host.index}")
         limits = {host.name: self._ready[host.index]["limits"]}
         self._printer.show(threads.describe(limits, self.job.settings.threads))
-        self._agents.send(host, {"do": "go", "env": rendezvous_variables(self._endpoints, host)})
+        env = rendezvous_variables(self._endpoints, host, self._ready[host.index])
+        self._agents.send(host, {"do": "go", "env": env})
         self._take(self._membership.host_ready(host.index, self._loop.clock()))
 
     def problem(self, host: HostJob, text: str) -> None:

@@ -82,6 +82,7 @@ def prepare(
         {} if options.no_env else of_the_shell(environ),
     )  # fmt: skip
     tree, code_at = _tree(options, environ, parsed, say)
+    encrypts = settings.encrypt or bool(joined)  # they may be in any network, and relayed
     job = Job(
         id=secrets.token_hex(8), key=secrets.token_bytes(32), plan=Plan([], []), hosts=[],
         settings=settings, command=parsed, version=__version__,
@@ -91,9 +92,9 @@ def prepare(
             *([] if options.hosts is None else lists_in(_named(options), os.environ)),
             *(horovod.without_effect(environ) if options.horovod else ()),
             *_where_from(options, allocation), *not_forwarded(needed, environ),
-            *_left_out(tree, code_at, parsed), *(doors.in_clear() if settings.encrypt else []),
+            *_left_out(tree, code_at, parsed), *(doors.in_clear() if encrypts else []),
         ),
-        certificate=make_certificate() if settings.encrypt else "",
+        certificate=make_certificate() if encrypts else "", port=invited(options)[1],
         provision=options.provision, tree=tree,
         # Inside a scheduler's job the agent may have fewer cores than the ranks get.
         checks_slots=allocation is None and not options.oversubscribe

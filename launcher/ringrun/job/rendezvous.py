@@ -31,7 +31,7 @@ def rendezvous_for(job: Job) -> OpenRendezvous:
             addresses=rendezvous_addresses(job),
             seats=[Seat(job.slot_of(place.rank), job.host_of(place.rank).name) for place in places],
             limits=job.limits if isinstance(job, ElasticJob) else None, launched=elastic,
-            encryption=encryption_of(job.certificate),
+            encryption=encryption_of(job.certificate), port=job.port,
         )  # fmt: skip
 
     return open_it
@@ -67,11 +67,14 @@ def rendezvous_addresses(job: Job) -> List[str]:
     return [item.address for item in found]
 
 
-def rendezvous_variables(endpoints: Sequence[Tuple[str, int]], host: HostJob) -> Dict[str, str]:
-    """Return the variables with the addresses of the rendezvous, for the ranks of a host.
+def rendezvous_variables(
+    endpoints: Sequence[Tuple[str, int]], host: HostJob, facts: Mapping[str, Any]
+) -> Dict[str, str]:
+    """Return the variables with the addresses of the rendezvous, for the ranks of a host with these `facts`.
 
     Other hosts cannot use the loopback. An address of a virtual interface may exist on several hosts: ranks
-    try such addresses last, and skip those that their own host has.
+    try such addresses last, and skip those that their own host has. A machine that has joined may have
+    dialled a router, which forwards the port to this machine.
     """
     from ringcomm.transport.kinds import VIRTUAL
     from ringcomm.transport.nics import machine, own_addresses
@@ -82,6 +85,9 @@ def rendezvous_variables(endpoints: Sequence[Tuple[str, int]], host: HostJob) ->
     real = {item.address for item in own_addresses() if item.kind != VIRTUAL}
     first = [item for item in usable if item[0] in real or is_loopback(item[0])]
     last = [item for item in usable if item not in first]
+    login = str(facts.get("login", "")).split()
+    if host.reach.dials_port and len(login) == 4 and login[1].isdigit():
+        first = list(dict.fromkeys([*first, (login[0], int(login[1]))]))
     groups = [",".join(format_endpoint(*item) for item in group) for group in (first, last) if group]
     return {"RINGCOMM_RENDEZVOUS": ";".join(groups), "RINGCOMM_RENDEZVOUS_MACHINE": machine()}
 

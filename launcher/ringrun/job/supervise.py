@@ -182,7 +182,7 @@ class Supervisor:
         for host in self.job.hosts:
             self._ranks[host.index] = {place.rank for place in self.job.plan.on_host(host.index)}
             env = master_variables(self.job, host, self._ready)
-            env.update(rendezvous_variables(endpoints, host))
+            env.update(rendezvous_variables(endpoints, host, self._ready[host.index]))
             self._agents.send(host, {"do": "go", "env": env})
 
     def _opened(self, open_rendezvous: OpenRendezvous) -> RendezvousServer:

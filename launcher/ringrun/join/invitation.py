@@ -1,8 +1,9 @@
 """The launcher's side: opens an invitation, lets machines in that prove its code, and starts agents on them.
 
-The port is open only until all machines have come. Each connection has a thread, of which there are at most
-:data:`PLACES` before the proof; one that fails keeps its place for a moment. The thread of a machine that has
-joined carries the streams of its agent (:class:`.connection.Carrier`) until the launcher ends.
+The port is open only until all machines have come; one that the user has chosen is the rendezvous' port then.
+Each connection has a thread, of which there are at most :data:`PLACES` before the proof; one that fails keeps
+its place for a moment. The thread of a machine that has joined carries the streams of its agent
+(:class:`.connection.Carrier`) until the launcher ends.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class Invitation:
         if not port:
             with contextlib.suppress(OSError):  # then the address is given by hand
                 self._answerer = Answerer(self._interfaces, self.code.label, self.port)
-        threading.Thread(target=self._accept, name="ringrun-join", daemon=True).start()
+        self._acceptor = threading.Thread(target=self._accept, name="ringrun-join", daemon=True)
+        self._acceptor.start()
 
     def _listen(self, port: int) -> List[socket.socket]:
         """Listeners on all addresses that may be used, with one port."""
@@ -138,8 +140,9 @@ class Invitation:
         return f"{counted} within {within}. Start again for a fresh code."
 
     def close(self) -> None:
-        """Close the port. Machines that have joined stay."""
+        """Close the port, which the rendezvous may get. Machines that have joined stay."""
         self._closed = True
+        self._acceptor.join()
 
     # -- threads -----------------------------------------------------------------------------------
 
@@ -270,7 +273,7 @@ def gathered(
         say(invitation.lines)
         machines = invitation.wait(draft.settings.start_timeout_s)
         invitation.close()
-        way = Joined({machine.name: machine for machine in machines})
+        way = Joined({machine.name: machine for machine in machines}, port)
         in_folder = options.ship is None and not options.cwd
         yield [(machine.spec(in_folder), way) for machine in machines]
     finally:

@@ -178,8 +178,8 @@ class Joined(CommandReach):
     connection = "the machine"
     gets_shell = False
 
-    def __init__(self, machines: Dict[str, Machine]) -> None:
-        self._machines = machines
+    def __init__(self, machines: Dict[str, Machine], port: int = 0) -> None:
+        self._machines, self.dials_port = machines, port > 0
 
     def argv(self, spec: HostSpec, python: str) -> List[str]:
         """Words for messages; the machine starts its own interpreter."""

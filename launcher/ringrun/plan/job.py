@@ -87,6 +87,7 @@ class Job:
     attempt: int = 0  # number of starts before this one
     restarts: int = 0
     certificate: str = field(default="", repr=False)  # TLS certificate and private key if the job encrypts
+    port: int = 0  # of the rendezvous; 0: any
     provision: bool = False  # send wheels of numpy and psutil to hosts without
     checks_slots: bool = False  # refuse hosts with too many slots (plan.hosts.crowding)
     tree: Optional[Tree] = field(default=None, repr=False)

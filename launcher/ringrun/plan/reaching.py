@@ -39,6 +39,10 @@ class Reach(Protocol):
     def gets_shell(self) -> bool:
         """Whether ranks on other hosts get the launching shell's variables this way."""
 
+    @property
+    def dials_port(self) -> bool:
+        """Whether hosts have dialled this machine at the port that the rendezvous has."""
+
     def start(self, argv: Sequence[str]) -> Any:
         """Start that command line: the pipes and methods of :class:`subprocess.Popen`; or OSError."""
 

@@ -61,6 +61,8 @@ class CommandReach:
     """The name of the connection to an agent, in messages."""
     gets_shell = True
     """Whether ranks on other hosts get the launching shell's variables this way."""
+    dials_port = False
+    """Whether hosts have dialled this machine at the port that the rendezvous has."""
 
     def start(self, argv: Sequence[str]) -> Process:
         """Start the command line that starts the agent."""

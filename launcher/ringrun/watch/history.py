@@ -158,8 +158,9 @@ class History:
             self.interfaces = {}
         for row in links:
             rank, peer = int(row["rank"]), int(row["peer"])
-            self.interfaces[rank, peer] = str(row["iface"])
-            self.interfaces[peer, rank] = str(row["peer_iface"])
+            by = f" (relayed over {row['relay']})" if row.get("relay") else ""
+            self.interfaces[rank, peer] = f"{row['iface']}{by}"
+            self.interfaces[peer, rank] = f"{row['peer_iface']}{by}"
 
     def interfaces_of(self, rank: int) -> List[str]:
         """Return the interfaces over which a rank reaches other hosts, sorted by name."""

@@ -164,12 +164,12 @@ def test_where_the_rendezvous_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nics, "own_addresses", lambda: interfaces)
     endpoints = [("10.0.0.1", 1), ("172.17.0.1", 2), ("127.0.0.1", 3), ("::1", 4)]
     here, far = prepare(Options(hosts="localhost,far"), ["x.py"], ENVIRON).hosts
-    places = {host.name: rendezvous_variables(endpoints, host) for host in (here, far)}
+    places = {host.name: rendezvous_variables(endpoints, host, {}) for host in (here, far)}
     assert places["localhost"]["RINGCOMM_RENDEZVOUS"] == "10.0.0.1:1,127.0.0.1:3,[::1]:4;172.17.0.1:2"
     assert places["far"]["RINGCOMM_RENDEZVOUS"] == "10.0.0.1:1;172.17.0.1:2"
     assert places["far"]["RINGCOMM_RENDEZVOUS_MACHINE"] == nics.machine()
-    assert rendezvous_variables(endpoints[1:], far)["RINGCOMM_RENDEZVOUS"] == "172.17.0.1:2"
-    assert rendezvous_variables(endpoints[2:], far) == {}
+    assert rendezvous_variables(endpoints[1:], far, {})["RINGCOMM_RENDEZVOUS"] == "172.17.0.1:2"
+    assert rendezvous_variables(endpoints[2:], far, {}) == {}
 
 
 PATH_AND_STEPS = {"PATH": "/nowhere", "STEPS": "3"}

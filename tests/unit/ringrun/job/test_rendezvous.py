@@ -9,7 +9,9 @@ import pytest
 from ringcomm.errors import ConfigError
 from ringcomm.transport import kinds, nics
 from ringrun.job.launch import prepare
-from ringrun.job.rendezvous import rendezvous_addresses
+from ringrun.job.rendezvous import rendezvous_addresses, rendezvous_variables
+from ringrun.join.machine import Joined
+from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
 
 WIRED = nics.Interface("eth0", "192.0.2.1", kinds.WIRED, 24)
@@ -48,3 +50,20 @@ def test_interfaces_that_only_other_hosts_of_an_elastic_job_have(monkeypatch: py
     for iface, addresses in (("ib0", ["192.0.2.1", "127.0.0.1"]), ("eth0", ["192.0.2.1"])):
         job = prepare(Options(hosts="a,b", min_np=1, iface=(iface,)), ["true"], {"PATH": "/"})
         assert rendezvous_addresses(job) == addresses
+
+
+@pytest.mark.parametrize("login", ["203.0.113.9 43117 10.0.0.2 5", "203.0.113.9 x 10.0.0.2 5", ""])
+def test_a_machine_that_has_joined_gets_the_address_that_it_has_dialled(
+    interfaces: List[nics.Interface], login: str
+) -> None:
+    """A router forwards that port. The job encrypts, so that the proof does not cover the address."""
+    interfaces += [WIRED, LOOPBACK]
+    joined = [(HostSpec("desk", slots=1), Joined({}, 43117))]
+    job = prepare(Options(hosts="localhost,join:1@43117"), ["true"], {"PATH": "/"}, joined=joined)
+    assert job.port == 43117 and job.certificate
+    found = [
+        rendezvous_variables([(WIRED.address, 43117)], host, {"login": login})["RINGCOMM_RENDEZVOUS"]
+        for host in job.hosts
+    ]
+    forwarded = ",203.0.113.9:43117" if "9 43117" in login else ""
+    assert found == ["192.0.2.1:43117", f"192.0.2.1:43117{forwarded}"]
