@@ -47,7 +47,7 @@ def test_the_example_learns_the_same_although_its_ranks_are_killed(tmp_path: Pat
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
 def test_the_example_with_pytorch_goes_on_and_continues_from_its_checkpoint(tmp_path: Path) -> None:
-    script, saved, out = str(ROOT / "examples" / "elastic_torch.py"), tmp_path / "digits.pt", tmp_path / "out"
+    script, saved, out = str(ROOT / "examples" / "elastic_torch.py"), tmp_path / "model.pt", tmp_path / "out"
     job = Launched(
         "-np", "3", "--min-np", "2", "--max-np", "3", "--output-dir", str(out), script, "--epochs", "20",
         "--checkpoint", str(saved), env={"XDG_RUNTIME_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
@@ -58,7 +58,7 @@ def test_the_example_with_pytorch_goes_on_and_continues_from_its_checkpoint(tmp_
     assert "rank 0 (localhost) lost: killed by SIGKILL; going on with 2 ranks" in job.err
     done = [int(epoch) for epoch in re.findall(r"epoch (\d+) is done", job.out)]
     assert sorted(set(done)) == list(range(1, 21)), job.out
-    printed = run_python(script, "--epochs", "21", "--checkpoint", str(saved))
+    printed = run_python(script, "--epochs", "21", "--checkpoint", str(saved), OMP_NUM_THREADS="1")
     assert "continues after epoch 20" in printed and "epoch 21 is done" in printed
     (reached,) = re.findall(r"1 process\(es\) have reached ([\d.]+)", printed)
     assert float(reached) > 0.85
