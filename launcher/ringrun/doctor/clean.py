@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, List, Tuple
 
 from ..agent import cleaning
-from ..job.host_jobs import HostMaker, per_host
-from ..job.launch import read_hosts
+from ..job.launch import HostMaker, per_host, read_hosts
 from ..plan.command import parse_command
 from ..plan.hosts import HostSpec
 from ..plan.job import HostJob

@@ -13,7 +13,7 @@ from typing import Any, List, Optional
 
 from ringcomm.errors import ProtocolError
 
-from ..job.starting import failed_start
+from ..job.agents import failed_start
 from ..plan.job import HostJob
 from ..reach.agent_process import AgentLink
 from ..reach.base import retry_delay_s

@@ -1,15 +1,104 @@
-"""An elastic job as data: a job to which hosts and processes are added while it runs."""
+"""An elastic job as data, to which hosts and processes are added while it runs; its options and limits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
+
+from ringcomm.configuration.limits import Limits
+from ringcomm.errors import ConfigError
 
 from ..plan import horovod
 from ..plan.hosts import HostSpec
 from ..plan.job import HostJob, Job
+from ..plan.options import ELASTIC, Options, table
 from ..plan.ranks import Place, Plan, PlannedHost
-from .limits import HostLimits
+
+
+@dataclass(frozen=True)
+class HostLimits(Limits):
+    """The limits of an elastic job, and those of its hosts. `horovod` puts Horovod's name in error texts."""
+
+    script: str = ""  # prints the available hosts; or ""
+    slots: int = 1  # of a host without a number of slots
+    horovod: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the launcher in error texts that programs may search for."""
+        return "Horovod" if self.horovod else "ringrun"
+
+
+def check_limits(limits: HostLimits) -> HostLimits:
+    """Return the limits; ConfigError names the option of one that contradicts another."""
+    low, high = limits.min_np, limits.max_np
+    if high is not None and high < low:
+        raise ConfigError(f"--max-np {high} is less than --min-np {low}.")
+    if limits.start_np < low:
+        raise ConfigError(f"-np {limits.start_np} is less than --min-np {low}: the job could not start.")
+    if high is not None and limits.start_np > high:
+        raise ConfigError(f"-np {limits.start_np} is more than --max-np {high}.")
+    return limits
+
+
+def failed_text(limits: HostLimits, host: str, local: int, code: int) -> str:
+    """Return the error if all ranks have failed, or all hosts are excluded. It names the first failure."""
+    return (
+        f"{limits.name} detected that one or more processes exited with non-zero status, thus causing the "
+        "job to be terminated. The first process to do so was:\n"
+        f"Process name: {host}[{local}]\nExit code: {code}"
+    )
+
+
+def timeout_text(limits: HostLimits, needed: int) -> str:
+    """Return the error if too few slots or ranks were available in time."""
+    return (
+        "Timed out waiting for minimum number of slots to become available. Please check that you have "
+        f"enough resources to run at least {needed} {limits.name} processes. "
+        f"Timeout after {limits.timeout_s:g} seconds."
+    )
+
+
+def limits_of(options: Options) -> HostLimits:
+    """Return the limits of the options of an elastic job; ConfigError if one is not valid.
+
+    ``-np`` is the number of slots that must be available before the first start, by default the fewest ranks.
+    """
+    start_np = options.np or options.min_np or 1
+    return check_limits(
+        HostLimits(
+            start_np, options.min_np or start_np, options.max_np,
+            script=options.host_discovery_script or "", slots=options.slots_per_host or 1,
+            horovod=options.horovod,
+        )
+    )  # fmt: skip
+
+
+def refuse_without_effect(options: Options) -> None:
+    """Raise ConfigError for an option of elastic jobs if no option makes the job elastic."""
+    elastic = [(getattr(options, item.name), row.flags[0]) for item, row in table() if row.purpose == ELASTIC]
+    given = [flag for value, flag in elastic if value is not None]
+    if given and not options.is_elastic:
+        raise ConfigError(
+            f"{given[0]} needs --min-np or --host-discovery-script: without them the number of ranks does "
+            "not change."
+        )
+
+
+def fixed_hosts(options: Options, specs: Sequence[HostSpec]) -> List[HostSpec]:
+    """Return the hosts of a job without a discovery script; without a list, this machine. ConfigError if they
+    have fewer slots than the job needs to start.
+    """
+    if not specs:
+        return [HostSpec("localhost", slots=options.np or options.max_np or options.min_np)]
+    found = [spec._replace(slots=spec.slots or 1) for spec in specs]
+    total, needed = sum(spec.slots or 0 for spec in found), options.np or options.min_np or 1
+    if total < needed:
+        raise ConfigError(
+            f"The hosts have {total} slot{'' if total == 1 else 's'}, but the job needs {needed} to start. "
+            "Give the number of slots per host, like -H a:2,b:2, or with --slots-per-host."
+        )
+    return found
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from typing import Any, Deque, Dict, Optional, Protocol, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Optional, Set
 
 from ringcomm.errors import ProtocolError
 
 from ..agent import processes
 from ..plan.job import HostJob, Job
+from ..plan.reaching import NOTHING, last_lines
 from ..reach.agent_process import AgentLink
-from ..reach.base import AT_ONCE, retry_delay_s
-from ..reach.protocol import Frame
+from ..reach.base import AT_ONCE, RETRIES, retry_delay_s
+from .ending import Steps
 from .event_loop import READ, WRITE, Loop
+
+if TYPE_CHECKING:
+    from .supervise import Supervisor
 
 LINGER_S = 3.0
 """Seconds that an agent's ssh may take to end after ``done``."""
@@ -25,35 +29,8 @@ FORCE_S = 1.2
 PING_S = 10.0
 EXIT_S = 1.0
 """Seconds that an agent's process may take to exit after the end of its stdout."""
-Steps = Sequence[Tuple[int, float]]
-"""How to end ranks: (signal, seconds from now)."""
-END: Steps = ((15, 0.0), (9, 1.5))
-INTERRUPT: Steps = ((2, 0.0), (15, 2.0), (9, 3.5))
-KILL: Steps = ((9, 0.0),)
-
-
-def term(grace_s: float) -> Steps:
-    """Return the steps after SIGTERM from outside."""
-    return ((15, 0.0), (9, grace_s))
-
-
-class AgentHandler(Protocol):
-    """Callbacks for frames, errors and ends of the agents' links."""
-
-    def received(self, host: HostJob, frame: Frame) -> None:
-        """Handle a frame of an agent."""
-
-    def chattered(self, host: HostJob, data: bytes) -> None:
-        """Handle stderr of an agent or its ssh."""
-
-    def confused(self, host: HostJob, why: str) -> None:
-        """Handle invalid data of a host, whose link is being closed."""
-
-    def problem(self, host: HostJob, text: str) -> None:
-        """Handle an agent's link whose process could not be started on this machine."""
-
-    def hung_up(self, host: HostJob, link: AgentLink, status: Optional[int]) -> bool:
-        """Handle the end of an agent's link; return whether to start it again."""
+_IN_PIPES_BYTES = 1 << 16
+"""Unsent bytes up to this number do not mean that the network is slow."""
 
 
 class Agents:
@@ -61,7 +38,7 @@ class Agents:
     ended and are not started again.
     """
 
-    def __init__(self, job: Job, loop: Loop, handler: AgentHandler) -> None:
+    def __init__(self, job: Job, loop: Loop, handler: Supervisor) -> None:
         self.job = job
         self.links = [self._link(host) for host in job.hosts]
         self.closed: Set[int] = set()
@@ -237,9 +214,51 @@ class Agents:
         self._unstarted.append(host)
 
     def abandon(self, host: HostJob) -> None:
-        """Close the link of a host that does not answer; :meth:`AgentHandler.hung_up` is called."""
+        """Close the link of a host that does not answer; the supervisor's ``hung_up`` is called."""
         if self.links[host.index].alive and host.index not in self._exiting:
             self._take_down(host)
 
     def send(self, host: HostJob, command: Dict[str, Any]) -> None:
         self.links[host.index].send(command)
+
+
+def not_ready_text(host: HostJob, link: AgentLink, limit_s: float, wheels: str = "") -> str:
+    """Return the problem of a host that is not ready in time; its `wheels` are being downloaded, or ""."""
+    if not link.answered:
+        doing = f"{link.argv[0]} had not answered: a login that waits, or a host that is slow to start Python"
+    elif wheels:
+        doing = f"this machine was still downloading the wheels of {wheels} for it (--provision)"
+    elif link.outgoing_bytes > _IN_PIPES_BYTES:
+        doing = f"{link.outgoing_bytes / 1e6:.1f} MB were still to be sent to it: the network is slow"
+    elif host.command.is_python:
+        doing = (
+            f"its agent was running, and {host.python} was still trying to import numpy and ringcomm there: "
+            "a slow disk or network file system, or a busy host"
+        )
+    else:
+        doing = "its agent was running, and was still preparing the job: a slow disk, or a busy host"
+    said = last_lines(link.stderr_text + "\n" + link.noise)
+    printed = "" if said == NOTHING else f" It printed: {said}."
+    return f"{host.name}: not ready within {limit_s:g} s (--start-timeout): {doing}.{printed}"
+
+
+def failed_start(
+    host: HostJob, link: AgentLink, status: Optional[int], note: Callable[[str], None], printed: str = "",
+    endless: bool = True,
+) -> Optional[str]:  # fmt: skip
+    """Return the problem of a host whose agent ended before it answered; None to try again with
+    ``link.argv``, which may have changed. `endless` permits retries without limit where the host may still
+    appear; `printed` is its output unless the link has read it.
+    """
+    said = link.stderr_text or link.noise or printed
+    second = link.argv == list(host.fallback)
+    tried = f"{host.python} or python3" if second else host.python
+    failure = host.reach.explain_start(host.name, link.argv, tried, status, said)
+    if failure.no_python and host.fallback and not second:
+        other = "its environment is looked for there, then python3" if host.finder else "using python3 there"
+        note(f"{host.name} has no {host.python}: {other}")
+        link.argv, link.first = list(host.fallback), host.finder
+        return None
+    if failure.retry and (endless and failure.may_appear or link.attempt <= RETRIES):
+        return None
+    return failure.text

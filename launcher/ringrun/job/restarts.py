@@ -11,10 +11,9 @@ from typing import Callable, Optional
 from ..elastic.job import ElasticJob
 from ..plan.job import Job
 from ..show.console import Console
-from .elastic_supervisor import ElasticSupervisor
 from .outcome import Outcome
 from .rendezvous import rendezvous_for
-from .supervise import Supervisor
+from .supervise import FixedRanks, Policy, Supervisor
 
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 30.0
 """Wait before the first restart, and the maximum: each wait is twice the previous one."""
@@ -55,15 +54,20 @@ def attempt_of(job: Job, attempt: int, restarts: int) -> Job:
     )  # fmt: skip
 
 
+def policy_of(supervisor: Supervisor, job: Job) -> Policy:
+    """Return the policy of a job with a rendezvous of its own."""
+    if not isinstance(job, ElasticJob):
+        return FixedRanks(supervisor, rendezvous_for(job))
+    from .elastic_ranks import ElasticRanks  # a job of a fixed size does without
+
+    return ElasticRanks(supervisor, job, rendezvous_for(job))
+
+
 def launch(job: Job, console: Console, started: Callable[[Supervisor], None]) -> Outcome:
     """Run a job to its end, in the calling thread. `started` gets the supervisor, whose ``interrupt`` may be
     called from other threads.
     """
-    coloured = console.coloured(os.environ)
-    if isinstance(job, ElasticJob):
-        supervisor: Supervisor = ElasticSupervisor(job, console, rendezvous_for(job), coloured)
-    else:
-        supervisor = Supervisor(job, console, rendezvous_for(job), coloured)
+    supervisor = Supervisor(job, console, lambda made: policy_of(made, job), console.coloured(os.environ))
     started(supervisor)
     return supervisor.run()
 

@@ -5,9 +5,10 @@ The loop runs in the thread that calls :meth:`Supervisor.run`; others reach it b
 from __future__ import annotations
 
 import signal
-import time
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
 
 from ringcomm.clock import monotonic
 from ringcomm.errors import ConfigError
@@ -15,7 +16,7 @@ from ringcomm.rendezvous.actions import Notice
 
 from ..agent import framing, processes, threads
 from ..diagnosis.failure_report import host_problem, ranks_text
-from ..diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
+from ..diagnosis.first_failure import Complaint, Exit, FirstFailure
 from ..plan.hosts import crowding
 from ..plan.job import HostJob, Job
 from ..reach.agent_process import AgentLink
@@ -25,391 +26,489 @@ from ..reach.protocol import Frame
 from ..ship.source_tree import FETCHED
 from ..show.console import Console
 from ..show.printer import STDERR, STDOUT, Printer
-from ..show.timeline_file import missing_timeline
-from .agents import END, INTERRUPT, KILL, PING_S, Agents, Steps, term
+from .agents import PING_S, Agents, failed_start, not_ready_text
 from .control_socket import ControlSocket, job_facts
+from .ending import Ending
 from .event_loop import Loop
 from .fetch import FetchedFiles
-from .grace import Grace, killed_text
-from .inquiry import Inquiry
-from .notices import Notices
-from .outcome import Outcome, ended, not_started, verified_results
+from .observing import Inquiry, Watching
+from .outcome import Notices, Outcome, ended, missing_timeline, not_started, verified_results
 from .rendezvous import OpenRendezvous, master_variables, rendezvous_variables
-from .starting import failed_start, not_ready_text
 from .supply import Supply
-from .watching import Watching
 
 if TYPE_CHECKING:
     from ringcomm.rendezvous.server import RendezvousServer
 
-SAME_S = 1.0
-"""A second signal within this time is the same request, unless it is Ctrl-C: ``timeout`` sends it to a
-process and to its group, and systemd SIGHUP after SIGTERM."""
 GATHER_S = 2.0
 """Seconds after the first host's problem in which other hosts can report theirs."""
-STREAMS = {framing.STDOUT: STDOUT, framing.STDERR: STDERR}
+
+Facts = Dict[str, Any]
+Notifiers = Mapping[str, Callable[[Notice], None]]
+Commands = Mapping[str, Callable[[Mapping[str, Any]], str]]
+
+
+class Policy(Protocol):
+    """What differs between jobs of a fixed size and elastic ones: when ranks start, and what follows when a
+    host or a rank ends. All methods run in the loop's thread, except for `commands`.
+    """
+
+    notices: Notifiers  # of the rendezvous, by kind
+    commands: Commands  # ``ringrun add`` and so on, in other threads
+
+    @property
+    def rendezvous(self) -> Optional[RendezvousServer]:
+        """The rendezvous, once it is open."""
+
+    @property
+    def stopped_because(self) -> Optional[str]:
+        """Why an elastic job cannot continue."""
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the job is over when all agents have ended."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the job has failed, so that it ends soon."""
+
+    @property
+    def never_began(self) -> bool:
+        """Whether the job is over because hosts did not start."""
+
+    @property
+    def changes(self) -> Sequence[Tuple[float, str]]:
+        """The changes of the ranks: seconds since the start, and text."""
+
+    def begin(self) -> None:
+        """Begin to start the agents, which the loop does."""
+
+    def ready(self, host: HostJob) -> None:
+        """Handle a host that has everything that ranks need."""
+
+    def problem(self, host: HostJob, text: str) -> None:
+        """Handle a host that does not start."""
+
+    def confused(self, host: HostJob, why: str) -> None:
+        """Handle invalid data of a host."""
+
+    def lost(self, host: HostJob, text: str) -> None:
+        """Handle the loss of an agent that had answered."""
+
+    def exited(self, end: Exit) -> None:
+        """Handle the end of a rank, of which the rendezvous knows."""
+
+    def concluded(self, outcome: Outcome) -> Outcome:
+        """Return the outcome of the job from that of its last ranks."""
+
+    def stop(self) -> None:
+        """End the policy's threads."""
+
+
+@dataclass
+class HostState:
+    """The reports of one host's agent."""
+
+    incoming: Incoming
+    ranks: Set[int] = field(default_factory=set)  # those that have been started
+    ready: Optional[Facts] = None  # the facts of its event
+    is_done: bool = False
+    problem: str = ""
 
 
 class Supervisor:
-    """Runs one :class:`~ringrun.plan.job.Job`, once; ``ElasticSupervisor`` overrides what differs there.
-    `open_rendezvous` is needed for several ranks (:mod:`.rendezvous`); `coloured` tells by stream (1 and 2)
-    whether prefixes have colours.
+    """Runs one :class:`~ringrun.plan.job.Job`, once. `policy` makes its policy; `coloured` tells by stream
+    (1 and 2) whether prefixes have colours.
     """
 
     def __init__(
-        self, job: Job, console: Console, open_rendezvous: Optional[OpenRendezvous] = None,
+        self, job: Job, console: Console, policy: Callable[[Supervisor], Policy],
         coloured: Optional[Mapping[int, bool]] = None,
     ) -> None:  # fmt: skip
-        self.job, self._console = job, console
-        self._printer = Printer(job, console, coloured or {1: False, 2: False}, monotonic)
-        self._loop, self._began_s = Loop(monotonic), time.time()
-        self._open_rendezvous = open_rendezvous
-        self._rendezvous: Optional[RendezvousServer] = None
-        self._failure = FirstFailure()
-        self._grace = Grace(self._loop, self._failure.exits, lambda: self._end("failure", END))
-        self._agents = Agents(job, self._loop, self)
-        self._ranks_now: Sequence[int] = ()  # of an elastic job: the members of the last view, by rank
-        self._inquiry = Inquiry(
-            job, self._agents.links, self._loop, self._printer.show, self._failure, lambda: self._ranks_now
+        coloured = coloured or {STDOUT: False, STDERR: False}
+        self.job, self.loop, self.failure = job, Loop(monotonic), FirstFailure()
+        self.printer = Printer(job, console, coloured, monotonic)
+        self.agents = Agents(job, self.loop, self)
+        self.ending = Ending(self.loop, self.failure.exits, self.agents.stop)
+        self.hosts: List[HostState] = []
+        for _ in job.hosts:
+            self.add_host()
+        links = self.agents.links
+        self.inquiry = Inquiry(job, links, self.loop, self.printer.show, self.failure)
+        self.watching = Watching(
+            job, links, self.loop, self.printer, coloured[STDERR], self.inquiry.for_the_user
         )
-        self._watching = Watching(
-            job, self._agents.links, self._loop, self._printer, console,
-            bool(coloured and coloured.get(STDERR)), self._inquiry.for_the_user,
-        )  # fmt: skip
-        self._control = ControlSocket(job.id, self._command)
+        self.supply = Supply(self.agents, self.loop, self.printer.show, self.problem)
         self._fetched = FetchedFiles(Path(FETCHED))
-        self._supply = Supply(self._agents, self._loop, self._printer.show, self.problem)
-        self._incoming: Dict[int, Incoming] = {}  # by host
-        self._ranks: List[Set[int]] = [set() for _ in job.hosts]  # those that have been started, by host
-        self._ready: Dict[int, Dict[str, Any]] = {}  # its agent's facts, by host
-        self._done: Set[int] = set()
-        self._problems: Dict[int, str] = {}
+        self._notices = Notices(job, self.printer)
         self._results: Dict[int, bytearray] = {}
-        self._going, self._signum = False, 0  # whether the ranks have been started; the user's signal
-        self._signalled_s = self._at_once_s = 0.0  # when the user's first and second signal came
-        self._asked: Dict[int, Steps] = {}  # by rank that the user ends
-        self._killed: Dict[str, List[int]] = {}  # ranks that did not end in time, by the line about them
-        self._ending = ""  # why we end the job, if we do: start, failure, interrupt, pipe or abandoned
-        self._stopped_because: Optional[str] = None  # why an elastic job cannot continue
-        self._notices = Notices(job, self._printer)
+        self._control = ControlSocket(job.id, self._command)
+        self._policy = policy(self)
 
     def interrupt(self, signum: int) -> None:
         """End the job: in order the first time, immediately the second. For other threads and signals."""
-        self._loop.call(lambda: self._interrupted(signum))
+        self.loop.call(lambda: self._interrupted(signum))
 
     def diagnose(self) -> None:
         """Show what every rank is doing; the job continues. For other threads and signal handlers."""
-        self._loop.call(self._inquiry.for_the_user)
+        self.loop.call(self.inquiry.for_the_user)
 
     # -- the loop ------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
         """Start, watch and end the job. No process, file or socket of it remains, whatever happens."""
-        self._console.on_change(self._loop.wake)
+        self.printer.console.on_change(self.loop.wake)
         try:
-            self._printer.show("" if self.job.attempt else "\n".join(self.job.notes))
-            self._loop.after("ping", PING_S, self._agents.ping)
-            self._watching.start()
-            self._control.start_if_possible(self.job, self._printer.show)
-            self._begin()
+            self.printer.show("" if self.job.attempt else "\n".join(self.job.notes))
+            self.loop.after("ping", PING_S, self.agents.ping)
+            self.watching.start()
+            self._control.start_if_possible(self.job, self.printer.show)
+            self._policy.begin()
             while not self._is_over:
                 self._run_once()
         finally:
             self._tear_down()
         outcome = self._outcome()
         failure = outcome.report if outcome.exit_code else ""
-        self._watching.write_report(outcome.reason, failure, self._changes())
+        self.watching.write_report(outcome.reason, failure, self._policy.changes)
         return outcome
-
-    def _changes(self) -> Sequence[Tuple[float, str]]:
-        """Return the changes of the ranks: seconds since the start, and text."""
-        return ()
 
     @property
     def _is_over(self) -> bool:
-        return self._agents.all_closed
-
-    @property
-    def _has_failed(self) -> bool:
-        """Whether the job has failed, so that it ends soon."""
-        return self._failure.failed
+        return self.agents.all_closed and self._policy.may_end
 
     def _run_once(self) -> None:
-        self._agents.go_on(reading=not self._console.full)
-        self._loop.run_once(0.02 if self._agents.fading else 0.25 if self._printer.waiting else PING_S)
-        self._agents.look()
-        self._printer.tick()
-        if self._console.broken and not self._ending:
-            self._end("pipe", END)
-        if self._has_failed and not self._ending and self._grace.begin():
-            self._inquiry.after_failure()
+        console = self.printer.console
+        self.agents.go_on(reading=not console.full)
+        self.loop.run_once(0.02 if self.agents.fading else 0.25 if self.printer.waiting else PING_S)
+        self.agents.look()
+        self.printer.tick()
+        if console.broken and not self.ending.reason:
+            self.ending.begin("pipe")
+        if self._policy.has_failed and not self.ending.reason and self.ending.after_failure():
+            self.inquiry.after_failure()
 
-    # -- starting ------------------------------------------------------------------------------
+    # -- agents --------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """Begin to start the agents of all hosts, which the loop does."""
-        self._loop.after("start", self.job.settings.start_timeout_s, self._start_timed_out)
+    def add_host(self) -> None:
+        """Add a host, whose index is the next one."""
+        self.hosts.append(HostState(Incoming(self.job.payload is not None, self.loop.clock)))
+
+    def not_ready(self, host: HostJob) -> str:
+        """Return the problem of a host that is not ready in time."""
+        link, limit_s = self.agents.links[host.index], self.job.settings.start_timeout_s
+        return not_ready_text(host, link, limit_s, self.supply.waits_for(host))
 
     def problem(self, host: HostJob, text: str) -> None:
-        """Note a host that does not start; the others have :data:`GATHER_S` to report their problems."""
-        if not self._ending:
-            self._problems.setdefault(host.index, text)
-            if not self._loop.is_set("gather"):
-                self._loop.after("gather", GATHER_S, lambda: self._end("start", END))
-            if len(self._problems) + len(self._ready) == len(self.job.hosts):
-                self._end("start", END)
-
-    def _start_timed_out(self) -> None:
-        for host in self.job.hosts:
-            if host.index not in self._ready:
-                self._problems.setdefault(host.index, self._not_ready(host))
-        self._end("start", END)
-
-    def _not_ready(self, host: HostJob) -> str:
-        link, limit_s = self._agents.links[host.index], self.job.settings.start_timeout_s
-        return not_ready_text(host, link, limit_s, self._supply.waits_for(host))
-
-    def _go(self) -> None:
-        """Open the rendezvous and start the ranks. Call when all hosts are ready."""
-        self._going = True
-        limits = {host.name: self._ready[host.index]["limits"] for host in self.job.hosts}
-        self._printer.show(threads.describe(limits, self.job.settings.threads))
-        self._loop.cancel("start")
-        endpoints: List[Tuple[str, int]] = []
-        if self._open_rendezvous is not None and self.job.plan.size > 1:
-            self._rendezvous = self._opened(self._open_rendezvous)
-            endpoints = self._rendezvous.start()
-        for host in self.job.hosts:
-            self._ranks[host.index] = {place.rank for place in self.job.plan.on_host(host.index)}
-            env = master_variables(self.job, host, self._ready)
-            env.update(rendezvous_variables(endpoints, host, self._ready[host.index]))
-            self._agents.send(host, {"do": "go", "env": env})
-
-    def _opened(self, open_rendezvous: OpenRendezvous) -> RendezvousServer:
-        return open_rendezvous(lambda notice: self._loop.call(lambda: self._notice(notice)))
-
-    # -- agents' reports -----------------------------------------------------------------------
+        """Handle a host that does not start."""
+        self._policy.problem(host, text)
 
     def confused(self, host: HostJob, why: str) -> None:
-        """Handle invalid data of a host."""
-        if self._going:
-            self._printer.show(why)
-        else:
-            self.problem(host, why)
+        """Handle invalid data of a host, whose link is being closed."""
+        self._policy.confused(host, why)
 
     def chattered(self, host: HostJob, data: bytes) -> None:
         """Show stderr of an agent or its ssh with --verbose."""
         if self.job.settings.verbose:
             for line in data.splitlines():
-                self._printer.show(f"{host.name}: {line.decode('utf-8', 'replace')}")
-
-    def received(self, host: HostJob, frame: Frame) -> None:
-        """Handle a frame of an agent; ProtocolError if the agent may not send it."""
-        incoming = self._incoming.get(host.index)
-        if incoming is None:
-            incoming = self._incoming[host.index] = Incoming(self.job.payload is not None, self._loop.clock)
-        facts = incoming.admit(frame, self._ranks[host.index])
-        if frame.kind in STREAMS:
-            self._printer.printed(frame.rank, STREAMS[frame.kind], frame.data)
-        elif frame.kind == framing.NUMBERS:
-            self._watching.take(frame.rank, frame.data)
-        elif frame.kind == framing.RESULT:
-            self._results.setdefault(frame.rank, bytearray()).extend(frame.data)
-        elif frame.kind == framing.RECORD:
-            reason = self._inquiry.take(frame.rank, frame.data)
-            if reason == "ended":
-                self._printer.ending(frame.rank)
-            if reason == "starved" or (reason == "ended" and not self._inquiry.is_victim(frame.rank)):
-                self._grace.leaving.add(frame.rank)  # its end may fail the others
-        elif frame.kind == framing.FILE:
-            self._fetched.take(host.name, frame.data, self.job.fetch if host.gets_code else ())
-        else:
-            self._event(host, frame.rank, facts)
-
-    def _event(self, host: HostJob, rank: int, facts: Dict[str, Any]) -> None:
-        name = facts["event"]
-        if name == "ready":
-            odd = crowding(host.planned.spec, facts["limits"]["cores"]) if self.job.checks_slots else ""
-            if odd:
-                self.problem(host, odd)
-                self._agents.abandon(host)
-                return
-            self._ready[host.index] = self._notices.ready(host, facts)
-            self._host_ready(host)
-        elif name == "problem":
-            self.problem(host, host_problem(host.name, facts, host.is_local, install_for(host)))
-        elif name == "exit":
-            self._notices.exited(facts)
-            self._rank_exited(rank, facts)
-        elif name == "lacks":
-            self._supply.send(host, facts)
-        elif name == "needs":
-            self._supply.provision(host, facts)
-        elif name == "asked":  # the user has sent a rank SIGUSR1
-            self._inquiry.for_the_user()
-        elif name == "done":
-            self._done.add(host.index)
-            self._agents.dismiss(host)
-        elif name == "started" and self.job.settings.verbose:
-            self._printer.show(f"rank {rank} runs on {host.name} as process {facts['pid']}")
-
-    def _host_ready(self, host: HostJob) -> None:
-        """Start the ranks after the last host has become ready."""
-        if len(self._ready) == len(self.job.hosts) and not self._ending:
-            self._go()
-        elif self._problems and len(self._problems) + len(self._ready) == len(self.job.hosts):
-            self._end("start", END)
-
-    def _rank_exited(self, rank: int, facts: Mapping[str, Any]) -> None:
-        end = Exit(rank, facts["code"], facts["signal"], facts["sent"])
-        self._failure.exited(end)
-        if rank in self._asked and end.signal == end.sent == signal.SIGKILL:
-            at_once_s = self._at_once_s - self._signalled_s if self._at_once_s else None
-            self._killed.setdefault(killed_text(self._asked[rank], at_once_s), []).append(rank)
-        self._printer.ended(rank, end.ok)
-        self._report_exit(end)
-        self._grace.exited()
-
-    def _report_exit(self, end: Exit) -> None:
-        """Report the end of a rank to the rendezvous."""
-        if self._rendezvous is not None:
-            self._rendezvous.process_exited(end.rank, end.describe(), end.ok)
-
-    def _failed_notice(self, notice: Notice) -> None:
-        """End the job after the rendezvous has aborted it."""
-        if not self._ending:
-            link = notice.detail.get("kind") == "cut"
-            self._failure.complained(Complaint(notice.rank, notice.culprit, notice.text, link))
-            if notice.culprit is not None and notice.detail.get("leaving"):
-                self._grace.leaving.add(notice.culprit)
-
-    def _notice(self, notice: Notice) -> None:
-        if notice.kind == "failed":
-            self._failed_notice(notice)
-        else:
-            self._watching.linked(notice.detail.get("links", ()))
-            self._notices.take(notice)
-
-    # -- the user's commands -------------------------------------------------------------------
-
-    def _command(self, command: Mapping[str, Any]) -> str:
-        """Execute a command in a thread of the control socket; ConfigError if it is not valid."""
-        if command.get("do") == "info":
-            return self._loop.ask(lambda: job_facts(self.job, self._began_s, len(self._failure.exits)))
-        if command.get("do") == "stop":
-            self.interrupt(signal.SIGTERM)
-            return f"the job {self.job.id} ({self.job.command.shown}) is being ended"
-        raise ConfigError(f"There is no command {command.get('do')!r} for this job.")
-
-    # -- links that end ------------------------------------------------------------------------
+                self.printer.show(f"{host.name}: {line.decode('utf-8', 'replace')}")
 
     def hung_up(self, host: HostJob, link: AgentLink, status: Optional[int]) -> bool:
         """Handle the end of a link; return whether to start it again."""
-        if host.index in self._done or self._ending:
+        state = self.hosts[host.index]
+        if state.is_done or state.problem or self.ending.reason:
             return False
-        if self._going:
-            self._host_lost(host, host.reach.explain_loss(host.name, status, link.stderr_text))
-        elif link.answered:
-            self.problem(host, host.reach.explain_loss(host.name, status, link.stderr_text))
-        else:
-            failed = failed_start(host, link, status, self._printer.show)
-            if failed is None:
-                return True
+        if link.answered:
+            self._policy.lost(host, host.reach.explain_loss(host.name, status, link.stderr_text))
+            return False
+        failed = failed_start(host, link, status, self.printer.show)
+        if failed is not None:
             self.problem(host, failed)
-        return False
+        return failed is None
 
-    def _host_lost(self, host: HostJob, text: str) -> None:
-        unfinished = sorted(self._ranks[host.index].difference(self._failure.exits))
-        if host.is_local:
-            processes.sweep(self.job.id, host.index)
-        self._failure.host_lost(host.index, text)
-        for rank in unfinished:
-            self._printer.ended(rank, False)
-            if self._rendezvous is not None:
-                self._rendezvous.process_exited(rank, "lost with its host", False)
+    def received(self, host: HostJob, frame: Frame) -> None:
+        """Handle a frame of an agent; ProtocolError if the agent may not send it."""
+        state = self.hosts[host.index]
+        facts = state.incoming.admit(frame, state.ranks)
+        if frame.kind == framing.EVENT:
+            _EVENTS[facts["event"]](self, host, frame.rank, facts)
+        else:
+            _FRAMES[frame.kind](self, host, frame)
 
-    # -- ending --------------------------------------------------------------------------------
+    def _printed(self, _: HostJob, frame: Frame) -> None:
+        stream = STDOUT if frame.kind == framing.STDOUT else STDERR
+        self.printer.printed(frame.rank, stream, frame.data)
+
+    def _counted(self, _: HostJob, frame: Frame) -> None:
+        self.watching.take(frame.rank, frame.data)
+
+    def _returned(self, _: HostJob, frame: Frame) -> None:
+        self._results.setdefault(frame.rank, bytearray()).extend(frame.data)
+
+    def _recorded(self, _: HostJob, frame: Frame) -> None:
+        reason = self.inquiry.take(frame.rank, frame.data)
+        if reason == "ended":
+            self.printer.ending(frame.rank)
+        victim = self.inquiry.records.is_victim(frame.rank)
+        if reason == "starved" or (reason == "ended" and not victim):
+            self.ending.leaving.add(frame.rank)  # its end may fail the others
+
+    def _sent_file(self, host: HostJob, frame: Frame) -> None:
+        self._fetched.take(host.name, frame.data, self.job.fetch if host.gets_code else ())
+
+    def _is_ready(self, host: HostJob, _: int, facts: Facts) -> None:
+        odd = crowding(host.planned.spec, facts["limits"]["cores"]) if self.job.checks_slots else ""
+        if odd:
+            self.problem(host, odd)
+            self.agents.abandon(host)
+        else:
+            self._notices.ready(host, facts)
+            self.hosts[host.index].ready = facts
+            self._policy.ready(host)
+
+    def _has_problem(self, host: HostJob, _: int, facts: Facts) -> None:
+        self.problem(host, host_problem(host.name, facts, host.is_local, install_for(host)))
+
+    def _exited(self, _: HostJob, rank: int, facts: Facts) -> None:
+        self._notices.exited(facts)
+        end = Exit(rank, facts["code"], facts["signal"], facts["sent"])
+        self.failure.exited(end)
+        self.printer.ended(rank, end.ok)
+        if self._policy.rendezvous is not None:
+            self._policy.rendezvous.process_exited(rank, end.describe(), end.ok)
+        self._policy.exited(end)
+        self.ending.exited()
+
+    def _lacks(self, host: HostJob, _: int, facts: Facts) -> None:
+        self.supply.send(host, facts)
+
+    def _needs(self, host: HostJob, _: int, facts: Facts) -> None:
+        self.supply.provision(host, facts)
+
+    def _asked(self, *_: object) -> None:
+        self.inquiry.for_the_user()  # who has sent a rank SIGUSR1
+
+    def _is_done(self, host: HostJob, *_: object) -> None:
+        self.hosts[host.index].is_done = True
+        self.agents.dismiss(host)
+
+    def _started(self, host: HostJob, rank: int, facts: Facts) -> None:
+        if self.job.settings.verbose:
+            self.printer.show(f"rank {rank} runs on {host.name} as process {facts['pid']}")
+
+    # -- the rendezvous and the user -----------------------------------------------------------
+
+    def opened(self, open_rendezvous: OpenRendezvous) -> RendezvousServer:
+        """Open the rendezvous, whose notices the loop handles."""
+        return open_rendezvous(lambda notice: self.loop.call(lambda: self._notice(notice)))
+
+    def _notice(self, notice: Notice) -> None:
+        if notice.kind in self._policy.notices:
+            self._policy.notices[notice.kind](notice)
+        else:
+            self.watching.history.linked(notice.detail.get("links", ()))
+            self._notices.take(notice)
+
+    def _command(self, command: Mapping[str, Any]) -> str:
+        """Execute a command in a thread of the control socket; ConfigError if it is not valid."""
+        what = str(command.get("do"))
+        if what == "info":
+            began_at, exits = self.watching.began_at, self.failure.exits
+            return self.loop.ask(lambda: job_facts(self.job, began_at, len(exits)))
+        if what == "stop":
+            self.interrupt(signal.SIGTERM)
+            return f"the job {self.job.id} ({self.job.command.shown}) is being ended"
+        if what in self._policy.commands:
+            return self._policy.commands[what](command)
+        raise ConfigError(f"There is no command {what!r} for this job.")
 
     def _interrupted(self, signum: int) -> None:
-        now_s = self._loop.clock()
-        if self._signum and signum != signal.SIGINT and now_s - self._signalled_s < SAME_S:
-            return
-        if self._ending == "interrupt" or (self._ending and self._signum):
-            self._at_once_s = self._at_once_s or now_s
-            self._end(self._ending, KILL)
-            return
-        self._signum, self._signalled_s = signum, now_s
-        if self._has_failed or self._ending:
-            self._end(self._ending or "failure", END)
-            return
-        steps, limit = INTERRUPT, ""
-        if signum != signal.SIGINT:
-            steps, limit = term(self.job.grace_s), f"; they have {self.job.grace_s:g} s (--grace)"
-        name = signal_name(signum)
-        self._printer.show(f"{name}: ending all ranks on all hosts (once more: at once){limit}")
-        self._asked.update((rank, steps) for ranks in self._ranks for rank in ranks)
-        self._end("interrupt", steps)
+        ranks = chain.from_iterable(host.ranks for host in self.hosts)
+        has_failed = self._policy.has_failed
+        self.printer.show(self.ending.signalled(signum, self.job.grace_s, ranks, has_failed))
 
-    def _end(self, reason: str, steps: Steps) -> None:
-        """Have every agent end its ranks by these steps and exit."""
-        self._ending = self._ending or reason
-        self._loop.cancel("start", "gather", "grace")
-        self._agents.stop(steps)
-        self._loop.wake()  # all links may have ended already
+    # -- the end -------------------------------------------------------------------------------
 
     def _tear_down(self) -> None:
         try:
             if not self._is_over:  # an exception: the caller's Ctrl-C, or a defect
-                self._end("abandoned", END)
-                while not self._agents.all_closed:
+                self.ending.begin("abandoned")
+                while not self.agents.all_closed:
                     self._run_once()
         finally:
-            self._agents.force()
-            self._watching.stop()
+            self.agents.force()
+            self.watching.stop()
             self._control.stop()
-            self._stop_services()
-            self._printer.close()
-            self._console.on_change(lambda: None)
-            self._loop.close()
-
-    def _stop_services(self) -> None:
-        if self._rendezvous is not None:
-            self._rendezvous.stop()
-
-    @property
-    def _never_began(self) -> bool:
-        """Whether the job is over because hosts did not start."""
-        return bool(self._problems) and self._ending in ("start", "")
+            self._policy.stop()
+            if self._policy.rendezvous is not None:
+                self._policy.rendezvous.stop()
+            self.printer.close()
+            self.printer.console.on_change(lambda: None)
+            self.loop.close()
 
     def _outcome(self) -> Outcome:
-        if self._never_began:
-            return not_started(self.job, self._problems, set(self._ready))
-        outcome = self._explained()
-        self._printer.settle(outcome.to_show, outcome.reported)
-        self._show_killed()
+        if self._policy.never_began:
+            problems = {index: host.problem for index, host in enumerate(self.hosts) if host.problem}
+            ready = {index for index, host in enumerate(self.hosts) if host.ready is not None}
+            return not_started(self.job, problems, ready)
+        outcome = self._policy.concluded(self._explained())
+        self.printer.settle(outcome.to_show, outcome.reported)
+        self.show_killed()
         if self.job.fetch:
-            self._printer.show(self._fetched.describe(self.job))
+            self.printer.show(self._fetched.describe(self.job))
         if outcome.reason == "done":
-            self._notices.conclude(outcome, self._inquiry.made_no_call)
-            self._printer.show(missing_timeline(self.job, self._began_s, outcome.members or [0]))
+            self._notices.conclude(outcome, self.inquiry.records.made_no_call())
+            began_at = self.watching.began_at
+            self.printer.show(missing_timeline(self.job, began_at, outcome.members or [0]))
         return outcome
-
-    def _show_killed(self) -> None:
-        """Name the ranks that had to be killed after the user's signal."""
-        for how, ranks in self._killed.items():
-            hosts = sorted({self.job.host_of(rank).name for rank in ranks})
-            self._printer.show(f"{ranks_text(sorted(ranks))} on {', '.join(hosts)}: {how}")
-        self._killed.clear()
 
     def _explained(self) -> Outcome:
         """Return the outcome of ranks that had started, with their explanations."""
-        failed = self._has_failed and self._ending not in ("pipe", "interrupt")
-        diagnosis = self._inquiry.conclude() if failed else ""
-        tails = self._printer.tails()
-        self._failure.explained(self._inquiry.explanations(tails))
-        found = {self.job.hosts[index].name: facts.get("found") for index, facts in self._ready.items()}
-        pythons = {name: facts["python"] for name, facts in found.items() if facts}
-        how = self._failure, self._ending, self._signum, tails, diagnosis, pythons
-        outcome = ended(self.job, *how, self._stopped_because or "")
+        policy, ending = self._policy, self.ending
+        failed = policy.has_failed and ending.reason not in ("pipe", "interrupt")
+        diagnosis = self.inquiry.conclude() if failed else ""
+        tails = self.printer.tails()
+        self.failure.explained(self.inquiry.records.explanations(tails))
+        found = [(host, (state.ready or {}).get("found")) for host, state in zip(self.job.hosts, self.hosts)]
+        pythons = {host.name: facts["python"] for host, facts in found if facts}
+        how = self.failure, ending.reason, ending.signum, tails, diagnosis, pythons
+        outcome = ended(self.job, *how, policy.stopped_because or "")
         outcome.results = verified_results(self.job, self._results)
         return outcome
+
+    def show_killed(self) -> None:
+        """Name the ranks that had to be killed after the user's signal."""
+        for how, ranks in self.ending.killed().items():
+            hosts = sorted({self.job.host_of(rank).name for rank in ranks})
+            self.printer.show(f"{ranks_text(ranks)} on {', '.join(hosts)}: {how}")
+
+
+_FRAMES: Mapping[int, Callable[[Supervisor, HostJob, Frame], None]] = {
+    framing.STDOUT: Supervisor._printed,
+    framing.STDERR: Supervisor._printed,
+    framing.RESULT: Supervisor._returned,
+    framing.RECORD: Supervisor._recorded,
+    framing.FILE: Supervisor._sent_file,
+    framing.NUMBERS: Supervisor._counted,
+}
+_EVENTS: Mapping[str, Callable[[Supervisor, HostJob, int, Facts], None]] = {
+    "ready": Supervisor._is_ready,
+    "problem": Supervisor._has_problem,
+    "lacks": Supervisor._lacks,
+    "needs": Supervisor._needs,
+    "started": Supervisor._started,
+    "asked": Supervisor._asked,
+    "exit": Supervisor._exited,
+    "done": Supervisor._is_done,
+}
+
+
+class FixedRanks:
+    """The policy of a job of a fixed size: its ranks start together when all hosts are ready, and the first
+    failure ends all of them.
+    """
+
+    stopped_because = None
+    may_end = True
+    changes: Sequence[Tuple[float, str]] = ()
+    commands: Commands = {}
+
+    def __init__(self, supervisor: Supervisor, open_rendezvous: Optional[OpenRendezvous] = None) -> None:
+        self.rendezvous: Optional[RendezvousServer] = None
+        self.notices: Notifiers = {"failed": self._failed}
+        self._supervisor, self._open_rendezvous = supervisor, open_rendezvous  # None for one rank
+        self._has_started = False
+
+    @property
+    def has_failed(self) -> bool:
+        return self._supervisor.failure.failed
+
+    @property
+    def never_began(self) -> bool:
+        has_problems = any(state.problem for state in self._supervisor.hosts)
+        return has_problems and self._supervisor.ending.reason in ("start", "")
+
+    def begin(self) -> None:
+        limit_s = self._supervisor.job.settings.start_timeout_s
+        self._supervisor.loop.after("start", limit_s, self._timed_out)
+
+    def _timed_out(self) -> None:
+        for host, state in zip(self._supervisor.job.hosts, self._supervisor.hosts):
+            if state.ready is None:
+                state.problem = state.problem or self._supervisor.not_ready(host)
+        self._supervisor.ending.begin("start")
+
+    def problem(self, host: HostJob, text: str) -> None:
+        supervisor, state = self._supervisor, self._supervisor.hosts[host.index]
+        if not supervisor.ending.reason:
+            state.problem = state.problem or text
+            if not supervisor.loop.is_set("gather"):
+                supervisor.loop.after("gather", GATHER_S, lambda: supervisor.ending.begin("start"))
+            self._end_if_all_reported()
+
+    def ready(self, host: HostJob) -> None:
+        supervisor = self._supervisor
+        if all(state.ready is not None for state in supervisor.hosts) and not supervisor.ending.reason:
+            self._start()
+        else:
+            self._end_if_all_reported()
+
+    def _end_if_all_reported(self) -> None:
+        states = self._supervisor.hosts
+        all_reported = all(state.problem or state.ready is not None for state in states)
+        if not self._has_started and all_reported and any(state.problem for state in states):
+            self._supervisor.ending.begin("start")
+
+    def _start(self) -> None:
+        """Open the rendezvous and start the ranks."""
+        self._has_started = True
+        supervisor, job = self._supervisor, self._supervisor.job
+        facts = {index: state.ready or {} for index, state in enumerate(supervisor.hosts)}
+        limits = {host.name: facts[host.index]["limits"] for host in job.hosts}
+        supervisor.printer.show(threads.describe(limits, job.settings.threads))
+        supervisor.loop.cancel("start")
+        endpoints: List[Tuple[str, int]] = []
+        if self._open_rendezvous is not None and job.plan.size > 1:
+            self.rendezvous = supervisor.opened(self._open_rendezvous)
+            endpoints = self.rendezvous.start()
+        for host in job.hosts:
+            supervisor.hosts[host.index].ranks = {place.rank for place in job.plan.on_host(host.index)}
+            env = master_variables(job, host, facts)
+            env.update(rendezvous_variables(endpoints, host, facts[host.index]))
+            supervisor.agents.send(host, {"do": "go", "env": env})
+
+    def confused(self, host: HostJob, why: str) -> None:
+        if self._has_started:
+            self._supervisor.printer.show(why)
+        else:
+            self.problem(host, why)
+
+    def lost(self, host: HostJob, text: str) -> None:
+        if not self._has_started:
+            self.problem(host, text)
+            return
+        supervisor = self._supervisor
+        if host.is_local:
+            processes.sweep(supervisor.job.id, host.index)
+        supervisor.failure.host_lost(host.index, text)
+        for rank in sorted(supervisor.hosts[host.index].ranks.difference(supervisor.failure.exits)):
+            supervisor.printer.ended(rank, False)
+            if self.rendezvous is not None:
+                self.rendezvous.process_exited(rank, "lost with its host", False)
+
+    def _failed(self, notice: Notice) -> None:
+        """End the job after the rendezvous has aborted it."""
+        if not self._supervisor.ending.reason:
+            is_link = notice.detail.get("kind") == "cut"
+            complaint = Complaint(notice.rank, notice.culprit, notice.text, is_link)
+            self._supervisor.failure.complained(complaint)
+            if notice.culprit is not None and notice.detail.get("leaving"):
+                self._supervisor.ending.leaving.add(notice.culprit)
+
+    def exited(self, end: Exit) -> None:
+        """Do nothing: the first failure has noted it."""
+
+    def concluded(self, outcome: Outcome) -> Outcome:
+        return outcome
+
+    def stop(self) -> None:
+        """Do nothing: there is no thread."""

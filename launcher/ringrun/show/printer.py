@@ -23,7 +23,7 @@ class Printer:
 
     def __init__(self, job: Job, console: Console, coloured: Mapping[int, bool], clock: Clock) -> None:
         hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
-        self._console, self._clock = console, clock
+        self.console, self._clock = console, clock
         self._outputs = Outputs(hosts, coloured, console.terminals)
         self._state: Optional[Tuple[int, Sequence[bytes]]] = None
         self.block: Sequence[bytes] = ()
@@ -83,7 +83,7 @@ class Printer:
     def show(self, text: str) -> None:
         """Write a message of ringrun to stderr; control characters become visible."""
         lines = [f"ringrun: {line}\n" for line in visible(text).splitlines()]
-        self._console.write(STDERR, "".join(lines).encode())
+        self.console.write(STDERR, "".join(lines).encode())
 
     def close(self) -> None:
         if self._files is not None:
@@ -92,18 +92,18 @@ class Printer:
     def _write(self, chunks: List[Tuple[int, bytes]]) -> None:
         for stream, data in chunks:
             if data:
-                self._console.write(stream, data)
+                self.console.write(stream, data)
                 self._state = None
         now_s = self._clock()
-        if self._console.terminals and now_s >= self._next_state_s:
+        if self.console.terminals and now_s >= self._next_state_s:
             state = self._lines_at_bottom()
             if state != self._state:
-                self._console.show_state(*(state or (STDERR, ())))
+                self.console.show_state(*(state or (STDERR, ())))
                 self._state, self._next_state_s = state, now_s + STATE_INTERVAL_S
 
     def _lines_at_bottom(self) -> Optional[Tuple[int, Sequence[bytes]]]:
         bars = self._outputs.state()
         if not self.block:
             return None if bars is None else (bars[0], [bars[1]])
-        stream = STDERR if STDERR in self._console.terminals else STDOUT
+        stream = STDERR if STDERR in self.console.terminals else STDOUT
         return stream, [*self.block, *([] if bars is None else [bars[1]])]

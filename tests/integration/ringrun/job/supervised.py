@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
 from ringcomm.config import Slot
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import Outcome
-from ringrun.job.supervise import Supervisor
+from ringrun.job.supervise import FixedRanks, Supervisor
 from ringrun.plan.job import Job
 from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
@@ -85,7 +85,9 @@ class Running(Supervised):
 
     def __init__(self, job: Job, rendezvous: Any = None) -> None:
         opens = None if rendezvous is None else rendezvous.open
-        super().__init__(job, lambda console: Supervisor(job, console, opens))
+        super().__init__(
+            job, lambda console: Supervisor(job, console, lambda made: FixedRanks(made, opens))
+        )
 
 
 def notice(kind: str, text: str = "", **facts: Any) -> Any:

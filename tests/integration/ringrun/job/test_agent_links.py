@@ -8,7 +8,8 @@ from typing import Callable, Iterator, List, Optional, Tuple
 import pytest
 
 from ringcomm.clock import Deadline
-from ringrun.job.agents import END, FORCE_S, LINGER_S, PING_S, Agents
+from ringrun.job.agents import FORCE_S, LINGER_S, PING_S, Agents
+from ringrun.job.ending import END
 from ringrun.job.event_loop import Loop
 from ringrun.job.launch import prepare
 from ringrun.plan.job import HostJob, Job

@@ -8,7 +8,7 @@ from typing import Iterator, List, Optional, Sequence
 
 import pytest
 
-from ringrun.job.discovery import Discovery, ScriptError, run_script
+from ringrun.elastic.discovery import Discovery, ScriptError, run_script
 from ringrun.plan.hosts import HostSpec
 from tests.support.service import eventually
 

@@ -12,12 +12,13 @@ import pytest
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
 from ringrun.elastic.job import ElasticJob
-from ringrun.job import elastic_supervisor as module
-from ringrun.job import grace
+from ringrun.job import elastic_ranks as module
+from ringrun.job import ending
 from ringrun.job.control_socket import send_command
-from ringrun.job.elastic_supervisor import ElasticSupervisor
+from ringrun.job.elastic_ranks import ElasticRanks
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import Outcome
+from ringrun.job.supervise import Supervisor
 from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
 from tests.integration.ringrun.job.supervised import LIMIT_S, Server, Supervised, notice
@@ -32,7 +33,8 @@ class Running(Supervised):
 
     def __init__(self, job: ElasticJob, folder: Path, size: int) -> None:
         self.server = Server(folder, size)
-        super().__init__(job, lambda console: ElasticSupervisor(job, console, self.server.open))
+        policy = lambda made: ElasticRanks(made, job, self.server.open)  # noqa: E731
+        super().__init__(job, lambda console: Supervisor(job, console, policy))
 
     def run(self) -> Outcome:
         outcome = super().run()
@@ -43,7 +45,7 @@ class Running(Supervised):
 @pytest.fixture
 def folder(runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory of the ranks."""
-    monkeypatch.setattr(grace, "GRACE_S", 0.1)
+    monkeypatch.setattr(ending, "GRACE_S", 0.1)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PWD", str(tmp_path))
     return tmp_path
@@ -99,7 +101,7 @@ def test_a_process_that_fails_is_started_again(job: Callable[..., Running], fold
     assert (0, "exit code 3", False) in running.server.exits
     assert "the ranks changed" in outcome.report and "exit code 3" in outcome.report
     page = (folder / "page.html").read_text()
-    assert running.supervisor._changes() and "Changes of membership" in page and "Failure" not in page
+    assert running.supervisor._policy.changes and "Changes of membership" in page and "Failure" not in page
 
 
 def test_all_processes_fail(job: Callable[..., Running]) -> None:

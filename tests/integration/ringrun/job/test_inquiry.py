@@ -11,8 +11,8 @@ import pytest
 
 from ringrun.diagnosis.first_failure import Complaint, FirstFailure
 from ringrun.job.event_loop import Loop
-from ringrun.job.inquiry import ANSWER_S, Inquiry
 from ringrun.job.launch import prepare
+from ringrun.job.observing import ANSWER_S, Inquiry
 from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
 
@@ -38,14 +38,13 @@ class Started:
         self.failure = FirstFailure()
         self.exits = self.failure.exits
         self.now_s = 100.0
-        self.ranks: List[int] = []  # processes of an elastic job by rank
         self.folder = folder
         self.link = SimpleNamespace(answered=True, alive=True, send=self.asked.append)
         values = {"diagnose_dir": str(folder)}
         job = prepare(Options(np=2, setting_values=from_values(values)), ["true"])
         self.loop = Loop(lambda: self.now_s)
         links: Any = [self.link]
-        self.inquiry = Inquiry(job, links, self.loop, self.shown.append, self.failure, lambda: self.ranks)
+        self.inquiry = Inquiry(job, links, self.loop, self.shown.append, self.failure)
 
     def be_late(self) -> None:
         """The time for answers is over."""
@@ -61,7 +60,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
 
 
 def test_the_ranks_of_the_last_view_of_an_elastic_job_are_explained(started: Started) -> None:
-    started.ranks = [1]
+    started.inquiry.members = [1]
     started.inquiry.take(0, record("failure", error="PeerLostError: x"))
     started.inquiry.take(1, record("failure", error="uncaught ValueError: x"))
     told = started.inquiry.conclude()
@@ -109,8 +108,8 @@ def test_after_a_failure_the_ranks_are_asked_once(started: Started) -> None:
     started.inquiry.for_the_user()
     assert started.asked == [{"do": "diagnose"}] and started.shown == []
     started.inquiry.take(0, record("failure", culprit=1, because=LOST, error=f"PeerLostError: {LOST}"))
-    assert started.inquiry.is_victim(0) and not started.inquiry.is_victim(1)
-    assert started.inquiry.explanations({0: [f"PeerLostError: {LOST}"]}) == [Complaint(0, 1, LOST)]
+    assert started.inquiry.records.is_victim(0) and not started.inquiry.records.is_victim(1)
+    assert started.inquiry.records.explanations({0: [f"PeerLostError: {LOST}"]}) == [Complaint(0, 1, LOST)]
     last = started.inquiry.conclude()
     assert f"ringrun diagnose {started.folder}" in last and (started.folder / "flight.1.json").exists()
 
@@ -142,7 +141,7 @@ def test_records_that_cannot_be_written_at_all(
     def fail(*_: object) -> None:
         raise problem
 
-    monkeypatch.setattr("ringrun.job.inquiry.keep_records", fail)
+    monkeypatch.setattr("ringrun.job.observing.keep_records", fail)
     started.inquiry.for_the_user()
     started.be_late()
     expected = f"The flight records could not be written: {text}. Name a folder with --diagnose-dir."

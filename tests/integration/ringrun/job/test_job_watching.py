@@ -9,10 +9,10 @@ from typing import Any, Callable, Collection, Dict, Iterator, List, Optional
 
 import pytest
 
-from ringrun.job import watching as module
+from ringrun.job import observing as module
 from ringrun.job.event_loop import Loop
 from ringrun.job.launch import prepare
-from ringrun.job.watching import ASK_S, LINE_S, Watching
+from ringrun.job.observing import ASK_S, LINE_S, Watching
 from ringrun.plan.observe import Observation
 from ringrun.plan.options import Options
 from ringrun.show.console import Console
@@ -67,7 +67,7 @@ class Started:
             SimpleNamespace(answered=False, alive=True, send=self.asked.append),
             SimpleNamespace(answered=True, alive=False, send=self.asked.append),
         ]
-        self.watching = Watching(job, links, self.loop, self.printer, self.console, True, self._diagnose)
+        self.watching = Watching(job, links, self.loop, self.printer, True, self._diagnose)
 
     def _diagnose(self) -> None:
         self.diagnosed += 1
@@ -175,7 +175,7 @@ def test_the_report_is_written_at_the_end(
     start: Callable[..., Started], tmp_path: Path, failure: Optional[str]
 ) -> None:
     job = start(Observation(report=tmp_path / "run.html"))
-    job.watching.linked([{"rank": 0, "peer": 1, "iface": "eth0", "peer_iface": "wlan0"}])
+    job.watching.history.linked([{"rank": 0, "peer": 1, "iface": "eth0", "peer_iface": "wlan0"}])
     assert job.watching.history.interfaces == {(0, 1): "eth0", (1, 0): "wlan0"}
     job.run(10)
     job.watching.stop()

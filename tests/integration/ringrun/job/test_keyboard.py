@@ -17,7 +17,7 @@ import signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 from ringcomm.clock import monotonic
 from ringrun.job.event_loop import Loop
-from ringrun.job.keyboard import Keys
+from ringrun.job.observing import Keys
 
 typed = []
 loop = Loop(monotonic)

@@ -13,7 +13,7 @@ import pytest
 
 from ringrun.agent import framing
 from ringrun.agent.threads import available_cores
-from ringrun.job import grace
+from ringrun.job import ending
 from ringrun.job.outcome import BROKEN_PIPE
 from ringrun.plan.job import Job
 from ringrun.reach.protocol import Frame
@@ -97,7 +97,7 @@ def test_one_rank_needs_no_rendezvous(job: Callable[..., Job]) -> None:
 def test_the_others_end_after_the_first_failure(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grace, "GRACE_S", 0.1)
+    monkeypatch.setattr(ending, "GRACE_S", 0.1)
     running = Running(job("[ $RANK = 1 ] && echo broken >&2 && exit 3; exec sleep 1000", hosts="a,b"))
     outcome = running.run()
     assert (outcome.exit_code, outcome.reason) == (3, "failure")
@@ -164,7 +164,7 @@ def test_an_agent_that_is_lost_before_the_ranks_run(job: Callable[..., Job]) -> 
 def test_a_host_that_says_what_it_may_not_ends_the_job_in_order(
     job: Callable[..., Job], events: List[Any], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grace, "GRACE_S", 0.1)
+    monkeypatch.setattr(ending, "GRACE_S", 0.1)
     argv = [sys.executable, "-c", AGENT, "never", *map(json.dumps, events)]
     running = Running(job("exec sleep 1000", hosts="a,localhost", argv=argv))
     outcome = running.run()
@@ -176,7 +176,7 @@ def test_a_host_that_says_what_it_may_not_ends_the_job_in_order(
 
 
 def test_a_host_that_is_lost_has_failed(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grace, "GRACE_S", 0.1)
+    monkeypatch.setattr(ending, "GRACE_S", 0.1)
     rendezvous = Rendezvous()
     program = "[ $RANK = 1 ] && kill -9 $PPID; exec sleep 1000"
     running = Running(job(program, hosts="a,localhost"), rendezvous)
@@ -190,7 +190,7 @@ def test_data_that_makes_no_sense_ends_the_link_of_a_host(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While ranks run, that is shown; the host counts as lost."""
-    monkeypatch.setattr(grace, "GRACE_S", 0.1)
+    monkeypatch.setattr(ending, "GRACE_S", 0.1)
     argv = [sys.executable, "-c", AGENT, '"do": "go"', json.dumps(READY)]
     running = Running(job("exec sleep 1000", hosts="a,b", argv=argv))
     outcome = running.run()
@@ -202,7 +202,7 @@ def test_data_that_makes_no_sense_ends_the_link_of_a_host(
 def test_a_cut_connection_is_named_by_the_rendezvous(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grace, "GRACE_S", 0.1)
+    monkeypatch.setattr(ending, "GRACE_S", 0.1)
     rendezvous = Rendezvous()
     running = Running(job(STAYS), rendezvous)
 
@@ -211,7 +211,7 @@ def test_a_cut_connection_is_named_by_the_rendezvous(
         detail = {"kind": "cut", "leaving": True}
         rendezvous.notify(notice("failed", "the network between a and b", culprit=1, detail=detail))
 
-    monkeypatch.setattr(grace, "LEAVING_S", 0.1)
+    monkeypatch.setattr(ending, "LEAVING_S", 0.1)
     running.once(cut, "up 0", "up 1")
     outcome = running.run()
     assert outcome.reason == "failure" and "the network between a and b" in outcome.report
@@ -221,7 +221,7 @@ def test_a_cut_connection_is_named_by_the_rendezvous(
 def test_a_rank_that_gets_no_processor_has_longer_to_explain_its_end(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grace, "GRACE_S", 0.1)
+    monkeypatch.setattr(ending, "GRACE_S", 0.1)
     running = Running(job("echo up $RANK; [ $RANK = 1 ] && sleep 0.2 && exit 3; sleep 1.5; exit 4"))
     record = {"type": "record", "format": 1, "reason": "silent", "state": "starved"}
 
@@ -266,7 +266,7 @@ class Full(Kept):
 
 def test_a_console_that_is_full_delays_the_ranks_only(job: Callable[..., Job]) -> None:
     running = Running(job("echo one; echo two", hosts="localhost"))
-    running.console = running.supervisor._console = running.supervisor._printer._console = Full()
+    running.console = running.supervisor.printer.console = Full()
     assert running.run().exit_code == 0
     assert running.console.lines == ["[localhost:0] one", "[localhost:0] two"] and running.console.left == 0
 

@@ -80,7 +80,7 @@ def test_ranks_that_do_not_end_in_time_are_named(job: Callable[..., Job]) -> Non
 
 
 def test_a_second_signal_does_not_wait(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringrun.job.supervise.INTERRUPT", ((2, 0.0), (15, 1000.0)))
+    monkeypatch.setattr("ringrun.job.ending.INTERRUPT", ((2, 0.0), (15, 1000.0)))
     running = Running(job("trap '' INT TERM; echo up $RANK; while :; do sleep 1000; done", hosts="localhost"))
 
     def react(text: str) -> None:

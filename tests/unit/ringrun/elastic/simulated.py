@@ -5,13 +5,8 @@ from __future__ import annotations
 from typing import Any, List, Optional, Tuple
 
 from ringrun.elastic.changes import Change
-from ringrun.elastic.limits import HostLimits
-from ringrun.elastic.membership import Membership
-from ringrun.elastic.places import (
-    OpenHost,
-    Say,
-    StartProcess,
-)
+from ringrun.elastic.job import HostLimits
+from ringrun.elastic.membership import Membership, OpenHost, Say, StartProcess
 from ringrun.plan.hosts import parse_hosts
 
 

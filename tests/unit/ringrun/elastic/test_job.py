@@ -1,16 +1,107 @@
+"""Elastic jobs as data: from options to limits, and the hosts and processes that are added."""
+
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Dict
 
 import pytest
 
-from ringrun.elastic.job import ElasticJob
+from ringcomm.errors import ConfigError
+from ringrun.elastic.job import (
+    ElasticJob,
+    HostLimits,
+    check_limits,
+    failed_text,
+    fixed_hosts,
+    limits_of,
+    refuse_without_effect,
+    timeout_text,
+)
 from ringrun.job.launch import prepare
 from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
 from ringrun.plan.ranks import Place
 
 HERE, FAR = HostSpec("localhost", slots=2), HostSpec("far")
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"min_np": 1, "max_np": 4}, ""),
+        ({"max_np": 2}, "--max-np 2 is less than --min-np 3"),
+        ({"min_np": 4}, "-np 3 is less than --min-np 4"),
+        ({"min_np": 1, "max_np": 2}, "-np 3 is more than --max-np 2"),
+    ],
+)
+def test_limits_that_contradict_each_other_are_refused(changes: Dict[str, Any], text: str) -> None:
+    limits = replace(HostLimits(3, 3), **changes)
+    if not text:
+        assert check_limits(limits) is limits
+        return
+    with pytest.raises(ConfigError, match=text):
+        check_limits(limits)
+
+
+@pytest.mark.parametrize("horovod, name", [(True, "Horovod"), (False, "ringrun")])
+def test_texts_that_programs_search_for(horovod: bool, name: str) -> None:
+    limits = HostLimits(3, 2, timeout_s=12.5, horovod=horovod)
+    failed = failed_text(limits, "jetson1", 1, 7)
+    assert failed.startswith(f"{name} detected that one or more processes exited with non-zero status")
+    assert failed.endswith("Process name: jetson1[1]\nExit code: 7")
+    late = timeout_text(limits, 2)
+    assert f"at least 2 {name} processes" in late and late.endswith("Timeout after 12.5 seconds.")
+
+
+@pytest.mark.parametrize(
+    ("options", "is_elastic"),
+    [({}, False), ({"max_np": 3}, False), ({"min_np": 1}, True), ({"host_discovery_script": "./h"}, True)],
+)
+def test_what_makes_a_job_elastic(options: Dict[str, Any], is_elastic: bool) -> None:
+    assert Options(**options).is_elastic is is_elastic
+
+
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        (Options(min_np=2), HostLimits(2, 2)),
+        (Options(np=3, min_np=2, max_np=4), HostLimits(3, 2, 4)),
+        (Options(host_discovery_script="./hosts.sh"), HostLimits(1, 1, script="./hosts.sh")),
+        (Options(np=4, host_discovery_script="./hosts.sh", slots_per_host=2),
+         HostLimits(4, 4, script="./hosts.sh", slots=2)),
+        (Options(min_np=1, horovod=True), HostLimits(1, 1, horovod=True)),
+    ],
+)  # fmt: skip
+def test_limits(options: Options, limits: HostLimits) -> None:
+    assert limits_of(options) == limits
+
+
+def test_an_option_that_would_have_no_effect() -> None:
+    with pytest.raises(ConfigError, match="^--max-np needs --min-np or --host-discovery-script"):
+        refuse_without_effect(Options(max_np=3))
+    refuse_without_effect(Options(min_np=1, max_np=3))
+
+
+@pytest.mark.parametrize(
+    ("options", "slots"),
+    [(Options(np=3, min_np=1), 3), (Options(min_np=1, max_np=4), 4), (Options(min_np=2), 2)],
+)
+def test_without_a_list_the_host_is_this_machine(options: Options, slots: int) -> None:
+    assert fixed_hosts(options, []) == [HostSpec("localhost", slots=slots)]
+
+
+@pytest.mark.parametrize(
+    ("specs", "np", "text"),
+    [
+        ([HostSpec("a")], 2, "The hosts have 1 slot, but the job needs 2"),
+        ([HostSpec("a"), HostSpec("b")], None, "The hosts have 2 slots, but the job needs 3"),
+    ],
+)
+def test_too_few_slots(specs: Any, np: Any, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        fixed_hosts(Options(np=np, min_np=3), specs)
+    assert text in str(caught.value)
 
 
 def elastic_job(**options: Any) -> ElasticJob:

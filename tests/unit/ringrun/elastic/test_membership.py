@@ -1,16 +1,27 @@
+"""Where the processes of an elastic job run: hosts, slots, exclusions, and the decisions."""
+
 from __future__ import annotations
 
-from ringrun.elastic.limits import HostLimits, failed_text, timeout_text
-from ringrun.elastic.membership import LEAVE_S, NO_HOST_REMAINS
-from ringrun.elastic.places import (
+from typing import List
+
+from ringrun.elastic.job import HostLimits, failed_text, timeout_text
+from ringrun.elastic.membership import (
+    LEAVE_S,
+    NEVER,
+    NO_HOST_REMAINS,
     CloseHost,
+    Cooldown,
     Exclude,
     Fail,
     Finish,
+    Host,
     OpenHost,
+    Phase,
+    Process,
     ReportExit,
     StartProcess,
     StopProcess,
+    describe_sources,
 )
 from ringrun.plan.hosts import HostSpec, parse_hosts
 from tests.unit.ringrun.elastic.simulated import Simulated, kinds, texts
@@ -288,3 +299,87 @@ def test_a_rank_that_fails_after_another_has_finished_is_a_failure() -> None:
     job.publish()
     assert job.exit(0, 0) == []
     assert kinds(job.exit(1, 9), Fail) == [Fail(failed_text(limits, "a", 1, 9))]
+
+
+# ---- hosts and exclusions ------------------------------------------------------------------------
+
+
+def exclusions(cooldown: Cooldown, count: int, was_member: bool = True) -> List[float]:
+    """The lengths of so many exclusions, one after the other."""
+    lengths: List[float] = []
+    now_s = 100.0
+    for _ in range(count):
+        cooldown.fail(now_s, was_member)
+        lengths.append(cooldown.until_s - now_s)
+        now_s = max(now_s, cooldown.until_s)
+    return lengths
+
+
+def test_a_failure_within_the_exclusion_does_not_lengthen_it() -> None:
+    cooldown = Cooldown(5.0)
+    cooldown.fail(0.0, True)
+    cooldown.fail(4.0, True)
+    assert (cooldown.excludes(4.9), cooldown.excludes(5.0)) == (True, False)
+
+
+def test_pauses_grow() -> None:
+    assert exclusions(Cooldown(1.0), 3) == [1, 1, 2]
+    assert exclusions(Cooldown(), 8) == [0, 1, 2, 4, 8, 16, 30, 30]
+
+
+def test_success_and_the_user_end_the_growth_of_pauses() -> None:
+    cooldown = Cooldown(quick_failures=3)
+    assert exclusions(cooldown, 2, was_member=False) == [0, 1]
+    cooldown.forgive()
+    assert exclusions(cooldown, 3, was_member=False) == [0, 1, NEVER]
+    cooldown.forgive()
+    assert not cooldown.excludes(0.0)
+
+
+def test_a_slot_whose_processes_never_join_is_given_up_and_others_are_not() -> None:
+    assert exclusions(Cooldown(quick_failures=3), 3, was_member=False) == [0, 1, NEVER]
+    assert exclusions(Cooldown(quick_failures=3), 4, was_member=True) == [0, 1, 2, 4]
+
+
+def host(name: str, limits: HostLimits = HostLimits(1, 1), slots: int = 2) -> Host:  # noqa: B008  it is frozen
+    made = Host(HostSpec(name, slots=slots), limits)
+    made.listed = True
+    return made
+
+
+def test_hosts_that_start_and_a_script() -> None:
+    opening, with_process, joined, leaving = hosts = [host(name) for name in "abcd"]
+    opening.phase = Phase.OPENING
+    for number, item in enumerate((with_process, joined, leaving)):
+        item.phase = Phase.READY
+        item.processes[0] = Process(number, item, 0)
+    joined.processes[0].joined = True
+    leaving.processes[0].leaving = "the user has removed its host"
+    assert describe_sources(hosts, "./hosts.sh", 0.0) == (
+        " (a is starting; b is starting; ./hosts.sh may name other hosts)"
+    )
+
+
+def test_hosts_that_are_excluded() -> None:
+    for_a_while, gone = host("b"), host("c")
+    gone.listed = False
+    for item in (for_a_while, gone):
+        item.phase = Phase.READY
+        item.cooldown.fail(5.0, True)
+    assert describe_sources([for_a_while, gone], "", 5.2) == " (b is excluded for 1 s more)"
+    assert describe_sources([for_a_while], "", 6.0) == ""
+
+
+def test_a_host_has_the_capacity_of_its_slots_until_its_agent_has_answered() -> None:
+    made = host("a", slots=3)
+    made.phase = Phase.OPENING
+    assert (made.capacity(0.0), made.free_slots(0.0), made.may_start_soon) == (3, [], True)
+    made.phase = Phase.READY
+    made.processes[1] = Process(0, made, 1)
+    free: List[int] = made.free_slots(0.0)
+    assert (free, made.capacity(0.0), made.may_start_soon) == ([0, 2], 3, False)
+    for at_s in (0.0, 10.0, 20.0):
+        made.slot_cooldown(0).fail(at_s, False)
+    assert (made.free_slots(1e9), made.capacity(1e9)) == ([2], 2)
+    made.forgive()
+    assert made.free_slots(20.0) == [0, 2]

@@ -11,7 +11,7 @@ from ringcomm.errors import ProtocolError
 from ringrun.agent import framing
 from ringrun.diagnosis.failure_report import host_problem
 from ringrun.job.launch import prepare
-from ringrun.job.supervise import Supervisor
+from ringrun.job.supervise import FixedRanks, Supervisor
 from ringrun.plan.options import Options
 from ringrun.plan.reaching import last_lines
 from ringrun.reach.incoming import Incoming, event_facts
@@ -27,10 +27,11 @@ EXIT = {"event": "exit", "code": 0, "signal": None, "sent": 0}
 
 @pytest.fixture
 def supervisor() -> Iterator[Supervisor]:
-    made = Supervisor(prepare(Options(hosts="here,there"), ["true"]), Console())
-    made._ranks = [{0}, {1}]
+    made = Supervisor(prepare(Options(hosts="here,there"), ["true"]), Console(), FixedRanks)
+    for rank, host in enumerate(made.hosts):
+        host.ranks = {rank}
     yield made
-    made._loop.close()
+    made.loop.close()
 
 
 def event(rank: int, **facts: Any) -> Frame:
@@ -88,7 +89,7 @@ def test_an_agent_that_says_what_it_may_not_is_refused_with_a_sentence(
     with pytest.raises(ProtocolError) as caught:
         supervisor.received(supervisor.job.hosts[0], frame)
     assert len(str(caught.value).splitlines()) == 1 and str(caught.value).isprintable()
-    assert not supervisor._failure.exits and not supervisor._ready and not supervisor._results
+    assert not supervisor.failure.exits and not supervisor.hosts[0].ready and not supervisor._results
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def record(reason: str, **more: Any) -> bytes:
 
 def test_numbers_of_a_rank_are_kept(supervisor: Supervisor) -> None:
     supervisor.received(supervisor.job.hosts[0], Frame(framing.NUMBERS, 0, report(0, 1.0, steps=3)))
-    history = supervisor._watching.history
+    history = supervisor.watching.history
     for rank in (0, 1):
         data = report(rank, 9.0, generation=1 << 40)
         supervisor.received(supervisor.job.hosts[1], Frame(framing.NUMBERS, 1, data))
@@ -160,8 +161,8 @@ def test_a_rank_that_says_goodbye_may_be_the_cause(supervisor: Supervisor) -> No
     failed = record("failure", culprit=0, because="rank 0 was lost", error="PeerLostError: rank 0 was lost")
     for data in (failed, record("ended", generation=1)):
         supervisor.received(there, Frame(framing.RECORD, 1, data))
-    assert supervisor._grace.leaving == set()
+    assert supervisor.ending.leaving == set()
     supervisor.received(here, Frame(framing.RECORD, 0, record("asked")))
-    assert supervisor._grace.leaving == set()
+    assert supervisor.ending.leaving == set()
     supervisor.received(here, Frame(framing.RECORD, 0, record("ended", generation=1)))
-    assert supervisor._grace.leaving == {0}
+    assert supervisor.ending.leaving == {0}

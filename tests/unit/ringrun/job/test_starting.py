@@ -6,8 +6,8 @@ from typing import Any, List
 
 import pytest
 
+from ringrun.job.agents import failed_start, not_ready_text
 from ringrun.job.launch import prepare
-from ringrun.job.starting import failed_start, not_ready_text
 from ringrun.plan.command import parse_command
 from ringrun.plan.job import HostJob
 from ringrun.plan.options import Options

@@ -6,8 +6,7 @@ import threading
 from typing import Dict, Optional
 
 from ringcomm.errors import ConfigError
-from ringrun.elastic.discovery import parse_discovered
-from ringrun.job.discovery import SCRIPT_LIMIT_S, ScriptError, run_script
+from ringrun.elastic.discovery import SCRIPT_LIMIT_S, ScriptError, parse_discovered, run_script
 
 
 class HostDiscovery:

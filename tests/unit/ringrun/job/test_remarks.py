@@ -1,15 +1,16 @@
+"""Messages about a running job, and remarks about one that has succeeded."""
+
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, List, Sequence
 
 import pytest
 
-from ringcomm.config import Settings
 from ringcomm.rendezvous.actions import Notice
 from ringrun.job.launch import prepare
-from ringrun.job.notices import REFUSALS_SHOWN, Notices
-from ringrun.job.outcome import Outcome
+from ringrun.job.outcome import REFUSALS_SHOWN, Notices, Outcome, missing_timeline
 from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
 
@@ -23,15 +24,12 @@ class Screen:
     def show(self, text: str) -> None:
         self.lines.append(text)
 
-    note = show
-
 
 def notices(
     verbose: bool = False, hosts: str = "a,b", command: Sequence[str] = ("true",), **settings: Any
 ) -> Any:
     values = from_values(settings)
     job = prepare(Options(hosts=hosts, verbose=verbose, setting_values=values), command, {})
-    assert isinstance(job.settings, Settings)
     screen: Any = Screen()
     return Notices(job, screen), screen.lines
 
@@ -44,20 +42,14 @@ def test_warnings_are_shown_and_the_rest_only_on_request() -> None:
         assert lines == shown
 
 
-def test_of_many_refusals_the_first_are_shown() -> None:
+def test_of_many_refusals_the_first_are_shown_and_each_text_once() -> None:
     found, lines = notices()
     for number in range(REFUSALS_SHOWN + 3):
-        found.take(Notice("refused", f"peer {number}"))
+        for _ in range(2):
+            found.take(Notice("refused", f"peer {number}"))
     assert len(lines) == REFUSALS_SHOWN
     assert lines[0] == "peer 0"
     assert lines[-1] == f"peer {REFUSALS_SHOWN - 1} (further ones are not shown)"
-
-
-def test_a_process_that_tries_again_is_refused_in_one_line() -> None:
-    found, lines = notices()
-    for _ in range(5):
-        found.take(Notice("refused", "refused a process that asked to join: this job has failed"))
-    assert lines == ["refused a process that asked to join: this job has failed"]
 
 
 def test_the_interpreter_of_a_host_is_named_if_it_is_another_one() -> None:
@@ -115,3 +107,29 @@ def test_programs_that_import_ringcomm_and_never_join_have_trained_alone(
         found.exited({"joined": joined})
     found.conclude(Outcome(0, "", "done"))
     assert any("each trained alone" in line for line in lines) is told
+
+
+BEGAN_S = 1e9
+
+
+@pytest.mark.parametrize(
+    ("hosts", "timeline", "written_s", "is_missing"),
+    [
+        ("localhost,far", "trace.json", None, True),
+        ("localhost,far", "trace.json", -3.0, True),
+        ("localhost,far", "trace.json", -1.0, False),  # a file system may keep times in steps of two seconds
+        ("localhost,far", "trace.json", 60.0, False),
+        ("localhost,far", "", None, False),
+        ("far,localhost", "trace.json", None, False),  # rank 0 is elsewhere
+    ],
+)
+def test_a_timeline_that_was_requested_and_not_written_is_named(
+    tmp_path: Path, hosts: str, timeline: str, written_s: Any, is_missing: bool
+) -> None:
+    path = tmp_path / "trace.json"
+    if written_s is not None:
+        path.touch()
+        os.utime(path, (BEGAN_S + written_s, BEGAN_S + written_s))
+    options = Options(hosts=hosts, cwd=(str(tmp_path),), setting_values=from_values({"timeline": timeline}))
+    text = missing_timeline(prepare(options, ["true"], {"PATH": "/"}), BEGAN_S, [0])
+    assert text.startswith(f"No timeline was written to {path}. Has rank 0 called") is is_missing
