@@ -179,7 +179,7 @@ def diagnose(folder: str) -> None:
     They show which ranks waited for which. FOLDER is the one that ringrun has named. Exit code 1 if a file
     is damaged, 2 if there is none.
     """
-    from .diagnosis.diagnose import diagnose_folder
+    from .diagnosis.records import diagnose_folder
 
     answer(lambda: diagnose_folder(Path(folder)), failed=2)
 

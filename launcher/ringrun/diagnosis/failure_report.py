@@ -247,88 +247,71 @@ def problems_box(problems: Mapping[str, str], waiting: Sequence[str], failed: in
     return box(title, paragraphs, "exit code 1")
 
 
+_PROBLEMS = {
+    "cwd": "there is no directory {path}{here}. Ranks start in the directory that ringrun was started in. "
+    "Make it, send it along with --ship, or name another one with --cwd {host}=PATH, or with cwd=PATH in "
+    "the hostfile.",
+    "interpreter": "there is no Python at {path}{here}. {other_python}",
+    "script": "there is no script {path}{here}. Copy it there (rsync -a, or a shared directory), send it "
+    "along with --ship, or name the directory that it is in with --cwd {host}=PATH.",
+    "script here": "there is no script {path}. Check its name, and the directory that you are in.",
+    "program": "there is no program {path} in PATH{here}, or it may not be run. Install it, or give its "
+    "full path. If it is a host: hosts are separated by commas (-H localhost,host1).",
+    "program path": "{path} is no program{here}: no such file, a directory, or one without chmod +x.",
+    "shadow": "{path} is next to what the ranks run, so `import horovod` would find that and not ringcomm. "
+    "Move or rename it, or leave out --horovod.",
+    "write": "{option}: {path} cannot be written: {why}. Name another file.",
+    "package": "what was sent to it could not be unpacked: {why}. Make room in one of these directories.",
+    "start": "{path} could not be started: {why}.",
+    "start too long": "{path} could not be started: {why}. --no-env passes none of this shell's variables, "
+    "-x NAME one.",
+    "old": "{path} is Python {version}, and ringcomm needs 3.8 or newer. {other_python}",
+    "missing": "{python} cannot import {missing} ({found_why}). Install it there: `{python} -m pip install "
+    "{missing}`. {other_python}",
+    "missing provisioned": "{python} cannot import {missing} ({found_why}). Install it there: `{python} -m "
+    "pip install {missing}`, or let ringrun send it (--provision). {other_python}",
+    "missing own": "{python} cannot import {missing} ({found_why}). {install} {other_python}",
+    "bytecode": "{python} is Python {version}, but the function comes from Python {wanted} here. Functions "
+    "travel as bytecode, which only the same minor version can run. Use the same one on all hosts, or put "
+    "the function into a script and start that with ringrun. {other_python}",
+    "version": "ringcomm {ringcomm} is installed there ({ringcomm_at}), but here it is {wanted}; all ranks "
+    "need the same. {install} {other_python}",
+    "check": "{path} could not import numpy and ringcomm in a trial run ({how}). It said: {said}. Try by "
+    "hand: {path} -c 'import numpy, ringcomm' {other_python}",
+}
+"""Problems of hosts by kind (:mod:`ringrun.agent.checks`), with remedies."""
+
+
 def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Callable[[str], str]) -> str:
-    """Return an agent's ``problem`` event (:mod:`ringrun.agent.checks`) as a paragraph with a remedy;
-    `install` tells how to give an interpreter there this machine's ringcomm.
+    """Return an agent's ``problem`` event as a paragraph with a remedy; `install` tells how to give an
+    interpreter there this machine's ringcomm.
     """
-    path = facts["path"]
-    there = f"{host}: there is no"
-    here = "" if is_local else " over there"
-    kind = facts["problem"]
-    if kind == "cwd":
-        return (
-            f"{there} directory {path}{here}. Ranks start in the directory that ringrun was started in. Make "
-            f"it, send it along with --ship, or name another one with --cwd {host}=PATH, or with cwd=PATH in "
-            "the hostfile."
-        )
-    if kind == "interpreter":
-        return f"{there} Python at {path}{here}. {other_python(host)}"
-    if kind == "script" and is_local:
-        return f"{there} script {path}. Check its name, and the directory that you are in."
-    if kind == "script":
-        return (
-            f"{there} script {path}{here}. Copy it there (rsync -a, or a shared directory), send it along "
-            f"with --ship, or name the directory that it is in with --cwd {host}=PATH."
-        )
-    if kind == "program" and "/" in path:
-        return f"{host}: {path} is no program{here}: no such file, a directory, or one without chmod +x."
-    if kind == "program":
-        return (
-            f"{there} program {path} in PATH{here}, or it may not be run. Install it, or give its full path. "
-            "If it is a host: hosts are separated by commas (-H localhost,host1)."
-        )
-    if kind == "shadow":
-        return (
-            f"{host}: {path} is next to what the ranks run, so `import horovod` would find that and not "
-            "ringcomm. Move or rename it, or leave out --horovod."
-        )
-    if kind == "write":
-        return f"{host}: {facts['option']}: {path} cannot be written: {facts['why']}. Name another file."
-    if kind == "package":
-        return (
-            f"{host}: what was sent to it could not be unpacked: {facts['why']}. Make room in one of these "
-            "directories."
-        )
-    if kind == "start":
-        too_many = f"[Errno {errno.E2BIG}]" in facts["why"]
-        remedy = " --no-env passes none of this shell's variables, -x NAME one." if too_many else ""
-        return f"{host}: {path} could not be started: {facts['why']}.{remedy}"
-    return f"{host}: {_interpreter_problem(facts, install)} {other_python(host)}"
+    kind, found = facts["problem"], facts.get("found", {})
+    python, missing = found.get("python") or facts["path"], found.get("missing")
+    variants = {
+        "script here": is_local,
+        "program path": "/" in facts["path"],
+        "start too long": f"[Errno {errno.E2BIG}]" in facts.get("why", ""),
+        "missing provisioned": missing in PROVISIONED,
+        "missing own": missing in ("ringcomm", "ringrun"),
+    }
+    chosen = next((name for name, holds in variants.items() if holds and name.split()[0] == kind), kind)
+    values = {"ringcomm_at": None, **found, **facts, "found_why": found.get("why")}
+    if kind == "check":
+        values.update(_trial_run(facts))
+    values.update(
+        host=host, here="" if is_local else " over there", python=python, install=install(python),
+        other_python=other_python(host),
+    )  # fmt: skip
+    return f"{host}: {_PROBLEMS[chosen].format_map(values)}"
 
 
-def _interpreter_problem(facts: Dict[str, Any], install: Callable[[str], str]) -> str:
-    """Return the problem of the Python that the ranks would run."""
-    path, found = facts["path"], facts.get("found", {})
-    python = found.get("python") or path
-    if facts["problem"] == "old":
-        return f"{path} is Python {found['version']}, and ringcomm needs 3.8 or newer."
-    if facts["problem"] == "missing":
-        remedy = f"Install it there: `{python} -m pip install {found['missing']}`"
-        remedy += ", or let ringrun send it (--provision)." if found["missing"] in PROVISIONED else "."
-        if found["missing"] in ("ringcomm", "ringrun"):
-            remedy = install(python)
-        return f"{python} cannot import {found['missing']} ({found['why']}). {remedy}"
-    if facts["problem"] == "bytecode":
-        return (
-            f"{python} is Python {found['version']}, but the function comes from Python {facts['wanted']} "
-            "here. Functions travel as bytecode, which only the same minor version can run. Use the same one "
-            "on all hosts, or put the function into a script and start that with ringrun."
-        )
-    if facts["problem"] == "version":
-        return (
-            f"ringcomm {found['ringcomm']} is installed there ({found.get('ringcomm_at')}), but here it is "
-            f"{facts['wanted']}; all ranks need the same. {install(python)}"
-        )
+def _trial_run(facts: Mapping[str, Any]) -> Dict[str, str]:
+    """Return how a trial run ended, and what it said."""
     how = (
-        f"exit code {facts['code']}"
-        if facts["signal"] is None
+        f"no answer within {CHECK_LIMIT_S:g} s" if facts["sent"]
+        else f"exit code {facts['code']}" if facts["signal"] is None
         else f"ended by {signal_name(facts['signal'])}"
-    )
-    if facts["sent"]:
-        how = f"no answer within {CHECK_LIMIT_S:g} s"
+    )  # fmt: skip
     said = "; ".join(line.strip() for line in facts["text"].splitlines()[-3:] if line.strip())
-    said = quoted(said) if said else NOTHING
-    return (
-        f"{path} could not import numpy and ringcomm in a trial run ({how}). It said: {said}. "
-        f"Try by hand: {path} -c 'import numpy, ringcomm'"
-    )
+    return {"how": how, "said": quoted(said) if said else NOTHING}

@@ -1,8 +1,18 @@
-"""Explanations of other packages' errors whose cause is known and not in the error. Pure."""
+"""Remedies for errors of programs whose cause is known and not in the error: errors of other packages, files
+of this machine that a host lacks, and files that have the name of a module.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
+import shlex
+from pathlib import Path
+from typing import Iterator, Sequence
+
+from ..plan.job import HostJob, Job
+from .tracebacks import traceback_lines
 
 _KERAS_2 = re.compile(
     r"keras\.optimizers\.legacy` is not supported in Keras 3"
@@ -79,3 +89,95 @@ def hint_of(traceback: str) -> str:
     if found is not None and found[2] in _KEYWORDS:
         return f"ringcomm's {found[1]}() has no argument {found[2]!r}: {_KEYWORDS[found[2]]}."
     return ""
+
+
+# -- files of this machine --------------------------------------------------------------------
+
+_MISSING = re.compile(
+    r"no such file|not ?found|does ?n[o']t exist|errno = 2\b|(can|could) ?n[o']t (find|open)|unable to open",
+    re.I,
+)
+_QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
+_PATH_LIKE = re.compile(r"[/.]")
+
+
+def local_file_hint(job: Job, host: HostJob, lines: Sequence[str]) -> str:
+    """Return a paragraph if a rank failed because its host lacks a file of this machine, or ""; `lines` are
+    the end of its stderr.
+    """
+    if host.is_local:
+        return ""
+    found = traceback_lines(lines)[1:] or lines[-5:]
+    error = "\n".join(line for line in found if not line.startswith("  "))
+    if not _MISSING.search(error):
+        return ""
+    tree = job.tree if host.gets_code else None
+    sent = set() if tree is None else {str(tree.root / file[0]) for file in tree.files}
+    paths = (_here(job, host, name) for name in _names(error))
+    path = next((path for path in paths if path.name and str(path) not in sent), None)
+    if path is None:
+        return ""
+    target = f"{host.planned.spec.target}:{path.parent}/"
+    copy = f"rsync -a {shlex.quote(str(path))} {shlex.quote(target)}"
+    if tree is not None:
+        why = f" --ship does not send it: {tree.why_not_sent(path)}."
+        remedy = f"Copy it there, to the same path (`{copy}`), and have the program use the absolute path"
+    else:
+        why, remedy = "", f"Copy it there (`{copy}`), or send the directory of the program along with --ship"
+    return (
+        f"{path} is on this machine, but not on {host.name}: each rank reads the files of its own host.{why} "
+        f"{remedy}, or use a directory that all hosts share. What rank 0 has written in this job, rank 0 "
+        "can read and broadcast."
+    )
+
+
+def _names(error: str) -> Iterator[str]:
+    """Yield the words of an error that may be paths, quoted ones first."""
+    yield from (one or other for one, other in _QUOTED.findall(error))
+    bare = (item.strip("'\"`:;,()[]") for item in error.split())
+    yield from (word for word in bare if _PATH_LIKE.search(word))
+
+
+def _here(job: Job, host: HostJob, name: str) -> Path:
+    """Return the absolute path on this machine for a name on a host; an empty path if there is no file."""
+    name = name.rstrip(".")
+    folder = f"/{job.folder or job.id}-{host.index}/"
+    if folder in name and job.tree is not None:
+        name = str(job.tree.root / name.partition(folder)[2])
+    there = len(name) > 1 and os.path.exists(name)  # noqa: PTH110  also of names that are too long
+    return Path(os.path.abspath(name)) if there else Path()  # noqa: PTH100  links stay
+
+
+# -- names of modules -------------------------------------------------------------------------
+
+_MODULE = re.compile(
+    r"module '(?P<a>\w+)[.\w]*' has no attribute"
+    r"|'(?P<b>\w+)' is not a package"
+    r"|cannot import name '\w+' from (?:partially initialized module )?'(?P<c>\w+)"
+)
+"""Errors caused by another module of the same name."""
+
+
+def shadow_hint(text: str, folder: Path) -> str:
+    """Return a paragraph if an error with its traceback comes from a file named like another module, or "";
+    `folder` is the script's, where Python looks for modules first.
+    """
+    names = {name for found in _MODULE.finditer(text) for name in found.groups() if name}
+    for name in sorted(names):
+        for path in (folder / f"{name}.py", folder / name / "__init__.py"):
+            if path.is_file() and _is_elsewhere(name, path):
+                shown = (path if path.stem == name else path.parent).absolute()
+                return (
+                    f"{shown} has the name of the module {name}, and is imported instead of it, because it "
+                    "is beside the script. Rename it."
+                )
+    return ""
+
+
+def _is_elsewhere(name: str, path: Path) -> bool:
+    """Return whether there is another module of that name."""
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    return found is not None and (found.origin is None or Path(found.origin).resolve() != path.resolve())

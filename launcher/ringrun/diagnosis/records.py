@@ -255,3 +255,14 @@ def _read(path: Path) -> Any:
         return (problem.strerror or str(problem)).lower()
     except ValueError as problem:
         return str(problem)
+
+
+def diagnose_folder(folder: Path) -> Tuple[str, int]:
+    """Return the user's text and the exit code, 1 if a file is not valid. ConfigError without a record."""
+    reports, bad = read_records(folder)
+    paragraphs: List[str] = []
+    if reports:
+        paragraphs.append("\n".join(diagnose(reports)))
+    if bad:
+        paragraphs.append("\n".join(bad))
+    return "\n\n".join(paragraphs) + "\n", 1 if bad else 0

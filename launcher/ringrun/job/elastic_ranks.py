@@ -16,7 +16,7 @@ from ringcomm.rendezvous.actions import Notice
 from ..agent import processes, threads
 from ..diagnosis.failure_report import missing_module_hint
 from ..diagnosis.first_failure import Exit
-from ..diagnosis.local_files import local_file_hint
+from ..diagnosis.hints import local_file_hint
 from ..diagnosis.tracebacks import last_error, traceback_lines
 from ..elastic.changes import change_of
 from ..elastic.discovery import Discovery, host_key

@@ -13,8 +13,7 @@ from ringcomm.rendezvous.actions import Notice
 from ..agent import binding
 from ..diagnosis import failure_report
 from ..diagnosis.first_failure import Cause, Exit, FirstFailure
-from ..diagnosis.local_files import local_file_hint
-from ..diagnosis.shadowing import shadow_hint
+from ..diagnosis.hints import local_file_hint, shadow_hint
 from ..diagnosis.tracebacks import is_shown_whole, traceback_lines
 from ..elastic.changes import describe_history
 from ..plan.job import HostJob, Job

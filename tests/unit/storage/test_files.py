@@ -12,8 +12,7 @@ from ringcomm.errors import ConfigError
 from ringcomm.job.timeline import TraceFile
 from ringcomm.storage.files import new_file, open_named, read_file, write_file
 from ringcomm.storage.folders import own_folder
-from ringrun.diagnosis.diagnose import diagnose_folder
-from ringrun.diagnosis.records import write_records
+from ringrun.diagnosis.records import diagnose_folder, write_records
 
 OTHER_USER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

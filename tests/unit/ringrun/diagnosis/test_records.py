@@ -13,11 +13,11 @@ import pytest
 from ringcomm.errors import ConfigError
 from ringrun.agent.cleaning import RECORDS
 from ringrun.diagnosis import records as records_module
-from ringrun.diagnosis.diagnose import diagnose_folder
 from ringrun.diagnosis.first_failure import Complaint, Exit
 from ringrun.diagnosis.records import (
     KEPT_FOLDERS,
     Records,
+    diagnose_folder,
     explain,
     has_operations,
     keep_records,
