@@ -12,8 +12,7 @@ import pytest
 
 from tests.hosts.job import Job
 from tests.hosts.netlab import Lab
-from tests.proc.test_elastic_launcher import command
-from tests.proc.test_elastic_launcher_jobs import PROGRAM, endings, starts
+from tests.proc.test_elastic_launcher_jobs import PROGRAM, command, endings, starts
 
 THREE = "localhost,jetson1,jetson2"
 pytestmark = pytest.mark.timeout(300)

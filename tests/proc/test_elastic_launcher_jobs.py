@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Dict, List
 
 import pytest
 
-from tests.proc.test_elastic_launcher import command, environment, script
-from tests.proc.test_ringrun_support import ROOT, Launched, ringrun
+from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched, ringrun
 
 PROGRAM = str(ROOT / "tests" / "proc" / "programs" / "elastic_steps.py")
 LIMIT_S = 60.0
+
+
+def environment(folder: Path) -> Dict[str, str]:
+    """Variables that keep a job's control socket away from those of other tests."""
+    return {"XDG_RUNTIME_DIR": str(folder)}
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """``ringrun add`` or ``ringrun drop``."""
+    env = {**os.environ, "PYTHONPATH": SOURCES, **environment(folder)}
+    return subprocess.run(
+        [sys.executable, "-m", "ringrun", *words], env=env, capture_output=True, text=True, timeout=LIMIT_S
+    )
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
 def starts(out: str) -> Dict[int, List[str]]:
@@ -73,15 +94,6 @@ def test_a_killed_rank_is_replaced_and_the_others_go_on_in_their_processes() -> 
     assert len(found[3]) == 1
     assert all(len(each) == 1 for each in pids(done.out).values())
     assert endings(done.out) == 3
-
-
-@pytest.mark.release
-def test_rank_0_that_fails_is_replaced_like_any_other() -> None:
-    done = ringrun("-np", "2", "--min-np", "1", PROGRAM, env={"DIE": "0:5:error", "UNTIL": "2"})
-    assert done.process.returncode == 0, done.err
-    cause = "uncaught ValueError: member 0 has a bug at step 5"
-    assert f"rank 0 (localhost) lost: {cause}; going on with " in done.err  # 1 rank, or 2 by then
-    assert endings(done.out) == 2
 
 
 @pytest.mark.full

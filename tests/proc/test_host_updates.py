@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proc.test_elastic_launcher import script
+from tests.proc.test_elastic_launcher_jobs import script
 from tests.proc.test_ringrun_support import Launched
 
 PROGRAM = """

@@ -12,7 +12,7 @@ from typing import Dict, Iterator
 
 import pytest
 
-from ringrun.job.job_commands import RunningJob, describe_jobs, jobs_of
+from ringrun.job.job_commands import jobs_of
 from tests.proc.test_ringrun_support import LIMIT_S, SOURCES, Launched
 
 SLEEP = [sys.executable, "-c", "print('here', flush=True); import time; time.sleep(600)"]
@@ -71,17 +71,3 @@ def test_jobs_are_listed_and_one_is_ended(runtime: str) -> None:
     assert answered(runtime, b"y\n", "stop") == 0
     assert other.finish() == 143
     assert jobs_of(Path(runtime) / "ringrun") == ([], [])
-
-
-def test_a_directory_that_cannot_be_used_is_no_obstacle(tmp_path: Path) -> None:
-    job = Launched("-np", "1", sys.executable, "-c", "print('done')",
-                   env={"XDG_RUNTIME_DIR": str(tmp_path / ("x" * 120))})  # fmt: skip
-    (tmp_path / ("x" * 120)).mkdir()
-    assert job.finish() == 0 and "done" in job.out and "socket" not in job.err
-
-
-def test_the_table() -> None:
-    job = RunningJob("0123456789abcdef", 7, "bad\x1b[2J", 3, ["desk", "jetson1"], 1000.0, False)
-    text = describe_jobs([job, job._replace(began_at=-9000.0)], 1075.0)
-    assert "01234567  7    3      1 min 15 s" in text and "desk,jetson1" in text and "2 h 47 min" in text
-    assert "\x1b" not in text

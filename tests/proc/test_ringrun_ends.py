@@ -80,14 +80,6 @@ def test_guard_and_agent_killed_together(stubborn: Launched) -> None:
     assert left == []
 
 
-@pytest.mark.release
-def test_ctrl_c_once(stubborn: Launched) -> None:
-    began = time.monotonic()
-    stubborn.process.send_signal(signal.SIGINT)
-    assert stubborn.finish(WITHIN_S) == 130
-    assert time.monotonic() - began > 2.0, "they got no time to end by themselves"
-
-
 def test_ctrl_c_twice(stubborn: Launched) -> None:
     """That it does not wait is shown in ``tests/integration/ringrun/job/test_user_ends_job.py``."""
     stubborn.process.send_signal(signal.SIGINT)

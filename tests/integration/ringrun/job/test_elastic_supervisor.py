@@ -93,6 +93,13 @@ def test_a_job_without_changes(job: Callable[..., Running], folder: Path) -> Non
     assert "ringrun: 2 ranks\n" in running.console.text, "the table of links"
 
 
+def test_a_program_that_does_not_use_ringcomm_ends_well(job: Callable[..., Running]) -> None:
+    running = job("echo $RINGCOMM_MEMBER of $RINGCOMM_SIZE: $RINGCOMM_ELASTIC", size=99, min_np=2)
+    outcome = running.run()
+    assert (outcome.exit_code, outcome.reason, outcome.report) == (0, "done", "")
+    assert running.console.lines == ["[local:0] 0 of 2: 1", "[local:1] 1 of 2: 1"]
+
+
 def test_a_process_that_fails_is_started_again(job: Callable[..., Running], folder: Path) -> None:
     running = job(f"[ $RINGCOMM_MEMBER = 0 ] && exit 3; {WAIT}", report="page.html")
     running.server.react = enough(folder, 2)
@@ -171,6 +178,12 @@ def test_the_hosts_of_a_script(job: Callable[..., Running], folder: Path) -> Non
     running.server.react = enough(folder, 1)
     assert running.run().exit_code == 0
     assert [host.name for host in running.job.hosts] == ["local"]
+
+
+def test_a_first_failure_of_the_script_ends_the_job(job: Callable[..., Running]) -> None:
+    outcome = job(STAYS, hosts=None, host_discovery_script="echo it is broken >&2; exit 5").run()
+    assert (outcome.exit_code, outcome.reason) == (1, "failure")
+    assert "failed at its first run" in outcome.report and "exit code 5: it is broken" in outcome.report
 
 
 def test_no_host_starts(job: Callable[..., Running]) -> None:
