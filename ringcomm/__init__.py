@@ -10,7 +10,6 @@
 Start it on several machines with ``ringrun -np 3 -H localhost,jetson1,jetson2 train.py``.
 """
 
-import difflib as _difflib
 import importlib as _importlib
 import typing as _typing
 
@@ -152,8 +151,9 @@ def __getattr__(name: str) -> _typing.Any:
         return found
     if name == "run":  # of the launcher, which is imported when it is used
         return _importlib.import_module("ringrun.function").run
-    close = _difflib.get_close_matches(name, _NAMES, 1, 0.75)
-    meant = _OTHER_NAMES.get(name) or (f"rc.{close[0]}" if close and not name.startswith("_") else "")
+    nearest = _importlib.import_module("ringcomm.configuration.hints").nearest
+    close = "" if name.startswith("_") else nearest(name, _NAMES, 0.75)
+    meant = _OTHER_NAMES.get(name) or (f"rc.{close}" if close else "")
     hint = f": {meant} does this" if name in _OTHER_NAMES else f". Did you mean {meant}?" if meant else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 

@@ -12,13 +12,13 @@ from typing import List, Mapping, Optional, Tuple
 
 from .configuration import environment
 from .configuration.environment import PREFIX as PREFIX
+from .configuration.hints import misspelt
 from .configuration.membership import Membership as Membership
 from .configuration.membership import Slot as Slot
 from .configuration.membership import key_of, slot_of
 from .configuration.settings import Settings as Settings
 from .configuration.settings import parse_setting as parse_setting
 from .configuration.settings import tunables as tunables
-from .configuration.unknown_settings import misspelt
 from .configuration.variables import MEMBERSHIP_VARIABLES, env_rendezvous, launchers_rank, torchrun
 
 

@@ -6,13 +6,10 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
-import shutil
 import signal
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 import click
@@ -29,8 +26,8 @@ from .flags import (
     with_project_option,
     write_options,
 )  # fmt: skip
+from .hints import misplaced_options, missing_program
 from .plan import mpirun, pasted
-from .plan.command import Command, misplaced_options
 from .plan.options import INSTEAD, Options
 from .project import with_project
 from .show.visible import visible
@@ -168,13 +165,6 @@ _NOTES = (
 """Further text of ``--help-all``."""
 _NO_OPTION = ("--", "-", "-m")
 """Words that begin like options, and end ringrun's options."""
-_MEANT = {
-    **dict.fromkeys(("jobs", "list", "status"), "ps"),
-    **dict.fromkeys(("launch", "run", "start"), "train.py"),
-    **dict.fromkeys(("log", "logs"), "--output-dir FOLDER train.py"),
-    "cancel": "stop JOB", "help": "--help", "version": "--version",
-}  # fmt: skip
-"""ringrun's words for subcommands of other launchers."""
 _EVERYTHING = "ringrun.everything"
 """The key in click's context that is present if the help lists all options."""
 _HOSTS = "ringrun.hosts"
@@ -250,8 +240,16 @@ def _run_job(
 
     job = prepare(options, command, say=note, joined=joined)
     _compare_hosts(click.get_current_context().meta.get(_HOSTS), job)
-    _refuse_misspelt(job)
-    for option in _misplaced(job.command):
+    meant = missing_program(job, list(commands.commands))
+    if meant:
+        from ringcomm.errors import ConfigError
+
+        raise ConfigError(f"There is no {meant[0]}. Did you mean `{meant[1]}`?")
+    own = {
+        name for option in ringrun.params if not getattr(option, "hidden", False)
+        for name in (*option.opts, *option.secondary_opts) if name.startswith("--") or name in ("-np", "-H")
+    }  # fmt: skip
+    for option in misplaced_options(job.command, own):
         text = f"{option} is after {job.command.shown}, so that gets it; options of ringrun come before it"
         click.echo(f"ringrun: {text}", err=True)
     if dry_run:
@@ -280,48 +278,6 @@ def _compare_hosts(requested: Optional[Tuple[str, int]], job: Job) -> None:
         "on one of them and starts the ranks of all by ssh: name them, as in -H localhost,host2 (with slots, "
         f"host2:4), or leave {option} out."
     )
-
-
-def _refuse_misspelt(job: Job) -> None:
-    """Refuse a program that does not exist, if it resembles a subcommand or a file here."""
-    meant = _meant(job)
-    if meant:
-        from ringcomm.errors import ConfigError
-
-        raise ConfigError(f"There is no {meant[0]}. Did you mean `{meant[1]}`?")
-
-
-def _meant(job: Job) -> Optional[Tuple[str, str]]:
-    """Return the missing program, and the intended command line; None if the program may exist."""
-    first, *rest = job.command.argv
-    after = rest[1] or "" if first is None and rest[0] == "-m" else ""
-    if after.endswith(".py") and Path(after).is_file():
-        return f"module {after!r} (-m takes the name of a module)", f"ringrun {after}"
-    word = first or rest[0] or ""
-    if " " in word and shutil.which(word.split()[0]):
-        return f"program {word!r}", f"ringrun {word}"
-    if first is None or "/" in word or job.command.is_python or shutil.which(word):
-        return None
-    files = [name for name in (f"{word}.py", word) if Path(name).is_file()]
-    if files:
-        return f"program {word!r} in PATH", "ringrun " + (files[0] if files[0] != word else f"./{word}")
-    if not all(host.is_local for host in job.hosts):
-        return None
-    near = _MEANT.get(word, "") or next(iter(difflib.get_close_matches(word, commands.commands, 1, 0.7)), "")
-    return (f"program {word!r} in PATH", f"ringrun {near}") if near else None
-
-
-def _misplaced(command: Command) -> List[str]:
-    """Return ringrun's options that the script gets, although it seems to have none of that name."""
-    own = {
-        name for option in ringrun.params if not getattr(option, "hidden", False)
-        for name in (*option.opts, *option.secondary_opts) if name.startswith("--") or name in ("-np", "-H")
-    }  # fmt: skip
-    try:
-        text = Path(command.script or "").read_text("utf-8", "replace")
-    except OSError:
-        return []  # it is on another host, or there is no script
-    return misplaced_options(command, text, own)
 
 
 def _take_signals(attempts: Attempts) -> None:

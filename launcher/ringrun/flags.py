@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from typing import (
     TYPE_CHECKING,
@@ -24,6 +23,7 @@ import click
 from ringcomm.config import parse_setting, tunables
 from ringcomm.errors import ConfigError
 
+from .hints import nearest_option
 from .plan import horovod, mpirun, options
 from .plan.horovod import SettingValue
 from .plan.setting_sources import shown_value
@@ -240,18 +240,9 @@ def refuse_unknown(ctx: click.Context, word: str, known: Mapping[str, int]) -> N
     count = mpirun.values_of(name)
     if count:
         raise click.UsageError(f"{name} takes {count} value{'s' if count > 1 else ''}.", ctx)
-    near = nearest(name, known)
+    near = nearest_option(name, known)
     hint = f"Did you mean {near!r}?" if near else f"'{ctx.command_path} --help-all' lists all."
     raise click.UsageError(f"No such option {name!r}. {hint}", ctx)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the option most like a name, among those with an effect; or ""."""
-    useless = {*horovod.REFUSED, *horovod.IGNORED}
-    options = sorted({*mpirun.names(), *known} - useless, key=lambda option: option.startswith("--"))
-    bare = {option.lstrip("-"): option for option in options}
-    best = difflib.get_close_matches(name.lstrip("-"), sorted(bare), n=1)
-    return bare[best[0]] if best else ""
 
 
 def write_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:

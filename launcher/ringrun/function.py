@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.machinery
 import numbers
 import os
@@ -10,10 +9,11 @@ import sys
 import sysconfig
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import cloudpickle
 
+from ringcomm.configuration.hints import nearest
 from ringcomm.errors import ConfigError, RemoteError
 from ringcomm.storage.results import remote_error, unpack
 
@@ -95,15 +95,12 @@ def options_of(given: Mapping[str, Any], setting_values: Tuple[SettingValue, ...
     found: Dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
-            raise TypeError(f"run() got an unexpected keyword argument {name!r}{_meant(name, known)}")
+            near = nearest(name, known)
+            hint = f". Did you mean {near!r}?" if near else ""
+            raise TypeError(f"run() got an unexpected keyword argument {name!r}{hint}")
         field, option = known[name]
         found[field] = _converted(name, option, value)
     return Options(setting_values=setting_values, **found)
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f". Did you mean {near[0]!r}?" if near else ""
 
 
 def _converted(name: str, option: Option, value: Any) -> Any:

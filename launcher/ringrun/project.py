@@ -7,7 +7,6 @@ foreign repository: the user must confirm options that start programs here, once
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import sys
@@ -24,6 +23,7 @@ from ringcomm.storage.files import read_at, write_file
 from ringcomm.storage.folders import trusted_folder
 
 from .flags import Flag
+from .hints import did_you_mean
 from .plan.horovod import SettingValue
 from .plan.options import INSTEAD
 from .plan.reaching import quoted
@@ -174,8 +174,7 @@ def _words(key: str, value: Any, path: Path, command: click.Command) -> List[str
     known = _flags(command)
     name = key.replace("_", "-")
     if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"Did you mean {near[0]}?" if near else "`ringrun --help-all` lists all."
+        hint = did_you_mean(name, known, "`ringrun --help-all` lists all.")
         raise ConfigError(f"{path}: ringrun has no option {key!r} for a project. {hint}")
     option, flag = known[name]
     if option.is_switch and isinstance(value, bool):

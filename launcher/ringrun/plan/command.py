@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Container, List, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
 
@@ -74,27 +74,6 @@ def _check_separated(first: str) -> None:
             f"{first!r} is no command; it looks like a variable. Each one follows a -x of its own, like: "
             f"ringrun -x {first} -x NAME train.py"
         )
-
-
-def misplaced_options(command: Command, text: str, own: Container[str]) -> List[str]:
-    """Return ringrun's options (`own`) among the arguments of a script whose text has no such option."""
-    words = [] if command.script is None else command.argv[command.argv.index(command.script) + 1 :]
-    found: List[str] = []
-    for word in words:
-        if word is None or word == "--":
-            break
-        option = word.partition("=")[0]
-        if option in own and option not in found and not _names(text, option):
-            found.append(option)
-    return found
-
-
-def _names(text: str, option: str) -> bool:
-    """Return whether a program's text has a name like that of an option, as its parser needs it."""
-    if not option.startswith("--"):
-        return re.search(rf"(?<![-\w]){re.escape(option)}\b", text) is not None
-    name = re.escape(option[2:]).replace(r"\-", "[-_]")
-    return re.search(rf"""--{name}\b|["']{name}["']|\b{name}\s*[:=]|\.{name}\b""", text) is not None
 
 
 def in_tree(command: Command, root: Path, cwd: Path) -> Command:

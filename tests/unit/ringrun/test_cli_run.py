@@ -14,8 +14,10 @@ from click.testing import CliRunner
 
 from ringcomm.errors import ConfigError, RingcommError
 from ringrun import cli
+from ringrun.hints import misplaced_options
 from ringrun.job import restarts
 from ringrun.job.outcome import Outcome
+from ringrun.plan.command import parse_command
 from ringrun.show import console as console_module
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -192,6 +194,32 @@ def test_an_option_after_the_script_is_pointed_out(
         cli.main(["--dry-run", "-np", "2", str(script), "--watch", "--gloo"])
     line = f"ringrun: --watch is after {script}, so that gets it; options of ringrun come before it\n"
     assert capsys.readouterr().err == (line if noted else "")
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "found"),
+    [
+        (["train.py", "--watch"], "print(1)", ["--watch"]),
+        (["python", "train.py", "--output-dir=x", "--watch", "--watch"], "", ["--output-dir", "--watch"]),
+        (["train.py", "--epochs", "3"], "", []),
+        (["train.py", "-np", "3", "-H", "a,b"], "sys.argv", ["-np", "-H"]),
+        (["train.py", "-H", "a"], "parser.add_argument('-H', '--height')", []),
+        (["train.py", "-np", "3"], "usage = 'train.py [-np N]'", []),
+        (["train.py", "-x"], "", []),
+        (["train.py", "--", "--watch"], "", []),
+        (["train.py", "--watch"], 'parser.add_argument("--watch")', []),
+        (["train.py", "--output-dir", "x"], "class Arguments:\n    output_dir: str", []),
+        (["train.py", "--watch"], "# they watch it", ["--watch"]),
+        (["-m", "pkg.train", "--watch"], "", []),
+        (["program", "--watch"], "", []),
+    ],
+)
+def test_options_of_ringruns_after_the_script(
+    words: List[str], text: str, found: List[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(text)
+    assert misplaced_options(parse_command(words), {"--watch", "--output-dir", "-np", "-H"}) == found
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import List, Optional, Tuple
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.plan.command import Command, in_tree, misplaced_options, parse_command, with_interpreter
+from ringrun.plan.command import Command, in_tree, parse_command, with_interpreter
 
 
 @pytest.mark.parametrize(
@@ -118,25 +118,3 @@ def test_what_a_list_of_jobs_shows(words: List[str], shown: str) -> None:
 def test_the_text_has_the_interpreter_that_was_chosen() -> None:
     assert parse_command(["train.py", "-x"]).text("/p/python") == "/p/python train.py -x"
     assert parse_command(["sh", "-c", "true"]).text("/p/python") == "sh -c true"
-
-
-@pytest.mark.parametrize(
-    ("words", "text", "found"),
-    [
-        (["train.py", "--watch"], "print(1)", ["--watch"]),
-        (["python", "train.py", "--output-dir=x", "--watch", "--watch"], "", ["--output-dir", "--watch"]),
-        (["train.py", "--epochs", "3"], "", []),
-        (["train.py", "-np", "3", "-H", "a,b"], "sys.argv", ["-np", "-H"]),
-        (["train.py", "-H", "a"], "parser.add_argument('-H', '--height')", []),
-        (["train.py", "-np", "3"], "usage = 'train.py [-np N]'", []),
-        (["train.py", "-x"], "", []),
-        (["train.py", "--", "--watch"], "", []),
-        (["train.py", "--watch"], 'parser.add_argument("--watch")', []),
-        (["train.py", "--output-dir", "x"], "class Arguments:\n    output_dir: str", []),
-        (["train.py", "--watch"], "# they watch it", ["--watch"]),
-        (["-m", "pkg.train", "--watch"], "", []),
-        (["program", "--watch"], "", []),
-    ],
-)
-def test_options_of_ringruns_after_the_script(words: List[str], text: str, found: List[str]) -> None:
-    assert misplaced_options(parse_command(words), text, {"--watch", "--output-dir", "-np", "-H"}) == found

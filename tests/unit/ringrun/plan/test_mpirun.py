@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from ringrun import cli
-from ringrun.flags import nearest
+from ringrun.hints import nearest_option
 from ringrun.plan import horovod
 from ringrun.plan.mpirun import names, translate, values_of
 
@@ -142,7 +142,7 @@ def misspelt() -> List[str]:
 
 def test_a_refused_option_gets_the_nearest_that_works() -> None:
     """No suggestion is itself refused, nor has no effect."""
-    suggested = {nearest(word, OPTIONS) for word in misspelt()} - {""}
+    suggested = {nearest_option(word, OPTIONS) for word in misspelt()} - {""}
     assert len(suggested) > 100
     # That none of mpirun's is refused is tested above.
     assert suggested <= set(OPTIONS) - set(horovod.REFUSED) - set(horovod.IGNORED)
