@@ -20,12 +20,11 @@ from typing import (
 
 import click
 
-from ringcomm.config import parse_setting, tunables
+from ringcomm.configuration.settings import SettingValue, parse_setting, tunables
 from ringcomm.errors import ConfigError
 
 from .hints import nearest_option
 from .plan import horovod, mpirun, options
-from .plan.horovod import SettingValue
 from .plan.setting_sources import shown_value
 
 JOB_OPTIONS = ("iface", "verbose")

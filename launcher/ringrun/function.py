@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import cloudpickle
 
 from ringcomm.configuration.hints import nearest
+from ringcomm.configuration.settings import SettingValue
 from ringcomm.errors import ConfigError, RemoteError
 from ringcomm.storage.results import remote_error, unpack
 
@@ -21,7 +22,6 @@ from .agent.worker import Call, carries_bytecode, pack_call
 from .job.launch import prepare
 from .job.outcome import Outcome
 from .job.restarts import Attempts
-from .plan.horovod import SettingValue
 from .plan.job import Job
 from .plan.options import (
     NUMBER,

@@ -18,13 +18,13 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tup
 import click
 from click.core import ParameterSource
 
+from ringcomm.configuration.settings import SettingValue
 from ringcomm.errors import ConfigError
 from ringcomm.storage.files import read_at, write_file
 from ringcomm.storage.folders import trusted_folder
 
 from .flags import Flag
 from .hints import did_you_mean
-from .plan.horovod import SettingValue
 from .plan.options import INSTEAD
 from .plan.reaching import quoted
 from .reach.named_hosts import folder_of_configuration

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from ..errors import ConfigError
-from . import environment, parsing, setting_aliases
+from . import environment, parsing
 from .bucket_sizes import FUSION_BYTES
 from .environment import PREFIX
 
@@ -138,16 +138,7 @@ class Settings:
             ConfigError: a variable does not parse; the message names it, its value and what fits.
         """
         environ = environment.variables(environ)
-        changes: Dict[str, Any] = {}
-        for item in tunables():
-            variable = item.metadata["variable"]
-            if variable in environ:
-                text = environ[variable]
-                changes[item.name] = parse_setting(item.name, text, f"{variable}={text!r}")
-        for source in setting_aliases.sources:
-            for other in source(environ):
-                changes[other.setting] = parse_setting(other.setting, other.text, other.said)
-        return replace(cls(), **changes)
+        return effective([source(environ) for source in (values_in, *aliases)]).settings
 
     def to_environment(self) -> Dict[str, str]:
         """The variables that give another process these same settings (only what differs)."""
@@ -172,3 +163,45 @@ def parse_setting(name: str, text: str, said: str) -> Any:
         return metadata["parse"](text)
     except ValueError as problem:
         raise ConfigError(f"{said} cannot be used: {problem}. It means: {metadata['doc']}") from None
+
+
+class SettingValue(NamedTuple):
+    """The value that one source gives to one setting."""
+
+    name: str  # the field of :class:`Settings`
+    text: str  # in the form of the setting's parser
+    as_written: str  # in the user's form, for messages
+    source: str  # flag, variable or file
+
+
+class Effective(NamedTuple):
+    """Settings, and the source of each field that is not at its default."""
+
+    settings: Settings
+    sources: Dict[str, str]
+
+
+aliases: List[Callable[[Mapping[str, str]], Iterable[SettingValue]]] = []
+"""Find settings in variables of other names, which a program sets just before it joins a job."""
+
+
+def values_in(environ: Mapping[str, str]) -> List[SettingValue]:
+    """Return the settings that ``RINGCOMM_*`` variables set."""
+    found = []
+    for item in tunables():
+        variable = item.metadata["variable"]
+        if variable in environ:
+            text = environ[variable]
+            found.append(SettingValue(item.name, text, f"{variable}={text!r}", variable))
+    return found
+
+
+def effective(sources: Sequence[Iterable[SettingValue]]) -> Effective:
+    """Merge the sources; a later one overrides an earlier one. ConfigError if a text is not a valid value."""
+    changes: Dict[str, Any] = {}
+    origins: Dict[str, str] = {}
+    for source in sources:
+        for value in source:
+            changes[value.name] = parse_setting(value.name, value.text, value.as_written)
+            origins[value.name] = value.source
+    return Effective(replace(Settings(), **changes), origins)

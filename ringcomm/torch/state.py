@@ -11,7 +11,7 @@ from .._adapter.objects import broadcast_object
 from .._adapter.submit import start_broadcast
 from .._adapter.trees import put_together, take_apart
 from ..calls.process_set import ProcessSet, global_process_set
-from ..configuration import setting_aliases
+from ..configuration import settings
 from ..docstrings import documented
 from ..errors import ConfigError
 from . import handles
@@ -83,7 +83,7 @@ def broadcast_optimizer_state(
         {call_errors}
     """
     root = api.rank() == root_rank
-    if setting_aliases.sources and not optimizer.state:
+    if settings.aliases and not optimizer.state:
         _fill_gradients(optimizer)
     tree, tensors = take_apart(optimizer.state_dict() if root else None, _is_strided)
     facts = [(tuple(item.shape), item.dtype, item.device.type == "cpu") for item in tensors]

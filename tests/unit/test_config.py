@@ -10,7 +10,7 @@ import pytest
 
 from ringcomm import config
 from ringcomm.config import Membership, Settings, Slot, document, misspelt_variables, tunables
-from ringcomm.configuration import environment, setting_aliases
+from ringcomm.configuration import environment, settings
 from ringcomm.configuration.endpoints import format_endpoint, parse_endpoint
 from ringcomm.configuration.parsing import ALGORITHMS
 from ringcomm.errors import ConfigError
@@ -330,9 +330,9 @@ def test_where_flight_records_go(text, expected):
 def test_other_names_of_settings_override_the_variables(monkeypatch):
     def source(environ):
         if "OTHER_TIMEOUT" in environ:
-            yield setting_aliases.OtherName("late_after_s", environ["OTHER_TIMEOUT"], "OTHER_TIMEOUT=…")
+            yield settings.SettingValue("late_after_s", environ["OTHER_TIMEOUT"], "OTHER_TIMEOUT=…", "")
 
-    monkeypatch.setattr(setting_aliases, "sources", [source])
+    monkeypatch.setattr(settings, "aliases", [source])
     variables = {"RINGCOMM_LATE_AFTER": "5"}
     assert Settings.from_environment(variables).late_after_s == 5.0
     assert Settings.from_environment({**variables, "OTHER_TIMEOUT": "7"}).late_after_s == 7.0

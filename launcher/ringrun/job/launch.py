@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ringcomm.configuration.settings import Effective, SettingValue, effective, values_in
 from ringcomm.errors import ConfigError
 from ringcomm.storage.certificate import make_certificate
 from ringcomm.transport.nics import InterfaceFilter
@@ -27,14 +28,12 @@ from ..plan import horovod, setting_sources
 from ..plan.allocations import Allocation, refuse_many_launchers
 from ..plan.command import Command, in_tree, parse_command, with_interpreter
 from ..plan.environment import forwarded, not_forwarded, of_the_shell, own_variables
-from ..plan.horovod import SettingValue
 from ..plan.hosts import HostSpec, parse_hostfile, parse_hosts
 from ..plan.job import HostJob, Job
 from ..plan.observe import observation_of
 from ..plan.options import Options
 from ..plan.ranks import Plan, PlannedHost, make_plan
 from ..plan.reaching import Reach
-from ..plan.setting_sources import Effective
 from ..reach.doors import Doors, allocation_of, read_text
 from ..reach.environments import finder
 from ..reach.named_hosts import lists_in, with_lists
@@ -72,8 +71,8 @@ def prepare(
     cwds = per_host("--cwd", options.cwd, host_names(plan, options, "cwd"))
     ifaces = per_host("--iface", options.iface, host_names(plan, options, "iface"))
     needed = () if "forward" in options.project_names else options.forward
-    effective = effective_settings(options, environ, ifaces)
-    settings = effective.settings
+    found = effective_settings(options, environ, ifaces)
+    settings = found.settings
     observation = observation_of(options.watch, options.report)
     common = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
     if options.horovod:
@@ -105,7 +104,7 @@ def prepare(
         and (options.np is None or options.is_elastic),
         code_at=code_at, folder=secrets.token_hex(8),
         fetch=_with_folders(options.fetch), bind=options.bind, observation=observation,
-        setting_rows=tuple(setting_sources.rows_of(effective)), grace_s=options.grace_s,
+        setting_rows=tuple(setting_sources.rows_of(found)), grace_s=options.grace_s,
     )  # fmt: skip
     if options.is_elastic:
         specs = () if plan is None else tuple(host.spec for host in plan.hosts)
@@ -278,10 +277,8 @@ def effective_settings(
     if options.verbose:
         flags.append(SettingValue("verbose", "1", "--verbose", "--verbose"))
     others = horovod.from_environment(environ) if options.horovod else []
-    variables = setting_sources.from_environment(environ)
-    found = setting_sources.effective(
-        [options.project_values, others, variables, setting_sources.without_conflicts(flags)]
-    )
+    given = setting_sources.without_conflicts(flags)
+    found = effective([options.project_values, others, values_in(environ), given])
     InterfaceFilter(found.settings.iface)  # reports an invalid value once here, and not on every host
     return found
 

@@ -9,21 +9,12 @@ from __future__ import annotations
 import json
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional
 
-from ringcomm.configuration.setting_aliases import OtherName
+from ringcomm.configuration.settings import SettingValue
 
 from .ranks import Place
 
 Convert = Callable[[str], Optional[str]]
 """Converts a text from Horovod's unit to ringcomm's; None leaves the setting unchanged."""
-
-
-class SettingValue(NamedTuple):
-    """The value that one source gives to one setting."""
-
-    name: str  # the field of ringcomm.config.Settings
-    text: str  # in the form of the setting's parser
-    as_written: str  # in the user's form, for messages
-    source: str  # flag, variable or file
 
 
 class Name(NamedTuple):
@@ -153,14 +144,14 @@ def counted(environ: Mapping[str, str]) -> Dict[str, str]:
     return {COUNTED: json.dumps({name: environ[name] for name in sorted(names) if name in environ})}
 
 
-def from_program(environ: Mapping[str, str]) -> List[OtherName]:
+def from_program(environ: Mapping[str, str]) -> List[SettingValue]:
     """Return the settings of ``HOROVOD_*`` variables that a program has set since ringrun started it.
 
     ringrun has already merged the other variables with options and ``RINGCOMM_*`` variables.
     """
     before = json.loads(environ.get(COUNTED, "{}"))
     changed = {name: text for name, text in environ.items() if before.get(name) != text}
-    return [OtherName(value.name, value.text, value.as_written) for value in from_environment(changed)]
+    return from_environment(changed)
 
 
 def rank_variables(place: Place, size: int, host: str) -> Dict[str, str]:

@@ -14,7 +14,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Callable, Iterable, List, NamedTuple, Optional, Tuple, TypeVar
 
 if TYPE_CHECKING:
-    from .horovod import SettingValue
+    from ringcomm.configuration.settings import SettingValue
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

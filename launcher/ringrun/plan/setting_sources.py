@@ -1,37 +1,15 @@
-"""The source of each setting's value: a flag, a variable, ``ringrun.toml``, or its default. Pure.
+"""Settings from a launcher's options, and their values and sources for the user. Pure.
 
-Every source is parsed into a list of :class:`SettingValue`. The settings are defined once, in
-:class:`ringcomm.config.Settings`; flags and variables are derived from that table.
+Every source is parsed into :class:`ringcomm.configuration.settings.SettingValue`, and merged there.
 """
 
 from __future__ import annotations
 
 import numbers
-from dataclasses import replace
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Tuple
 
-from ringcomm.config import Settings, parse_setting, tunables
+from ringcomm.configuration.settings import Effective, Settings, SettingValue, tunables
 from ringcomm.errors import ConfigError
-
-from .horovod import SettingValue
-
-
-class Effective(NamedTuple):
-    """The settings of a job; `sources` has the source of each field that is not at its default."""
-
-    settings: Settings
-    sources: Dict[str, str]
-
-
-def from_environment(environ: Mapping[str, str]) -> List[SettingValue]:
-    """Return the settings that ``RINGCOMM_*`` variables set."""
-    found = []
-    for item in tunables():
-        variable = item.metadata["variable"]
-        if variable in environ:
-            text = environ[variable]
-            found.append(SettingValue(item.name, text, f"{variable}={text!r}", variable))
-    return found
 
 
 def from_values(values: Mapping[str, Any]) -> Tuple[SettingValue, ...]:
@@ -55,17 +33,6 @@ def from_values(values: Mapping[str, Any]) -> Tuple[SettingValue, ...]:
         SettingValue(name, str(int(value) if isinstance(value, bool) else value), f"{name}={value!r}", name)
         for name, value in found.items()
     )
-
-
-def effective(sources: Sequence[Iterable[SettingValue]]) -> Effective:
-    """Merge the sources; a later one overrides an earlier one. ConfigError if a text is not a valid value."""
-    changes: Dict[str, Any] = {}
-    origins: Dict[str, str] = {}
-    for source in sources:
-        for value in source:
-            changes[value.name] = parse_setting(value.name, value.text, value.as_written)
-            origins[value.name] = value.source
-    return Effective(replace(Settings(), **changes), origins)
 
 
 def check_measurable(settings: Settings, ranks: int) -> None:

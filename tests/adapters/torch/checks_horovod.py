@@ -9,7 +9,7 @@ import torch
 
 import ringcomm as rc
 import ringcomm.torch as hvd
-from ringcomm.configuration import setting_aliases
+from ringcomm.configuration import settings
 from tests.adapters.jobs import operations_with_a_set
 from tests.support.errors import raises
 
@@ -115,11 +115,11 @@ def check_gradients_of_a_fresh_optimizer() -> None:
     optimizer = torch.optim.SGD([weight], lr=0.1, weight_decay=0.1)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     assert weight.grad is None
-    setting_aliases.sources.append(lambda *ignored: [])
+    settings.aliases.append(lambda *ignored: [])
     try:
         a_fresh_optimizers_gradients_are_zeros()
     finally:
-        setting_aliases.sources.pop()
+        settings.aliases.pop()
 
 
 def a_fresh_optimizers_gradients_are_zeros() -> None:

@@ -10,13 +10,13 @@ from typing import Any, Dict, List
 import pytest
 
 from ringcomm.config import Slot
+from ringcomm.configuration.settings import SettingValue
 from ringcomm.errors import ConfigError
 from ringcomm.transport import kinds, nics
 from ringrun.elastic.job import ElasticJob
 from ringrun.job import launch, rendezvous
 from ringrun.job.launch import describe, per_host, prepare, read_hosts
 from ringrun.job.rendezvous import master_variables, rendezvous_variables
-from ringrun.plan.horovod import SettingValue
 from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values

@@ -8,13 +8,10 @@ from typing import Any, Dict
 
 import pytest
 
-from ringcomm.config import Settings, tunables
+from ringcomm.configuration.settings import Settings, SettingValue, effective, tunables, values_in
 from ringcomm.errors import ConfigError
-from ringrun.plan import horovod, setting_sources
-from ringrun.plan.horovod import SettingValue
+from ringrun.plan import horovod
 from ringrun.plan.setting_sources import (
-    effective,
-    from_environment,
     from_values,
     rows_of,
     shown_value,
@@ -33,14 +30,14 @@ def test_every_setting_can_be_said_in_every_way() -> None:
     names = [item.name for item in tunables()]
     assert sorted(GOOD) == sorted(names), "give the new setting a value above"
     by_variable = {item.metadata["variable"]: GOOD[item.name] for item in tunables()}
-    wanted = effective([from_environment(by_variable)]).settings
+    wanted = effective([values_in(by_variable)]).settings
     by_option = {item.metadata["flag"][2:]: getattr(wanted, item.name) for item in tunables()}
     assert effective([from_values(by_option)]).settings == wanted
     assert all(getattr(wanted, name) != getattr(Settings(), name) for name in names)
 
 
 def test_which_source_wins() -> None:
-    variables = from_environment({"RINGCOMM_LATE_AFTER": "2", "RINGCOMM_DEAD_AFTER": "2"})
+    variables = values_in({"RINGCOMM_LATE_AFTER": "2", "RINGCOMM_DEAD_AFTER": "2"})
     flags = [SettingValue("late_after_s", "3", "--late-after 3", "--late-after")]
     found = effective([variables, flags])
     assert (found.settings.late_after_s, found.settings.dead_after_s) == (3.0, 2.0)
@@ -121,7 +118,7 @@ def test_shown_values_parse_again() -> None:
 
 
 def test_the_rows_of_all_settings() -> None:
-    rows = rows_of(effective([from_environment({"RINGCOMM_FUSION_THRESHOLD": "3145728"})]))
+    rows = rows_of(effective([values_in({"RINGCOMM_FUSION_THRESHOLD": "3145728"})]))
     assert len(rows) == len(tunables()) and ("late-after", "600", "default") in rows
     assert ("fusion-threshold", "3M", "RINGCOMM_FUSION_THRESHOLD") in rows
 
@@ -133,7 +130,6 @@ def test_names_that_are_known_twice_mean_one_thing() -> None:
     assert {name.setting for name in horovod.NAMES} <= {item.name for item in tunables()}
     assert set(horovod.VALUES) <= {*horovod.REFUSED, *horovod.IGNORED}
     assert not set(horovod.REFUSED) & set(horovod.IGNORED)
-    assert setting_sources.SettingValue is SettingValue
 
 
 def test_the_page_says_which_of_horovodruns_flags_have_no_effect() -> None:
@@ -156,6 +152,6 @@ def test_variables_that_a_program_sets_itself() -> None:
     environ = {**before, **horovod.counted(before)}
     assert horovod.from_program(environ) == []
     environ.update(HOROVOD_START_TIMEOUT="9", HOROVOD_TIMELINE="DYNAMIC")
-    assert [(item.setting, item.text) for item in horovod.from_program(environ)] == [("start_timeout_s", "9")]
+    assert [(item.name, item.text) for item in horovod.from_program(environ)] == [("start_timeout_s", "9")]
     # A program that ringrun has not started with --horovod.
-    assert [item.setting for item in horovod.from_program(before)] == ["fusion_bytes", "start_timeout_s"]
+    assert [item.name for item in horovod.from_program(before)] == ["fusion_bytes", "start_timeout_s"]
