@@ -7,9 +7,7 @@ from textwrap import wrap
 from typing import List, Mapping, Optional, Sequence, Tuple
 
 from ..show.visible import columns, visible_line
-from .history import History, RankHistory, RankRates
-from .numbers import Sample
-from .waiting import Slowest, names_of
+from .history import History, RankHistory, RankRates, Sample, Slowest, names_of
 
 STALE_S = 5.0
 """A rank that has not answered for this long is shown as silent."""

@@ -1,10 +1,24 @@
-"""Samples over time: present rates, curves that stay short, processes that come and go."""
+"""The counters of ranks: valid samples, rates and curves over time, and which rank the others wait for."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from ringrun.watch.history import MAX_POINTS, WINDOW_S, History
+from ringrun.watch.history import (
+    MAX_POINTS,
+    WINDOW_S,
+    History,
+    KindNumbers,
+    PeerNumbers,
+    Waits,
+    parse_sample,
+    slowest_rank,
+    totals_of,
+    waiting_matrix,
+    waits_between,
+)
 from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report, running
 
 
@@ -64,3 +78,130 @@ def test_the_interfaces_of_a_link_are_known_from_both_ends():
     assert set(history.interfaces) == {(0, 2), (2, 0), (1, 2), (2, 1)}
     history.linked([row])
     assert set(history.interfaces) == {(0, 2), (2, 0)}
+
+
+# ---- samples ------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_read():
+    sample = parse_sample(
+        report(
+            1, 12.5, steps=7, waited_s=3.0, peers={"0": [10, 20, 1.5, 9, 0.5]},
+            kinds={"allreduce": [4, 2.0, 30]}, late={"0": 0.25}, doing="allreduce()", inside=True,
+            waits_for=[0], gauges={"local_steps": 8, "local_drift": 0.0123, "unknown{} 1\n": 1.0},
+        ),
+        99.0,
+    )  # fmt: skip
+    assert sample is not None
+    assert (sample.at_s, sample.rank, sample.elapsed_s, sample.steps) == (99.0, 1, 12.5, 7)
+    assert sample.peers == {0: PeerNumbers(10, 20, 1.5, 9, 0.5)} and sample.late_s == {0: 0.25}
+    assert sample.kinds == {"allreduce": KindNumbers(4, 2.0, 30)}
+    assert (sample.calls, sample.sent_bytes, sample.received_bytes) == (4, 10, 20)
+    assert sample.inside and sample.waits_for == (0,)
+    assert sample.gauges == {"local_steps": 8.0, "local_drift": 0.0123}
+    assert sample.local_steps.endswith("the ranks synchronize every 8 steps, their weights were 1.2 % apart")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rank": -1}, {"rank": "x"}, {"steps": None}, {"elapsed_s": -1.0}, {"waited_s": "NaN"},
+        {"peers": []}, {"peers": {"0": [1, 2]}}, {"peers": {"a": [1, 2, 0.0, 0, 0.0]}}, {"kinds": {"x": 3}},
+        {"late": {"0": -1.0}}, {"waits_for": 3}, {"steps": 1 << 70},
+        {"gauges": 3}, {"gauges": {"local_steps": -1}}, {"gauges": {"local_drift": "x"}},
+    ],
+)  # fmt: skip
+def test_what_is_not_valid_is_left_out(changes):
+    good = json.loads(report(0, 1.0))
+    assert parse_sample(json.dumps({**good, **changes}).encode(), 0.0) is None
+
+
+def test_infinity_and_nan_are_no_numbers():
+    good = json.loads(report(0, 1.0))
+    for name in ("elapsed_s", "step_s", "waited_s"):
+        for value in (float("inf"), float("nan")):
+            assert parse_sample(json.dumps({**good, name: value}).encode(), 0.0) is None
+
+
+# ---- waiting times ------------------------------------------------------------------------------------
+
+PERIOD_S = 10.0
+
+
+def waits(waited_s, links=None):
+    """By rank, waits without anything else; ``links``: by rank and other rank, (MB, seconds)."""
+    found = {}
+    for rank, seconds in enumerate(waited_s):
+        delivered = {
+            other: (int(1e6 * size), busy_s)
+            for (own, other), (size, busy_s) in (links or {}).items()
+            if own == rank
+        }
+        found[rank] = Waits(seconds, {}, {}, delivered)
+    return found
+
+
+def slowest(found, hosts=None):
+    item = slowest_rank(found, HOSTS if hosts is None else hosts, PERIOD_S)
+    return None if item is None else (item.rank, round(item.share, 2), item.link_mb_per_s)
+
+
+def test_the_rank_that_computes_longest_waits_least():
+    assert slowest(waits([7.0, 7.0, 0.5])) == (2, 0.65, 0.0)
+    assert slowest(waits([0.1, 7.0, 5.0])) == (0, 0.59, 0.0)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_equal_ranks_wait_for_none(size):
+    hosts = {rank: f"host{rank}" for rank in range(size)}
+    links = {(a, b): (100.0, 9.0) for a in hosts for b in hosts if a != b}
+    assert slowest(waits([5.0 + 0.1 * rank for rank in range(size)], links), hosts) is None
+
+
+LINKS = {
+    (0, 1): (50.0, 0.4), (1, 0): (50.0, 0.5), (1, 2): (60.0, 8.0), (2, 1): (60.0, 8.0)
+}  # fmt: skip
+"""Rank 1 reduces: all exchange data with it only. The link of rank 2 is slow."""
+
+
+def test_a_slow_link_of_one_host():
+    assert slowest(waits([9.3, 9.3, 9.3], LINKS)) == (2, 0.8, 7.5)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {(1, 2): (60.0, 1.0), (2, 1): (60.0, 1.0)},  # it has little to do
+        {(0, 1): (50.0, 4.0), (1, 0): (50.0, 4.0)},  # the others are not much faster
+        {(1, 2): (0.5, 8.0), (2, 1): (0.5, 8.0)},  # too little to say anything
+    ],
+)
+def test_a_link_that_does_not_hold_the_job_up(changed):
+    assert slowest(waits([9.3, 9.3, 9.3], {**LINKS, **changed})) is None
+
+
+def test_two_ranks_behind_the_same_slow_link():
+    hosts = {0: "desk", 1: "jetson1", 2: "jetson2", 3: "jetson2"}
+    links = {**LINKS, (1, 3): (60.0, 8.0), (3, 1): (60.0, 8.0), (2, 3): (0.0, 0.0)}
+    assert slowest(waits([9.0] * 4, links), hosts) == (2, 0.8, 7.5)
+
+
+def test_a_slow_link_between_two_hosts_is_a_matter_of_both():
+    links = {(0, 1): (60.0, 8.0), (1, 0): (60.0, 8.0)}
+    assert slowest(waits([9.0, 9.0], links)) is None
+
+
+def test_lateness_is_never_more_than_it_was():
+    """A rank that waits for large transfers does not wait for ranks that were hardly late."""
+    matrix = waiting_matrix({0: Waits(9.0, {}, {1: 0.2}, {}), 1: Waits(9.0, {}, {}, {})})
+    assert matrix == {(0, 1): pytest.approx(0.2), (1, 0): 0.0}
+
+
+def test_a_period_is_the_difference_of_two_reports():
+    peers = {"1": [0, 0, 0.5, 10, 1.0]}, {"1": [0, 0, 1.5, 40, 3.0]}
+    first = parse_sample(report(0, 1.0, waited_s=1.0, peers=peers[0], late={"1": 0.25}), 0.0)
+    second = parse_sample(report(0, 4.0, waited_s=3.0, peers=peers[1], late={"1": 1.0}), 3.0)
+    assert first is not None and second is not None
+    assert waits_between(first, second) == Waits(2.0, {1: 1.0}, {1: 0.75}, {1: (30, 2.0)})
+    whole = Waits(3.0, {1: 1.5}, {1: 1.0}, {1: (40, 3.0)})
+    assert waits_between(None, second) == whole and totals_of([second]) == {0: whole}

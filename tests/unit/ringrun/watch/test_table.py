@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ringrun.show.visible import columns
 from ringrun.watch import table
-from ringrun.watch.history import History
-from ringrun.watch.waiting import Slowest
+from ringrun.watch.history import History, Slowest
 from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report, running
 
 
