@@ -36,8 +36,7 @@ from .plan.options import (
     takes_options,
 )
 from .plan.setting_sources import from_values
-from .show.console import Console
-from .show.notebook import own_console
+from .show.console import Console, own_console
 
 
 @takes_options

@@ -18,7 +18,7 @@ from ..diagnosis.first_failure import FirstFailure
 from ..diagnosis.records import Records, explain, has_operations, keep_records
 from ..plan.job import Job
 from ..reach.agent_process import AgentLink
-from ..show.printer import Printer
+from ..show.output import Printer
 from ..watch import table
 from ..watch.history import History
 from ..watch.html_report import ReportFacts, html_report

@@ -17,7 +17,7 @@ from ..diagnosis.hints import local_file_hint, shadow_hint
 from ..diagnosis.tracebacks import is_shown_whole, traceback_lines
 from ..elastic.changes import describe_history
 from ..plan.job import HostJob, Job
-from ..show.printer import Printer
+from ..show.output import Printer
 from ..show.visible import visible
 
 BROKEN_PIPE = 141

@@ -25,7 +25,7 @@ from ..reach.origin import install_for
 from ..reach.protocol import Frame
 from ..ship.source_tree import FETCHED
 from ..show.console import Console
-from ..show.printer import STDERR, STDOUT, Printer
+from ..show.output import STDERR, STDOUT, Printer
 from .agents import PING_S, Agents, failed_start, not_ready_text
 from .control_socket import ControlSocket, job_facts
 from .ending import Ending

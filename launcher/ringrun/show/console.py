@@ -1,10 +1,11 @@
-"""Destinations of the output: this process's stdout and stderr, a notebook's, and files per rank."""
+"""Destinations of the output: a terminal or pipes, the cell of a notebook, and files per rank."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
 import select
 import sys
 import threading
@@ -17,9 +18,12 @@ from ringcomm.errors import ConfigError
 from ringcomm.storage.files import new_file, write_all
 from ringcomm.storage.folders import inner_folder, own_folder
 
-from .output import cut_to_width, uses_colour
+from .visible import COLOUR, cut
 
 FULL_BYTES, ROOM_BYTES = 1 << 20, 1 << 18
+NOTEBOOK_COLUMNS = 100
+"""Width of the line that is rewritten in a notebook, in characters."""
+_COLOUR = re.compile(f"({COLOUR.pattern})")
 
 
 class Console:
@@ -200,6 +204,65 @@ def _write_all(descriptor: int, data: bytes) -> None:
             view = view[os.write(descriptor, view) :]
         except BlockingIOError:  # another process has made the terminal non-blocking
             select.select([], [descriptor], [], Deadline(1.0).remaining_s())
+
+
+class NotebookConsole(Console):
+    """Writes to ``sys.stdout`` and ``sys.stderr`` of a kernel. The state of progress bars is one line that a
+    carriage return rewrites, as front ends of Jupyter show it.
+    """
+
+    def __init__(self) -> None:
+        self._state: Optional[Tuple[int, int]] = None  # the stream and the length of the line
+
+    @property
+    def terminals(self) -> Collection[int]:
+        return (1, 2)
+
+    def show_state(self, stream: int, lines: Sequence[bytes]) -> None:
+        if self._state is not None and (not lines or self._state[0] != stream):
+            self._clear()
+        if lines:
+            line = cut_to_width(lines[-1], NOTEBOOK_COLUMNS)
+            before = 0 if self._state is None else self._state[1]
+            super().write(stream, b"\r" + line.ljust(before))
+            self._state = stream, len(line)
+
+    def _clear(self) -> None:
+        shown, self._state = self._state, None
+        if shown is not None:
+            super().write(shown[0], b"\r" + b" " * shown[1] + b"\r")
+
+    def write(self, stream: int, data: bytes) -> None:
+        if data:
+            self._clear()
+            super().write(stream, data)
+
+    def close(self, timeout_s: Optional[float] = None) -> None:
+        self._clear()
+
+
+def own_console() -> Console:
+    """Return the console for a function that this process runs as a job, in Jupyter the notebook's."""
+    in_kernel = type(sys.stdout).__module__.split(".")[0] == "ipykernel"
+    return NotebookConsole() if in_kernel else Console()
+
+
+def cut_to_width(line: bytes, columns: int) -> bytes:
+    """Return the beginning of a line that fits into a row of a terminal, with its colours and their end."""
+    kept, room = [], max(1, columns - 1)
+    for count, piece in enumerate(_COLOUR.split(line.decode("utf-8", "replace"))):
+        if count % 2:
+            kept.append(piece)
+        else:
+            shown, room = cut(piece, room)
+            kept.append(shown)
+    coloured = "\x1b[0m" if len(kept) > 1 else ""
+    return ("".join(kept) + coloured).encode()
+
+
+def uses_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
+    """Return whether to use colours: on a terminal, without ``NO_COLOR`` and ``TERM=dumb`` (no-color.org)."""
+    return is_terminal and not environ.get("NO_COLOR") and environ.get("TERM", "") != "dumb"
 
 
 class OutputFiles:

@@ -16,7 +16,7 @@ from ringrun.job.observing import ASK_S, LINE_S, Watching
 from ringrun.plan.observe import Observation
 from ringrun.plan.options import Options
 from ringrun.show.console import Console
-from ringrun.show.printer import Printer
+from ringrun.show.output import Printer
 from tests.unit.ringrun.watch.samples import report
 
 SLOWEST = "is the slowest"
