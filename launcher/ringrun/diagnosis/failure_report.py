@@ -22,11 +22,12 @@ from .tracebacks import (
     without_inner_frames,
 )  # fmt: skip
 
+Diagnosis = Callable[[str, bool], str]
+"""Tells which ranks waited for which, after a text that perhaps names calls that differ."""
+NO_DIAGNOSIS: Diagnosis = lambda above, names_calls: ""  # noqa: E731
 _MISMATCH = f"{ERRORS}MismatchError:"
 _DISAGREE = "the ranks do not make the same calls"
-_CALLS = re.compile(r"(Ranks? .*|They) (do not make the same call|makes? another call than )")
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)'$")
-_UNCAUGHT = re.compile(r"an uncaught ([\w.]+): (.*?)((?:; (?:its|their) last operation was .*)?\.)$")
 
 
 def box(title: str, paragraphs: Sequence[str], last: str = "") -> str:
@@ -57,15 +58,13 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def failure_box(
     failure: FirstFailure, hosts: Mapping[int, str], host_names: Sequence[str],
-    tails: Mapping[int, Sequence[str]], diagnosis: str = "",
-    pythons: Optional[Mapping[str, str]] = None,
-    first: str = "",
-    search_path: str = "",
+    tails: Mapping[int, Sequence[str]], diagnosis: Diagnosis = NO_DIAGNOSIS,
+    pythons: Optional[Mapping[str, str]] = None, first: str = "", search_path: str = "",
 ) -> str:  # fmt: skip
     """Return the report: the rank that failed first, where, how, its last traceback; the others in one line.
     `hosts` and `tails` (the end of stderr) are by rank, `host_names` in the plan's order, `pythons` (known
-    interpreters) by host name. `diagnosis` tells which ranks waited for which. `first` comes before all
-    other paragraphs; `search_path` is the launching shell's PYTHONPATH, which ranks on other hosts lack.
+    interpreters) by host name. `first` comes before all other paragraphs; `search_path` is the launching
+    shell's PYTHONPATH, which ranks on other hosts lack.
     """
     cause = failure.cause()
     assert cause is not None
@@ -96,14 +95,8 @@ def failure_box(
     others = _others(failure, cause, alike)
     if others:
         paragraphs.append(others)
-    if diagnosis and title == _DISAGREE:
-        # The error names all calls, and where they are made.
-        lines_left = [
-            line for line in diagnosis.splitlines() if " in the group of " in line or not _CALLS.match(line)
-        ]
-        diagnosis = "\n".join(lines_left)
-    if diagnosis:
-        paragraphs.append(_without_repetition(diagnosis, paragraphs))
+    told = diagnosis("\n".join(paragraphs), title == _DISAGREE)
+    paragraphs += [told] if told else []
     return box(title, paragraphs, f"exit code {failure.exit_code()}")
 
 
@@ -190,23 +183,6 @@ def _alike(failure: FirstFailure, cause: Cause, tails: Mapping[int, Sequence[str
         if same and not end.ok and rank != cause.rank and rank not in failure.past:
             found.append(rank)
     return sorted(found)
-
-
-def _without_repetition(diagnosis: str, paragraphs: Sequence[str]) -> str:
-    """Shorten the errors in a diagnosis that the paragraphs above show in full."""
-    above = "\n".join(paragraphs)
-
-    def mention(line: str) -> str:
-        found = _UNCAUGHT.search(line)
-        # An error of a single rank is short enough to stand beside its operation.
-        if found is None or not (found[1] == "MismatchError" or line.startswith("Ranks ")):
-            return line
-        # A mismatch may stand above without its class; other texts may be too short to identify it.
-        if (found[2] if found[1] == "MismatchError" else f"{found[1]}: {found[2]}") not in above:
-            return line
-        return f"{line[: found.start()]}an uncaught {found[1]} (see above){found[3]}"
-
-    return "\n".join(mention(line) for line in diagnosis.splitlines())
 
 
 def _others(failure: FirstFailure, cause: Cause, alike: Sequence[int]) -> str:

@@ -146,13 +146,12 @@ def has_operations(contents: Mapping[int, Mapping[str, Any]]) -> bool:
     return any(channel["operations"] for content in told for channel in content.get("lanes", ()))
 
 
-def explain(contents: Mapping[int, Mapping[str, Any]]) -> str:
-    """Return the diagnosis, as lines of text."""
-    return "\n".join(diagnose(_reports(contents)))
-
-
-def _reports(contents: Mapping[int, Mapping[str, Any]]) -> Dict[int, RankReport]:
-    return {rank: read_report(content) for rank, content in contents.items()}
+def explain(
+    contents: Mapping[int, Mapping[str, Any]], above: str = "", names_calls: bool = False
+) -> str:  # fmt: skip
+    """Return the diagnosis as lines of text, after the text `above`; see :func:`.waiting.diagnose`."""
+    reports = {rank: read_report(content) for rank, content in contents.items()}
+    return "\n".join(diagnose(reports, above, names_calls))
 
 
 def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Tuple[Path, str]:

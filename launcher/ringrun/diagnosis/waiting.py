@@ -49,22 +49,24 @@ class Dispute(NamedTuple):
         return [rank for _, side in self.sides for rank in side]
 
 
-def diagnose(reports: Mapping[int, RankReport]) -> List[str]:
+def diagnose(
+    reports: Mapping[int, RankReport], above: str = "", names_calls: bool = False
+) -> List[str]:  # fmt: skip
     """Return sentences for the user, one per line: the operations in which ranks wait, the places of the
-    others, and conclusions.
+    others, and conclusions. The user has read the text `above`, which perhaps `names_calls` that differ.
     """
     waiting = {rank: _waits_in(report) for rank, report in reports.items()}
     waits, quarrels = waits_for(reports), disputes(reports)
     wanted = {other for others in waits.values() for other in others}
     at_odds = {rank for dispute in quarrels for rank in dispute.ranks}
     lines = _waiters(reports, {rank: place for rank, place in waiting.items() if rank not in at_odds})
-    lines += _alike(reports)
+    lines += _alike(reports, above, names_calls)
     for rank, report in sorted(reports.items()):
         if waiting[rank] is None and not has_failed(report):
             lines.append(_describe(report, rank in wanted))
     if len(lines) > MAX_LINES:
         lines = [*lines[:MAX_LINES], f"({len(lines) - MAX_LINES} more are in the files.)"]
-    return [*lines, *_conclusions(reports, waits, quarrels)]
+    return [*lines, *_conclusions(reports, waits, quarrels, names_calls)]
 
 
 def disputes(reports: Mapping[int, RankReport]) -> List[Dispute]:
@@ -218,9 +220,20 @@ def _waiters(reports: Mapping[int, RankReport], waiting: Mapping[int, Optional[P
     return _grouped(reports, texts, "waits in", "wait in")
 
 
-def _alike(reports: Mapping[int, RankReport]) -> List[str]:
-    """Return a line for each group of ranks that ended with the same error."""
-    texts = {rank: _uncaught(report) for rank, report in reports.items() if has_failed(report)}
+def _alike(reports: Mapping[int, RankReport], above: str, names_calls: bool) -> List[str]:
+    """Return a line for each group of ranks that ended with the same error, without its text if that is
+    `above`; an error of a single rank is short enough to stand beside its operation.
+    """
+    ends = {rank: _uncaught(report) for rank, report in reports.items() if has_failed(report)}
+    texts = {}
+    for rank, (error, text, at) in ends.items():
+        several = list(ends.values()).count(ends[rank]) > 1
+        if names_calls and "do not make the same call" in text:
+            continue
+        # A mismatch may stand above without its class; other texts may be too short to identify it.
+        if text and (text in above if error == "MismatchError" else several and f"{error}: {text}" in above):
+            error, text = f"{error} (see above)", ""
+        texts[rank] = f"ended with an {UNCAUGHT}{error}{': ' if text else ''}{text}{at}"
     return _grouped(reports, texts, "; its last", "; their last")
 
 
@@ -237,11 +250,12 @@ def _grouped(reports: Mapping[int, RankReport], texts: Mapping[int, str], one: s
     ]
 
 
-def _uncaught(report: RankReport) -> str:
+def _uncaught(report: RankReport) -> Tuple[str, str, str]:
+    """Return the class and the text of a rank's own error, and where it was."""
     last = _last(report)
     at = f"; its last operation was {last.text()}" if last is not None else ""
-    error = report.error.partition("\n")[0].rstrip(".")
-    return f"ended with an {error}{at}"
+    error, _, text = report.error.partition("\n")[0].rstrip(".")[len(UNCAUGHT) :].partition(": ")
+    return error, text, at
 
 
 def _waiting_text(operation: ReportedOperation) -> str:
@@ -315,23 +329,28 @@ def _bytes(count: int) -> str:
     return "nothing" if count == 0 else f"{count} bytes"
 
 
-def _conclusions(reports: Mapping[int, RankReport], waits: Waits, quarrels: Sequence[Dispute]) -> List[str]:
+def _conclusions(
+    reports: Mapping[int, RankReport], waits: Waits, quarrels: Sequence[Dispute], names_calls: bool
+) -> List[str]:
     """Return which ranks disagree, and which ranks all the others wait for in the end."""
     found = [line for dispute in quarrels for line in _dispute_lines(dispute, len(reports))]
     if not found and any(MISMATCH in report.error[: len(UNCAUGHT + MISMATCH)] for report in reports.values()):
         found = ["They do not make the same calls."]
+    disagree = bool(found)
+    if names_calls:  # but not of which group they are
+        found = [line for line in found if " in the group of " in line]
     if not waits:
-        return found or ["No rank waits for another."]
+        return found if disagree else ["No rank waits for another."]
     wanted = {other for others in waits.values() for other in others}
     behind = sorted(rank for rank in wanted if rank not in waits)
     if behind:
         waiting = sorted(rank for rank, others in waits.items() if others)
         verb = "waits" if len(waiting) == 1 else "wait"
         return [*found, f"{ranks_text(waiting).capitalize()} {verb} for {ranks_text(behind)}."]
-    if found:
+    if disagree:
         return found
     if wanted:
-        return [
+        return [] if names_calls else [
             f"{ranks_text(sorted(waits)).capitalize()} wait for each other: they do not make the same calls "
             "in the same order."
         ]

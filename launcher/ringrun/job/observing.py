@@ -78,15 +78,19 @@ class Inquiry:
     def _show(self) -> None:
         self._print(self._text(self._complete()))
 
-    def conclude(self) -> str:
-        """Return the last paragraph of the failed job's box; "" without a record of an operation."""
+    def conclude(self, above: str, names_calls: bool) -> str:
+        """Return the last paragraph of the failed job's box, after the text `above` (see
+        :func:`ringrun.diagnosis.waiting.diagnose`); "" without a record of an operation.
+        """
         contents = self._complete()
-        return self._text(contents) if has_operations(contents) else ""
+        return self._text(contents, above, names_calls) if has_operations(contents) else ""
 
     def _complete(self) -> Dict[int, Dict[str, Any]]:
         return self.records.complete(self._failure.exits, self._failure.lost, self.members)
 
-    def _text(self, contents: Mapping[int, Mapping[str, Any]]) -> str:
+    def _text(
+        self, contents: Mapping[int, Mapping[str, Any]], above: str = "", names_calls: bool = False
+    ) -> str:  # fmt: skip
         """Write the files; return the diagnosis and their place."""
         changed = [f"rank {rank} is process {it}" for rank, it in enumerate(self.members) if rank != it]
         numbers = f"In the last view {', '.join(changed)}." if changed else ""
@@ -98,7 +102,7 @@ class Inquiry:
             file = "" if problem.filename is None else f"{problem.filename}: "
             why = f"{file}{problem.strerror or problem}"
             where = f"The flight records could not be written: {why}. Name a folder with --diagnose-dir."
-        return "\n".join(filter(None, (numbers, explain(contents), where)))
+        return "\n".join(filter(None, (numbers, explain(contents, above, names_calls), where)))
 
 
 class Keys:

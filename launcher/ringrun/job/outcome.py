@@ -12,6 +12,7 @@ from ringcomm.rendezvous.actions import Notice
 
 from ..agent import binding
 from ..diagnosis import failure_report
+from ..diagnosis.failure_report import NO_DIAGNOSIS, Diagnosis
 from ..diagnosis.first_failure import Cause, Exit, FirstFailure
 from ..diagnosis.hints import local_file_hint, shadow_hint
 from ..diagnosis.tracebacks import is_shown_whole, traceback_lines
@@ -69,11 +70,10 @@ def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> 
 
 def ended(
     job: Job, failure: FirstFailure, ending: str, signum: int, tails: Mapping[int, List[str]],
-    diagnosis: str = "", pythons: Optional[Mapping[str, str]] = None, first: str = "",
+    diagnosis: Diagnosis = NO_DIAGNOSIS, pythons: Optional[Mapping[str, str]] = None, first: str = "",
 ) -> Outcome:  # fmt: skip
     """Return the outcome of ranks that had started. `ending` is why the launcher ended them, "" if all ended
-    without it; `diagnosis` names which ranks waited for which; `pythons` has known interpreters by host;
-    `first` is put before all other paragraphs.
+    without it; `pythons` has known interpreters by host; `first` is put before all other paragraphs.
     """
     exits = dict(failure.exits)
     if ending == "pipe":
@@ -82,8 +82,8 @@ def ended(
         return Outcome(128 + signum, "", "interrupt", None, exits)
     if not failure.failed:
         return Outcome(0, "", "done", None, exits)
-    if not (job.is_elastic or job.restarts):
-        diagnosis = "\n\n".join(filter(None, (lost_host_remedy(failure), diagnosis)))
+    remedy = "" if job.is_elastic or job.restarts else lost_host_remedy(failure)
+    tell: Diagnosis = lambda *read: "\n\n".join(filter(None, (remedy, diagnosis(*read))))  # noqa: E731
     hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
     names = [host.name for host in job.hosts]
     cause = failure.cause()
@@ -91,7 +91,7 @@ def ended(
     first = "\n\n".join(filter(None, (first, _shadowed(job, "\n".join(said)), _only_here(job, cause, tails))))
     rank = -1 if cause is None or cause.rank is None else cause.rank
     search_path = _lacking_search_path(job, rank)
-    text = failure_report.failure_box(failure, hosts, names, tails, diagnosis, pythons, first, search_path)
+    text = failure_report.failure_box(failure, hosts, names, tails, tell, pythons, first, search_path)
     code, report = failure.exit_code(), visible(text)
     tail = tails.get(rank, [])
     if job.settings.verbose or not is_shown_whole(tail):

@@ -15,7 +15,7 @@ from ringcomm.errors import ConfigError
 from ringcomm.rendezvous.actions import Notice
 
 from ..agent import framing, processes, threads
-from ..diagnosis.failure_report import host_problem, ranks_text
+from ..diagnosis.failure_report import NO_DIAGNOSIS, host_problem, ranks_text
 from ..diagnosis.first_failure import Complaint, Exit, FirstFailure
 from ..plan.hosts import crowding
 from ..plan.job import HostJob, Job
@@ -365,7 +365,7 @@ class Supervisor:
         """Return the outcome of ranks that had started, with their explanations."""
         policy, ending = self._policy, self.ending
         failed = policy.has_failed and ending.reason not in ("pipe", "interrupt")
-        diagnosis = self.inquiry.conclude() if failed else ""
+        diagnosis = self.inquiry.conclude if failed else NO_DIAGNOSIS
         tails = self.printer.tails()
         self.failure.explained(self.inquiry.records.explanations(tails))
         found = [(host, (state.ready or {}).get("found")) for host, state in zip(self.job.hosts, self.hosts)]

@@ -63,7 +63,7 @@ def test_the_ranks_of_the_last_view_of_an_elastic_job_are_explained(started: Sta
     started.inquiry.members = [1]
     started.inquiry.take(0, record("failure", error="PeerLostError: x"))
     started.inquiry.take(1, record("failure", error="uncaught ValueError: x"))
-    told = started.inquiry.conclude()
+    told = started.inquiry.conclude("", False)
     assert told.startswith("In the last view rank 0 is process 1.\nRank 0 (localhost) "), told
     (path,) = started.folder.iterdir()
     kept = json.loads(path.read_text())
@@ -110,13 +110,13 @@ def test_after_a_failure_the_ranks_are_asked_once(started: Started) -> None:
     started.inquiry.take(0, record("failure", culprit=1, because=LOST, error=f"PeerLostError: {LOST}"))
     assert started.inquiry.records.is_victim(0) and not started.inquiry.records.is_victim(1)
     assert started.inquiry.records.explanations({0: [f"PeerLostError: {LOST}"]}) == [Complaint(0, 1, LOST)]
-    last = started.inquiry.conclude()
+    last = started.inquiry.conclude("", False)
     assert f"ringrun diagnose {started.folder}" in last and (started.folder / "flight.1.json").exists()
 
 
 def test_without_operations_there_is_nothing_to_conclude(started: Started) -> None:
     started.inquiry.after_failure()
-    assert started.inquiry.conclude() == ""
+    assert started.inquiry.conclude("", False) == ""
     assert not started.folder.exists()
 
 

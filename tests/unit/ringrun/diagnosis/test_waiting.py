@@ -222,6 +222,31 @@ def test_ranks_with_the_same_mismatch_are_one_line() -> None:
 
 
 
+def test_what_the_user_has_read_is_not_repeated() -> None:
+    read = "ringcomm.errors.MismatchError: Mismatched shapes: rank 0: x.\nValueError: bad sample"
+    for error, short in (
+        ("MismatchError: Mismatched shapes: rank 0: x.\nmore", "MismatchError (see above)"),
+        ("ValueError: bad sample", "ValueError (see above)"),
+        ("ValueError: another", "ValueError: another"),
+    ):
+        ended = {
+            rank: busy(rank, [call(7, "done")], reason="failure", error=f"uncaught {error}")
+            for rank in (0, 1)
+        }
+        (line, _) = diagnose(ended, read)
+        assert line.startswith(f"Ranks 0, 1 ended with an uncaught {short}; their last operation was "), line
+    alone = busy(0, [call(7, "done")], reason="failure", error="uncaught ValueError: bad sample")
+    assert diagnose({0: alone}, read)[0].startswith("Rank 0 (host0) ended with an uncaught ValueError: bad")
+
+
+def test_calls_that_the_user_has_read_are_named_again_only_for_a_group() -> None:
+    calls = [call(7), call(7, label="barrier"), call(7)]
+    reports = {rank: report(rank, [item]) for rank, item in enumerate(calls)}
+    assert len(diagnose(reports)) == 1 and diagnose(reports, "", True) == []
+    del reports[2]
+    assert diagnose(reports, "", True) == diagnose(reports)
+
+
 def messages(
     rank: int, counts: Dict[int, Tuple[int, int]], waited: Optional[ReportedOperation] = None, **more: Any
 ) -> RankReport:

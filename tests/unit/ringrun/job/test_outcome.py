@@ -17,6 +17,10 @@ from ringrun.plan.signed import about_result, signed
 CHANGES = [(61.0, "rank 1 (far) lost: killed by SIGKILL; going on with 1 rank after 0.5 s")]
 
 
+def told(above: str, names_calls: bool) -> str:
+    return "Rank 0 waits."
+
+
 @pytest.fixture
 def job() -> Job:
     """Of three hosts with a rank each."""
@@ -64,7 +68,7 @@ def test_a_job_that_succeeds(job: Job) -> None:
 def test_the_first_failure_is_reported(job: Job) -> None:
     failure = failure_of(Exit(2, 7, None), Exit(0, None, 15, sent=15))
     tails = {2: ["ValueError: bad sample\x07"], 0: []}
-    outcome = ended(job, failure, "", 0, tails, "Rank 0 waits.", {"c": "/opt/python"}, "First.")
+    outcome = ended(job, failure, "", 0, tails, told, {"c": "/opt/python"}, "First.")
     assert (outcome.exit_code, outcome.reason) == (7, "failure")
     assert outcome.cause is not None and outcome.cause.rank == 2
     for part in ("First.", "Rank 0 waits.", "ValueError: bad sample", "exit code 7"):
@@ -148,7 +152,7 @@ def test_a_lost_host_is_a_reason_for_restarts_or_an_elastic_job(
 ) -> None:
     failure = FirstFailure()
     failure.host_lost(1, "me@b: the connection was lost")
-    report = ended(replace(job, restarts=restarts), failure, "", 0, {}, diagnosis="Rank 0 waits.").report
+    report = ended(replace(job, restarts=restarts), failure, "", 0, {}, diagnosis=told).report
     assert "the host b was lost first" in report and "Rank 0 waits." in report
     assert ("--restarts N" in report and "--min-np N" in report) is offered
     assert "--restarts" not in ended(job, failure_of(Exit(0, 1, None)), "", 0, {}).report
