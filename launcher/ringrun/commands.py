@@ -63,7 +63,7 @@ def answer(ask: Callable[[], Tuple[str, int]], failed: int = 1) -> NoReturn:
 @commands.command()
 def ps() -> None:
     """Show your running jobs on this machine."""
-    from .job.job_commands import show_jobs
+    from .job.control import show_jobs
 
     def ask() -> Tuple[str, int]:
         text, problems = show_jobs(os.environ)
@@ -91,7 +91,7 @@ def stop(job: str, yes: bool, beginning: str) -> None:
     JOB is its identifier in `ringrun ps`, or the beginning of that. Without it the only running job is meant:
     on a terminal a question comes first, and elsewhere --yes is needed.
     """
-    from .job.job_commands import stop_job
+    from .job.control import stop_job
 
     name = _one_name(beginning, job)
     answer(lambda: (stop_job(name, os.environ, lambda *found: yes or _agreed(*found)), 0))
@@ -163,7 +163,7 @@ def drop(job: str, names: Tuple[str, ...]) -> None:
 
 def _change_hosts(what: str, names: Tuple[str, ...], job: str) -> NoReturn:
     """Have a job add or drop a host: the last name, after the prefix of the job's identifier or alone."""
-    from .job.job_commands import change_hosts
+    from .job.control import change_hosts
 
     if len(names) > 2:
         raise click.UsageError("Name one host, after the job if several run: [JOB] HOST.")

@@ -12,7 +12,7 @@ from typing import Dict, Iterator
 
 import pytest
 
-from ringrun.job.job_commands import jobs_of
+from ringrun.job.control import jobs_of
 from tests.proc.test_ringrun_support import LIMIT_S, SOURCES, Launched
 
 SLEEP = [sys.executable, "-c", "print('here', flush=True); import time; time.sleep(600)"]

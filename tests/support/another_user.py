@@ -44,7 +44,7 @@ def ringrun_as_victim(
     """Run a command of ``ringrun`` beside running a job, as an unprivileged user."""
     # That user cannot write what a measurement of coverage would.
     kept = {name: text for name, text in os.environ.items() if not name.startswith("COV")}
-    modules = "ringrun.cli, ringrun.job.job_commands, ringrun.reach.named_hosts"
+    modules = "ringrun.cli, ringrun.job.control, ringrun.reach.named_hosts"
     program = f"import {modules}\n{become(user)}ringrun.cli.main(sys.argv[1:])"
     return subprocess.run(
         [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60, cwd="/",

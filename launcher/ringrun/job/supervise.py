@@ -27,14 +27,13 @@ from ..ship.source_tree import FETCHED
 from ..show.console import Console
 from ..show.output import STDERR, STDOUT, Printer
 from .agents import PING_S, Agents, failed_start, not_ready_text
-from .control_socket import ControlSocket, job_facts
+from .control import ControlSocket, job_facts
 from .ending import Ending
 from .event_loop import Loop
-from .fetch import FetchedFiles
+from .files import FetchedFiles, Supply
 from .observing import Inquiry, Watching
 from .outcome import Notices, Outcome, ended, missing_timeline, not_started, verified_results
 from .rendezvous import OpenRendezvous, master_variables, rendezvous_variables
-from .supply import Supply
 
 if TYPE_CHECKING:
     from ringcomm.rendezvous.server import RendezvousServer

@@ -26,7 +26,7 @@ from ringrun import project
 from ringrun.agent import framing, shipped
 from ringrun.agent.job_folder import JobFolder
 from ringrun.diagnosis import records
-from ringrun.job.fetch import FetchedFiles
+from ringrun.job.files import FetchedFiles
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
 from ringrun.reach import named_hosts

@@ -14,7 +14,7 @@ from ringcomm.errors import ConfigError
 from ringrun.elastic.job import ElasticJob
 from ringrun.job import elastic_ranks as module
 from ringrun.job import ending
-from ringrun.job.control_socket import send_command
+from ringrun.job.control import send_command
 from ringrun.job.elastic_ranks import ElasticRanks
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import Outcome

@@ -14,16 +14,19 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun import cli
-from ringrun.job.control_socket import (
+from ringrun.job.control import (
     REQUEST_LIMIT_BYTES,
     ControlSocket,
     ForeignFolderError,
+    change_hosts,
     control_folder,
     job_facts,
+    jobs_of,
     running_jobs,
     send_command,
+    show_jobs,
+    stop_job,
 )
-from ringrun.job.job_commands import change_hosts, jobs_of, show_jobs, stop_job
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
 

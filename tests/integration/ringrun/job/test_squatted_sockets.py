@@ -11,7 +11,7 @@ from typing import Any, Iterator, List, Tuple
 
 import pytest
 
-from ringrun.job.control_socket import ControlSocket, ForeignFolderError, send_command
+from ringrun.job.control import ControlSocket, ForeignFolderError, send_command
 from tests.support.another_user import OTHER_USER, VICTIM, another_user, become, ringrun_as_victim
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

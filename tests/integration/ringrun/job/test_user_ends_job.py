@@ -13,7 +13,7 @@ from typing import Any, Callable, List
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.job.control_socket import send_command
+from ringrun.job.control import send_command
 from ringrun.plan.job import Job
 from tests.integration.ringrun.job.supervised import LIMIT_S, STAYS, Running, none_remain, shell_job
 

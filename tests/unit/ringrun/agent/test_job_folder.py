@@ -8,7 +8,7 @@ import pytest
 
 from ringrun.agent import job_folder, shipped
 from ringrun.agent.job_folder import JobFolder
-from ringrun.job.fetch import FetchedFiles
+from ringrun.job.files import FetchedFiles
 from ringrun.ship.package import Package
 from ringrun.ship.source_tree import SourceTree
 

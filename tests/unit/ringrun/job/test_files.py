@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from ringcomm.errors import ProtocolError
-from ringrun.job import fetch
-from ringrun.job.fetch import FetchedFiles
+from ringrun.job.files import FetchedFiles
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
 
@@ -157,14 +156,14 @@ def test_only_complete_files_have_a_name(tmp_path: Path) -> None:
 
 
 def test_a_host_cannot_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "MAX_HOST_BYTES", 10)
+    monkeypatch.setattr("ringrun.job.files.MAX_HOST_BYTES", 10)
     files = FetchedFiles(tmp_path)
     files.take("a", piece("small", 0, b"12345678"), ALL)
     files.take("a", piece("large", 0, b"123", last=False), ALL)
     files.take("a", piece("large", 3, b"456"), ALL)  # what follows is dropped without a further word
     files.take("b", piece("small", 0, b"12345678"), ALL)
     assert len(files._problems) == 1 and "a has sent" in files._problems[0]
-    monkeypatch.setattr(fetch, "MIN_FREE_BYTES", 1 << 60)
+    monkeypatch.setattr("ringrun.job.files.MIN_FREE_BYTES", 1 << 60)
     files.take("b", piece("x", 0, b"1"), ALL)
     assert "would be left" in files._problems[1]
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["small", "small"]

@@ -14,10 +14,10 @@ import pytest
 from ringcomm.clock import Deadline, monotonic
 from ringcomm.errors import ConfigError
 from ringrun.agent import framing
-from ringrun.job import supply
+from ringrun.job import files
 from ringrun.job.event_loop import Loop
+from ringrun.job.files import Supply
 from ringrun.job.launch import prepare
-from ringrun.job.supply import Supply
 from ringrun.plan.job import Job
 from ringrun.plan.options import Options
 from ringrun.reach import doors
@@ -95,7 +95,7 @@ def test_wheels_are_downloaded_once_for_equal_hosts(hosts: Hosts, monkeypatch: p
         asked.append((target, names))
         return WHEELS, ["numpy 1.26", "psutil 5.9"][: len(names)] if target.machine == "aarch64" else []
 
-    monkeypatch.setattr(supply, "fetch_wheels", fetch)
+    monkeypatch.setattr(files, "fetch_wheels", fetch)
     for host in hosts.job.hosts[:2]:
         hosts.supply.provision(host, NEEDS)
         assert hosts.supply.waits_for(host) == "numpy and psutil"
@@ -123,7 +123,7 @@ def test_wheels_that_cannot_be_downloaded(
     def fail(_: Target, names: Tuple[str, ...]) -> None:
         raise problem
 
-    monkeypatch.setattr(supply, "fetch_wheels", fail)
+    monkeypatch.setattr(files, "fetch_wheels", fail)
     for host in hosts.job.hosts[:2]:
         hosts.supply.provision(host, NEEDS)
     hosts.until(2)
