@@ -27,7 +27,7 @@ from .flags import (
     write_options,
 )  # fmt: skip
 from .hints import misplaced_options, missing_program
-from .plan import mpirun, pasted
+from .plan import mpirun
 from .plan.options import INSTEAD, Options
 from .project import with_project
 from .show.visible import visible
@@ -95,7 +95,7 @@ def _translated(args: Sequence[str], values: Mapping[str, int]) -> mpirun.Transl
     found = mpirun.translate(args, values.get)
     end = _end_of_options(found.words, values)
     try:
-        inner = pasted.without_launcher(found.words[end:])
+        inner = mpirun.without_launcher(found.words[end:])
     except ConfigError as problem:
         raise click.UsageError(str(problem)) from None
     if inner is None:

@@ -50,7 +50,7 @@ LOST: Steps = ((9, 2.0),)
 
 
 class ElasticRanks:
-    """The policy of one elastic job; see :class:`ringrun.job.supervise.Policy`."""
+    """The policy of one elastic job, with the methods of :class:`ringrun.job.supervise.FixedRanks`."""
 
     def __init__(self, supervisor: Supervisor, job: ElasticJob, open_rendezvous: OpenRendezvous) -> None:
         self._supervisor, self._job = supervisor, job

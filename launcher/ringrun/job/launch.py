@@ -29,8 +29,7 @@ from ..plan.allocations import Allocation, refuse_many_launchers
 from ..plan.command import Command, in_tree, parse_command, with_interpreter
 from ..plan.environment import forwarded, not_forwarded, of_the_shell, own_variables
 from ..plan.hosts import HostSpec, parse_hostfile, parse_hosts
-from ..plan.job import HostJob, Job
-from ..plan.observe import observation_of
+from ..plan.job import HostJob, Job, observation_of
 from ..plan.options import Options
 from ..plan.ranks import Plan, PlannedHost, make_plan
 from ..plan.reaching import Reach

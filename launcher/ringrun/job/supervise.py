@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from ringcomm.clock import monotonic
 from ringcomm.errors import ConfigError
@@ -38,69 +38,17 @@ from .rendezvous import OpenRendezvous, master_variables, rendezvous_variables
 if TYPE_CHECKING:
     from ringcomm.rendezvous.server import RendezvousServer
 
+    from .elastic_ranks import ElasticRanks
+
 GATHER_S = 2.0
 """Seconds after the first host's problem in which other hosts can report theirs."""
 
 Facts = Dict[str, Any]
 Notifiers = Mapping[str, Callable[[Notice], None]]
 Commands = Mapping[str, Callable[[Mapping[str, Any]], str]]
-
-
-class Policy(Protocol):
-    """What differs between jobs of a fixed size and elastic ones: when ranks start, and what follows when a
-    host or a rank ends. All methods run in the loop's thread, except for `commands`.
-    """
-
-    notices: Notifiers  # of the rendezvous, by kind
-    commands: Commands  # ``ringrun add`` and so on, in other threads
-
-    @property
-    def rendezvous(self) -> Optional[RendezvousServer]:
-        """The rendezvous, once it is open."""
-
-    @property
-    def stopped_because(self) -> Optional[str]:
-        """Why an elastic job cannot continue."""
-
-    @property
-    def may_end(self) -> bool:
-        """Whether the job is over when all agents have ended."""
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the job has failed, so that it ends soon."""
-
-    @property
-    def never_began(self) -> bool:
-        """Whether the job is over because hosts did not start."""
-
-    @property
-    def changes(self) -> Sequence[Tuple[float, str]]:
-        """The changes of the ranks: seconds since the start, and text."""
-
-    def begin(self) -> None:
-        """Begin to start the agents, which the loop does."""
-
-    def ready(self, host: HostJob) -> None:
-        """Handle a host that has everything that ranks need."""
-
-    def problem(self, host: HostJob, text: str) -> None:
-        """Handle a host that does not start."""
-
-    def confused(self, host: HostJob, why: str) -> None:
-        """Handle invalid data of a host."""
-
-    def lost(self, host: HostJob, text: str) -> None:
-        """Handle the loss of an agent that had answered."""
-
-    def exited(self, end: Exit) -> None:
-        """Handle the end of a rank, of which the rendezvous knows."""
-
-    def concluded(self, outcome: Outcome) -> Outcome:
-        """Return the outcome of the job from that of its last ranks."""
-
-    def stop(self) -> None:
-        """End the policy's threads."""
+Policy = Union["FixedRanks", "ElasticRanks"]
+"""What differs between jobs of a fixed size and elastic ones: when ranks start, and what follows when a host
+or a rank ends. All methods run in the loop's thread, except for those of `commands`."""
 
 
 @dataclass
@@ -406,27 +354,30 @@ class FixedRanks:
     failure ends all of them.
     """
 
-    stopped_because = None
-    may_end = True
-    changes: Sequence[Tuple[float, str]] = ()
-    commands: Commands = {}
+    may_end = True  # the job is over when all agents have ended
+    stopped_because = None  # why an elastic job cannot continue
+    changes: Sequence[Tuple[float, str]] = ()  # of the ranks: seconds since the start, and text
+    commands: Commands = {}  # ``ringrun add`` and so on
 
     def __init__(self, supervisor: Supervisor, open_rendezvous: Optional[OpenRendezvous] = None) -> None:
-        self.rendezvous: Optional[RendezvousServer] = None
-        self.notices: Notifiers = {"failed": self._failed}
+        self.rendezvous: Optional[RendezvousServer] = None  # once it is open
+        self.notices: Notifiers = {"failed": self._failed}  # of the rendezvous, by kind
         self._supervisor, self._open_rendezvous = supervisor, open_rendezvous  # None for one rank
         self._has_started = False
 
     @property
     def has_failed(self) -> bool:
+        """Whether the job has failed, so that it ends soon."""
         return self._supervisor.failure.failed
 
     @property
     def never_began(self) -> bool:
+        """Whether the job is over because hosts did not start."""
         has_problems = any(state.problem for state in self._supervisor.hosts)
         return has_problems and self._supervisor.ending.reason in ("start", "")
 
     def begin(self) -> None:
+        """Begin to start the agents, which the loop does."""
         limit_s = self._supervisor.job.settings.start_timeout_s
         self._supervisor.loop.after("start", limit_s, self._timed_out)
 
@@ -437,6 +388,7 @@ class FixedRanks:
         self._supervisor.ending.begin("start")
 
     def problem(self, host: HostJob, text: str) -> None:
+        """Handle a host that does not start."""
         supervisor, state = self._supervisor, self._supervisor.hosts[host.index]
         if not supervisor.ending.reason:
             state.problem = state.problem or text
@@ -445,6 +397,7 @@ class FixedRanks:
             self._end_if_all_reported()
 
     def ready(self, host: HostJob) -> None:
+        """Handle a host that has everything that ranks need."""
         supervisor = self._supervisor
         if all(state.ready is not None for state in supervisor.hosts) and not supervisor.ending.reason:
             self._start()
@@ -476,12 +429,14 @@ class FixedRanks:
             supervisor.agents.send(host, {"do": "go", "env": env})
 
     def confused(self, host: HostJob, why: str) -> None:
+        """Handle invalid data of a host."""
         if self._has_started:
             self._supervisor.printer.show(why)
         else:
             self.problem(host, why)
 
     def lost(self, host: HostJob, text: str) -> None:
+        """Handle the loss of an agent that had answered."""
         if not self._has_started:
             self.problem(host, text)
             return
@@ -504,10 +459,11 @@ class FixedRanks:
                 self._supervisor.ending.leaving.add(notice.culprit)
 
     def exited(self, end: Exit) -> None:
-        """Do nothing: the first failure has noted it."""
+        """Handle the end of a rank; the first failure has noted it."""
 
     def concluded(self, outcome: Outcome) -> Outcome:
+        """Return the job's outcome from that of its last ranks."""
         return outcome
 
     def stop(self) -> None:
-        """Do nothing: there is no thread."""
+        """End the policy's threads, of which there is none."""

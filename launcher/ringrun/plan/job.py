@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 from ringcomm.config import Settings, Slot
+from ringcomm.errors import ConfigError
 from ringcomm.storage.keys import key_text
 from ringcomm.wire.signing import Signer
 
 from .command import Command
 from .environment import OTHER_LAUNCHERS, rank_variables, removed
-from .observe import Observation
 from .ranks import Place, Plan, PlannedHost
 from .reaching import Reach
 from .signed import about_call, about_result, signed, verified
@@ -42,6 +42,28 @@ class Tree(Protocol):
 
     def contents(self, digests: Iterable[str]) -> Dict[str, bytes]:
         """Return the contents with these digests."""
+
+
+class Observation(NamedTuple):
+    """Where counters of ranks are shown: in a table while the job runs, and in an HTML file at the end."""
+
+    watch: bool = False
+    report: Optional[Path] = None
+
+    @property
+    def needs_numbers(self) -> bool:
+        """Whether counters must be requested from ranks."""
+        return self.watch or self.report is not None
+
+
+def observation_of(watch: bool, report: Optional[str]) -> Observation:
+    """Return the observation for ``--watch`` and ``--report``; ConfigError if the report cannot be written
+    there.
+    """
+    found = Observation(watch, None if report is None else Path(report).absolute())
+    if found.report is not None and (found.report.is_dir() or not found.report.parent.is_dir()):
+        raise ConfigError(f"--report {report}: this is a directory, or its directory does not exist.")
+    return found
 
 
 @dataclass(frozen=True)

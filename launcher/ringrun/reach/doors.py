@@ -8,8 +8,7 @@ from typing import List, Mapping, Optional, Sequence
 
 from ringcomm.errors import ConfigError
 
-from ..plan import hostlist
-from ..plan.allocations import Allocation, find_allocation
+from ..plan.allocations import Allocation, expand, find_allocation
 from ..plan.hosts import HostSpec
 from ..plan.reaching import Reach
 from .local import ThisMachine, find_local
@@ -97,7 +96,7 @@ def read_text(what: str, path: str) -> str:
 def _expand(text: str) -> List[str]:
     """Return the names in a node list of Slurm; scontrol expands lists that this program cannot."""
     try:
-        return hostlist.expand(text)
+        return expand(text)
     except ConfigError:
         found = _hostnames(text)
         if found is None:

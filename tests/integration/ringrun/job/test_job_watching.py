@@ -13,7 +13,7 @@ from ringrun.job import observing as module
 from ringrun.job.event_loop import Loop
 from ringrun.job.launch import prepare
 from ringrun.job.observing import ASK_S, LINE_S, Watching
-from ringrun.plan.observe import Observation
+from ringrun.plan.job import Observation
 from ringrun.plan.options import Options
 from ringrun.show.console import Console
 from ringrun.show.output import Printer

@@ -365,3 +365,22 @@ def test_one_rank_has_no_links_to_measure() -> None:
     with pytest.raises(ConfigError, match="--advise needs at least two ranks, and this job has one"):
         prepare(Options(setting_values=values), ["true"], {})
     assert prepare(Options(np=2, setting_values=values), ["true"], {}).settings.advise
+
+
+@pytest.mark.parametrize(
+    ("options", "needs_numbers"),
+    [({}, False), ({"watch": True}, True), ({"report": "run.html"}, True)],
+)
+def test_the_view_and_the_report_need_the_numbers_of_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Dict[str, Any], needs_numbers: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = prepare(Options(**options), ["true"], {}).observation
+    assert found.needs_numbers is needs_numbers
+    assert found.report == (tmp_path / "run.html" if "report" in options else None)
+
+
+@pytest.mark.parametrize("report", [".", "no/such/run.html"])
+def test_a_report_that_cannot_be_written(report: str) -> None:
+    with pytest.raises(ConfigError, match=f"--report {report}: this is a directory"):
+        prepare(Options(report=report), ["true"], {})
