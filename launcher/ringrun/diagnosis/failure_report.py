@@ -211,9 +211,7 @@ def _others(failure: FirstFailure, cause: Cause, alike: Sequence[int]) -> str:
 
 
 def problems_box(problems: Mapping[str, str], waiting: Sequence[str], failed: int, hosts: int) -> str:
-    """Return the box of a job that did not start: one paragraph per host; `waiting` are hosts that had not
-    answered, `failed` of `hosts` is the number with a problem.
-    """
+    """Return the box of a job that did not start: one paragraph per host."""
     title = (
         "the job did not start" if hosts == 1 else f"the job did not start: {failed} of {hosts} hosts failed"
     )
@@ -259,9 +257,7 @@ _PROBLEMS = {
 
 
 def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Callable[[str], str]) -> str:
-    """Return an agent's ``problem`` event as a paragraph with a remedy; `install` tells how to give an
-    interpreter there this machine's ringcomm.
-    """
+    """Return an agent's ``problem`` event as a paragraph with a remedy."""
     kind, found = facts["problem"], facts.get("found", {})
     python, missing = found.get("python") or facts["path"], found.get("missing")
     variants = {

@@ -102,9 +102,7 @@ _PATH_LIKE = re.compile(r"[/.]")
 
 
 def local_file_hint(job: Job, host: HostJob, lines: Sequence[str]) -> str:
-    """Return a paragraph if a rank failed because its host lacks a file of this machine, or ""; `lines` are
-    the end of its stderr.
-    """
+    """Return a paragraph if a rank failed because its host lacks a file of this machine, or ""."""
     if host.is_local:
         return ""
     found = traceback_lines(lines)[1:] or lines[-5:]

@@ -125,9 +125,7 @@ class Records:
     def complete(
         self, exits: Mapping[int, Exit], lost: Container[int] = (), processes: Sequence[int] = ()
     ) -> Dict[int, Dict[str, Any]]:
-        """Return one record for every rank; those without a report have the known facts about their end.
-        `lost` are indices of lost hosts; `processes` are process numbers by rank, () if they are the ranks.
-        """
+        """Return one record for every rank; those without a report have the known facts about their end."""
         found: Dict[int, Dict[str, Any]] = {}
         processes = processes or range(self._job.plan.size)
         for rank, number in enumerate(processes):
@@ -210,9 +208,7 @@ def _remove_old(around: int) -> None:
 
 
 def write_records(folder: Path, contents: Mapping[int, Mapping[str, Any]]) -> None:
-    """Write one file per rank, readable by this user only, and remove files of an earlier job. OSError if a
-    file cannot be written, or the folder belongs to another user.
-    """
+    """Write one file per rank, readable by this user only, and remove files of an earlier job."""
     with own_folder(folder, 0o700) as opened:
         for name in os.listdir(opened):  # noqa: PTH208  by its descriptor
             if _WRITTEN.fullmatch(name):
@@ -226,9 +222,7 @@ def _write(folder: int, contents: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def read_records(folder: Path) -> Tuple[Dict[int, RankReport], List[str]]:
-    """Return the reports in a directory, and a sentence for each file that cannot be read. ConfigError if no
-    file can be a record.
-    """
+    """Return the reports in a directory, and a sentence for each file that cannot be read."""
     paths = sorted(folder.glob(PATTERN)) if folder.is_dir() else []
     if not paths:
         what = "has no flight records (flight.0.json, …)" if folder.is_dir() else "is not a directory"

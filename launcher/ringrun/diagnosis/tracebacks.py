@@ -121,9 +121,7 @@ def without_inner_frames(lines: Sequence[str]) -> List[str]:
 
 
 def shared_error(lines: Sequence[str]) -> str:
-    """Return the first line of ringcomm's error in which the last traceback ends, or "". It is equal on all
-    ranks that raise it for the same reason.
-    """
+    """Return the first line of ringcomm's error in which the last traceback ends, or ""."""
     ends = (line for line in traceback_lines(lines) if line.startswith(ERRORS))
     return next(ends, "")
 

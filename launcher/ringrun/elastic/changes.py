@@ -80,9 +80,7 @@ class ChangeLog:
             self.lines.append((now_s - self._began_s, f"{place} is excluded: {why}"))
 
     def publish(self, change: Change, running: Container[int], now_s: float) -> List[str]:
-        """Take a view that the rendezvous has published, and return the lines that can be shown now.
-        `running` are the members whose processes have not ended.
-        """
+        """Take a view that the rendezvous has published, and return the lines that can be shown now."""
         lines = self._conclude(now_s)
         if self._members is None:
             self._join(change)

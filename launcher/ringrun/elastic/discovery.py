@@ -80,9 +80,7 @@ class ScriptError(Exception):
 
 
 def run_script(command: str, limit_s: float, stopped: threading.Event) -> str:
-    """Run a discovery script by the shell and return its stdout; setting `stopped` ends it.
-    :class:`ScriptError` if it fails, exceeds `limit_s` seconds, or writes more than 1 MiB or no text.
-    """
+    """Run a discovery script by the shell and return its stdout; setting `stopped` ends it."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command, shell=True, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,

@@ -60,10 +60,7 @@ def timeout_text(limits: HostLimits, needed: int) -> str:
 
 
 def limits_of(options: Options) -> HostLimits:
-    """Return the limits of the options of an elastic job; ConfigError if one is not valid.
-
-    ``-np`` is the number of slots that must be available before the first start, by default the fewest ranks.
-    """
+    """Return the limits of the options of an elastic job; ConfigError if one is not valid."""
     start_np = options.np or options.min_np or 1
     return check_limits(
         HostLimits(
@@ -86,9 +83,7 @@ def refuse_without_effect(options: Options) -> None:
 
 
 def fixed_hosts(options: Options, specs: Sequence[HostSpec]) -> List[HostSpec]:
-    """Return the hosts of a job without a discovery script; without a list, this machine. ConfigError if they
-    have fewer slots than the job needs to start.
-    """
+    """Return the hosts of a job without a discovery script; without a list, this machine."""
     if not specs:
         return [HostSpec("localhost", slots=options.np or options.max_np or options.min_np)]
     found = [spec._replace(slots=spec.slots or 1) for spec in specs]
@@ -131,9 +126,7 @@ class ElasticJob(Job):
         return replace(self, plan=Plan([], []), hosts=[])
 
     def open_host(self, agent: int, spec: HostSpec, slots: int, is_local: bool) -> HostJob:
-        """Add a host, whose agent has the next number, for up to `slots` processes; ConfigError if an option
-        for this host is not valid.
-        """
+        """Add a host, whose agent has the next number, for up to `slots` processes."""
         planned = PlannedHost(spec, slots, slots)
         host: HostJob = self.maker.make(agent, planned, is_local)
         hosts, planned_hosts = self.hosts, self.plan.hosts

@@ -228,9 +228,7 @@ class Host:
 
 
 def describe_sources(hosts: Iterable[Host], script: str, now_s: float) -> str:
-    """Return the possible sources of further ranks, for the end of a sentence; or "". `script` is the
-    discovery script, or "".
-    """
+    """Return the possible sources of further ranks, for the end of a sentence; or ""."""
     parts: List[str] = []
     for host in hosts:
         starting = any(not item.joined and not item.leaving for item in host.processes.values())

@@ -34,14 +34,12 @@ _IN_PIPES_BYTES = 1 << 16
 
 
 class Agents:
-    """Starts one agent per host, and reads their frames; `closed` has the indices of hosts whose links have
-    ended and are not started again.
-    """
+    """Starts one agent per host, and reads their frames."""
 
     def __init__(self, job: Job, loop: Loop, handler: Supervisor) -> None:
         self.job = job
         self.links = [self._link(host) for host in job.hosts]
-        self.closed: Set[int] = set()
+        self.closed: Set[int] = set()  # hosts whose links have ended and are not started again
         self._loop = loop
         self._handler = handler
         self._unstarted: Deque[HostJob] = deque(job.hosts)
@@ -63,9 +61,7 @@ class Agents:
         return bool(self._exiting)
 
     def go_on(self, reading: bool) -> None:
-        """Start agents up to the limit of logins, and update the watched descriptors. Agents are not read
-        while the console is full.
-        """
+        """Start agents up to the limit of logins, and update the watched descriptors."""
         # A jump host limits the number of simultaneous logins.
         logins = sum(link.alive and not link.answered for link in self.links)
         while self._unstarted and logins < AT_ONCE:
@@ -171,9 +167,7 @@ class Agents:
         self._exiting[host.index] = self._loop.clock()
 
     def stop(self, steps: Steps, fetch: bool = False) -> None:
-        """Make every agent end its ranks by these steps and exit. With `fetch` the agents send the files of
-        ``--fetch`` first, without a time limit.
-        """
+        """Make every agent end its ranks by these steps and exit."""
         self._loop.cancel("retry")
         for host in self.job.hosts:
             self.stop_host(host, steps, fetch)

@@ -75,9 +75,7 @@ def check_folder(folder: Path) -> None:
 
 
 def job_facts(job: Job, began_s: float, ended: int) -> str:
-    """Return the row of ``ringrun ps`` as JSON; `began_s` in seconds since the epoch, `ended` the number of
-    ranks that have ended.
-    """
+    """Return the row of ``ringrun ps`` as JSON."""
     return json.dumps({
         "pid": os.getpid(), "program": job.command.shown, "began_at": began_s,
         "ranks": len(job.plan.places) - ended,
@@ -226,9 +224,7 @@ def running_jobs(folder: Path) -> List[str]:
 
 
 def send_command(folder: Path, job: str, command: Mapping[str, Any]) -> str:
-    """Send a command to a running job and return its answer. ConfigError if the job refuses the command, does
-    not answer, or belongs to another user.
-    """
+    """Send a command to a running job and return its answer."""
     if not _JOB.fullmatch(job):
         raise ConfigError(f"{job!r} is no identifier of a job: those are 16 hexadecimal digits.")
     with socket.socket(socket.AF_UNIX) as connection:
@@ -264,9 +260,7 @@ class RunningJob(NamedTuple):
 
 
 def jobs_of(folder: Path) -> Tuple[List[RunningJob], List[str]]:
-    """Return the running jobs with a socket in this directory, oldest first, and problems with others.
-    ConfigError if the directory cannot be read, or other users can write it.
-    """
+    """Return the running jobs with a socket in this directory, oldest first, and problems with others."""
     found, problems = [], []
     for job in running_jobs(folder):
         try:
@@ -307,10 +301,7 @@ def show_jobs(environ: Mapping[str, str]) -> Tuple[str, List[str]]:
 
 
 def stop_job(beginning: str, environ: Mapping[str, str], agree: Callable[[str, str], bool]) -> str:
-    """Run ``ringrun stop`` and return the job's answer. `beginning` is a prefix of the identifier; if it is
-    "" and one job runs, ``agree(identifier, program)`` decides. ConfigError if it disagrees, no single job
-    matches, or the job does not answer.
-    """
+    """Run ``ringrun stop`` and return the job's answer."""
     folder = control_folder(environ)
     jobs, problems = jobs_of(folder)
     job = _chosen(jobs, problems, beginning)
@@ -320,10 +311,7 @@ def stop_job(beginning: str, environ: Mapping[str, str], agree: Callable[[str, s
 
 
 def change_hosts(what: str, host: str, beginning: str, environ: Mapping[str, str]) -> str:
-    """Run ``ringrun add HOST[:SLOTS]`` or ``ringrun drop HOST`` (`what`) and return the job's answer.
-    `beginning` is a prefix of the identifier; "" means the only running elastic job. ConfigError if no single
-    job matches, or the job refuses.
-    """
+    """Run ``ringrun add HOST[:SLOTS]`` or ``ringrun drop HOST`` (`what`) and return the job's answer."""
     folder = control_folder(environ)
     jobs, problems = jobs_of(folder)
     elastic = [job for job in jobs if job.elastic]

@@ -43,9 +43,7 @@ class Loop:
         self.wake()
 
     def ask(self, question: Callable[[], _Answer], limit_s: float = 5.0) -> _Answer:
-        """Run a function in the loop's thread and return its result or raise its exception. For other threads
-        only. ConfigError if the loop does not answer within `limit_s` seconds.
-        """
+        """Run a function in the loop's thread and return its result or raise its exception."""
         future: Future[_Answer] = Future()
 
         def run() -> None:

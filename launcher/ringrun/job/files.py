@@ -41,9 +41,7 @@ Wanted = Tuple[Target, Tuple[str, ...]]
 
 
 class Supply:
-    """The packages of one job, and those that each host uses now. `problem` is called with a host that cannot
-    get its packages, and a text.
-    """
+    """The packages of one job, and those that each host uses now."""
 
     def __init__(
         self, agents: Agents, loop: Loop, say: Callable[[str], None], problem: Callable[[HostJob, str], None]

@@ -262,10 +262,7 @@ def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> Lis
 def effective_settings(
     options: Options, environ: Mapping[str, str], ifaces: Optional[Mapping[Optional[str], str]] = None
 ) -> Effective:
-    """Return the settings of a job with these options, and the source of each. `ifaces` are the interfaces by
-    host if already parsed; the key None is for all hosts. ConfigError if a setting is
-    not valid.
-    """
+    """Return the settings of a job with these options, and the source of each."""
     if ifaces is None:
         allocation = allocation_of(environ, needed=needs_hosts(options))
         names = host_names(_plan(options, allocation), options, "iface")
@@ -341,16 +338,13 @@ class HostMaker:
 
 
 def _is_own(python: str) -> bool:
-    """Return whether a path is that of the interpreter that runs ringrun. Links are not resolved: they make
-    virtual environments.
-    """
+    """Return whether a path is that of the interpreter that runs ringrun."""
+    # Links are not resolved: they make virtual environments.
     return os.path.abspath(python) == os.path.abspath(sys.executable)  # noqa: PTH100
 
 
 def per_host(option: str, values: Sequence[str], hosts: Optional[Sequence[str]]) -> Dict[Optional[str], str]:
-    """Return ``[HOST=]VALUE`` options by host; the key None has the value for all hosts. ConfigError for an
-    unlisted host (`hosts` None: any is permitted), two values of one host, or an empty value.
-    """
+    """Return ``[HOST=]VALUE`` options by host; the key None has the value for all hosts."""
     found: Dict[Optional[str], str] = {}
     for text in values:
         left, equals, right = text.partition("=")

@@ -39,9 +39,7 @@ def _ask(links: Sequence[AgentLink], what: str) -> None:
 
 
 class Inquiry:
-    """One job's flight records, from the request to the files. `members` are the processes of an elastic job
-    by rank, () for other jobs.
-    """
+    """One job's flight records, from the request to the files."""
 
     def __init__(
         self, job: Job, links: Sequence[AgentLink], loop: Loop, show: Callable[[str], None],
@@ -49,7 +47,7 @@ class Inquiry:
     ) -> None:  # fmt: skip
         self._job, self._links, self._loop, self._print, self._failure = job, links, loop, show, failure
         self.records = Records(job)
-        self.members: Sequence[int] = ()
+        self.members: Sequence[int] = ()  # processes of an elastic job by rank
         self._has_asked = False
 
     def after_failure(self) -> None:
@@ -144,9 +142,7 @@ class Keys:
 
 
 class Watching:
-    """The counters of one job (`history`). The table is shown above the printer's lines, with colours if
-    `coloured`; `diagnose` shows the stacks of all ranks.
-    """
+    """The counters of one job (`history`)."""
 
     def __init__(
         self, job: Job, links: Sequence[AgentLink], loop: Loop, printer: Printer, coloured: bool,
@@ -219,9 +215,7 @@ class Watching:
                 self._show_line()
 
     def write_report(self, reason: str, failure: str, changes: Sequence[Tuple[float, str]]) -> None:
-        """Write the file of ``--report``, if it is given. `reason` says in a few words how the job ended,
-        `failure` is the report of the failure or "", `changes` are (seconds since the start, text).
-        """
+        """Write the file of ``--report``, if it is given."""
         path = self._job.observation.report
         if path is None:
             return

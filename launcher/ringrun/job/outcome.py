@@ -214,9 +214,7 @@ class Notices:
         self._joined = self._joined or facts.get("joined", True)
 
     def conclude(self, outcome: Outcome, made_no_call: bool = False) -> None:
-        """Show remarks on a job whose ranks all succeeded. Set exit code 1 in `outcome` if advice was
-        requested and there is none.
-        """
+        """Show remarks on a job whose ranks all succeeded."""
         settings = self._job.settings
         if self._job.plan.size > 1:
             if not self._joined and _imports_ringcomm(self._job.command.script):
@@ -240,9 +238,7 @@ def _imports_ringcomm(script: Optional[str]) -> bool:
 
 
 def missing_timeline(job: Job, began_s: float, ranks: Sequence[int]) -> str:
-    """Return a message if rank 0, on this machine, has not written the requested timeline, else "". `ranks`
-    are the processes by their last ranks; a file from before `began_s` (wall clock) is another job's.
-    """
+    """Return a message if rank 0, on this machine, has not written the requested timeline, else ""."""
     host = job.host_of(ranks[0])
     if not job.settings.timeline or not host.is_local:
         return ""

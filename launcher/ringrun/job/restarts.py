@@ -64,19 +64,14 @@ def policy_of(supervisor: Supervisor, job: Job) -> Policy:
 
 
 def launch(job: Job, console: Console, started: Callable[[Supervisor], None]) -> Outcome:
-    """Run a job to its end, in the calling thread. `started` gets the supervisor, whose ``interrupt`` may be
-    called from other threads.
-    """
+    """Run a job to its end, in the calling thread."""
     supervisor = Supervisor(job, console, lambda made: policy_of(made, job), console.coloured(os.environ))
     started(supervisor)
     return supervisor.run()
 
 
 class Attempts:
-    """Runs a job until it succeeds, or has been restarted `restarts` times. `run` runs one attempt; `wait`
-    sleeps a number of seconds, or until :meth:`interrupt`. `job` is the last attempt's, `signum` the signal
-    of :meth:`interrupt` or 0.
-    """
+    """Runs a job until it succeeds, or has been restarted `restarts` times."""
 
     def __init__(
         self,
@@ -91,7 +86,7 @@ class Attempts:
         self._interrupted = threading.Event()
         self._wait = wait or self._interrupted.wait
         self._supervisor: Optional[Supervisor] = None
-        self.signum = 0
+        self.signum = 0  # of interrupt()
 
     def interrupt(self, signum: int) -> None:
         """End the job as :meth:`.supervise.Supervisor.interrupt` does, without another attempt."""

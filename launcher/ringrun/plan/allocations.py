@@ -41,9 +41,7 @@ class Allocation(NamedTuple):
 
 
 def find_allocation(environ: Mapping[str, str], read: Read, expand: Expand) -> Optional[Allocation]:
-    """Return the allocation in which ringrun runs, or None. ConfigError if a variable or file of the
-    scheduler cannot be parsed or names no valid host.
-    """
+    """Return the allocation in which ringrun runs, or None."""
     found = _slurm(environ, expand) or _operator(environ, read)
     if found is not None:
         for host in found.hosts:
@@ -112,9 +110,7 @@ def refuse_many_launchers(environ: Mapping[str, str]) -> None:
 
 
 def expand(text: str) -> List[str]:
-    """Return the names in a node list in its order, repeated ones included. The last brackets of a name count
-    fastest, and numbers keep leading zeros. ConfigError for another form, or more than 65536 names.
-    """
+    """Return the names in a node list in its order, repeated ones included."""
     names: List[str] = []
     for item in _items(text):
         names += _expanded(item, text)

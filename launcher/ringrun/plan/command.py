@@ -39,9 +39,7 @@ class Command(NamedTuple):
 
 
 def parse_command(words: Sequence[str], variables: Sequence[str] = ()) -> Command:
-    """Parse ``train.py …``, ``-m pkg.mod …``, ``python train.py …`` or any other command. ConfigError if
-    there is none, perhaps because ``-x`` (`variables`) took it, or if the first word belongs to an option.
-    """
+    """Parse ``train.py …``, ``-m pkg.mod …``, ``python train.py …`` or any other command."""
     if not words or not words[0]:
         taken = [name for name in variables if name.endswith(".py")]
         why = f": -x has taken {taken[0]} for the name of a variable" if taken else ""

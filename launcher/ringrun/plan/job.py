@@ -57,9 +57,7 @@ class Observation(NamedTuple):
 
 
 def observation_of(watch: bool, report: Optional[str]) -> Observation:
-    """Return the observation for ``--watch`` and ``--report``; ConfigError if the report cannot be written
-    there.
-    """
+    """Return the observation for ``--watch`` and ``--report``."""
     found = Observation(watch, None if report is None else Path(report).absolute())
     if found.report is not None and (found.report.is_dir() or not found.report.parent.is_dir()):
         raise ConfigError(f"--report {report}: this is a directory, or its directory does not exist.")

@@ -13,9 +13,7 @@ from ringcomm.errors import ConfigError
 
 
 def from_values(values: Mapping[str, Any]) -> Tuple[SettingValue, ...]:
-    """Return the settings of a dictionary by option names (with dashes or underscores) or field names.
-    ConfigError for an unknown setting, or a value of the wrong type.
-    """
+    """Return the settings of a dictionary by option names (with dashes or underscores) or field names."""
     defaults = {item.name: item.default for item in tunables()}
     options = {item.metadata["flag"][2:].replace("-", "_"): item.name for item in tunables()}
     found: Dict[str, Any] = {}
@@ -45,9 +43,7 @@ def check_measurable(settings: Settings, ranks: int) -> None:
 
 
 def without_conflicts(flags: Iterable[SettingValue]) -> List[SettingValue]:
-    """Return one value per setting from the flags. ConfigError if two flags, such as ``--fusion-threshold``
-    and ``--fusion-threshold-mb``, set one setting to different values.
-    """
+    """Return one value per setting from the flags."""
     found: Dict[str, SettingValue] = {}
     for value in flags:
         other = found.setdefault(value.name, value)

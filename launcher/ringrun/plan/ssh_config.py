@@ -12,9 +12,7 @@ _LINE = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.*)")
 
 
 def hosts_and_includes(text: str) -> Tuple[List[str], List[str]]:
-    """Return the names after ``Host``, without patterns, and the paths after ``Include``. Lines that ssh
-    would refuse are skipped.
-    """
+    """Return the names after ``Host``, without patterns, and the paths after ``Include``."""
     hosts: List[str] = []
     includes: List[str] = []
     for line in text.splitlines():

@@ -27,9 +27,7 @@ _COLOUR = re.compile(f"({COLOUR.pattern})")
 
 
 class Console:
-    """Writes bytes to stream 1 (stdout) or 2 (stderr), by ``sys.stdout`` and ``sys.stderr``. In a notebook
-    these are objects that accept only text; otherwise they have a ``buffer``.
-    """
+    """Writes bytes to stream 1 (stdout) or 2 (stderr), by ``sys.stdout`` and ``sys.stderr``."""
 
     broken = False
     """Whether the output can no longer be written, for instance because the pipe's reader has ended."""
@@ -207,9 +205,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 class NotebookConsole(Console):
-    """Writes to ``sys.stdout`` and ``sys.stderr`` of a kernel. The state of progress bars is one line that a
-    carriage return rewrites, as front ends of Jupyter show it.
-    """
+    """Writes to ``sys.stdout`` and ``sys.stderr`` of a kernel."""
 
     def __init__(self) -> None:
         self._state: Optional[Tuple[int, int]] = None  # the stream and the length of the line
@@ -266,9 +262,7 @@ def uses_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
 
 
 class OutputFiles:
-    """``DIR/rank.N/stdout`` and ``stderr``: the unchanged output of each rank. `problem` is the last write's
-    error, or "". ConfigError if a file or directory cannot be created.
-    """
+    """``DIR/rank.N/stdout`` and ``stderr``: the unchanged output of each rank."""
 
     def __init__(self, folder: Path, ranks: int) -> None:
         self._files: Dict[Tuple[int, int], Tuple[Path, int]] = {}

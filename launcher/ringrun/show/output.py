@@ -262,9 +262,7 @@ class Outputs:
         self._delays[rank].ending = True
 
     def flush(self, rank: int, ok: bool, now_s: float) -> List[Tuple[int, bytes]]:
-        """Return the remaining output of a rank that has ended, as (stream, bytes). Unless it succeeded
-        (`ok`), its traceback is delayed until :meth:`settle`.
-        """
+        """Return the remaining output of a rank that has ended, as (stream, bytes)."""
         rest = [
             (stream, self._compose(rank, stream, self._lines[rank, stream].flush(), now_s))
             for stream in (1, 2)

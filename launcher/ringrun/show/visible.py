@@ -51,9 +51,7 @@ def columns(text: str) -> int:
 
 
 def cut(text: str, room: int) -> Tuple[str, int]:
-    """Return the beginning of a text that fits into `room` columns, and the remaining columns. Combining
-    characters beyond a few on one character are dropped.
-    """
+    """Return the beginning of a text that fits into `room` columns, and the remaining columns."""
     if text.isascii() and "\t" not in text:
         return text[:room], max(0, room - len(text))
     kept: List[str] = []

@@ -94,9 +94,7 @@ class Sample(NamedTuple):
 
 
 def parse_sample(data: bytes, at_s: float, size: int = MAX_RANKS) -> Optional[Sample]:
-    """Return a rank's report from JSON; None if it is not valid. `at_s` is its arrival; entries about ranks
-    from `size` on are dropped.
-    """
+    """Return a rank's report from JSON; None if it is not valid."""
     try:
         found = json_of(data)
         return Sample(
@@ -282,7 +280,6 @@ class RankRates(NamedTuple):
     steps: float
     calls: float
     sent_bytes: float
-    received_bytes: float
     waited: float
 
 
@@ -303,7 +300,6 @@ def rates_between(before: Sample, after: Sample) -> Optional[RankRates]:
         max(0, after.steps - before.steps) / period_s,
         max(0, after.calls - before.calls) / period_s,
         max(0, after.sent_bytes - before.sent_bytes) / period_s,
-        max(0, after.received_bytes - before.received_bytes) / period_s,
         min(1.0, max(0.0, after.waited_s - before.waited_s) / period_s),
     )
 
@@ -393,9 +389,7 @@ class History:
         self._members = members
 
     def take(self, process: int, data: bytes, now_s: float) -> bool:
-        """Take the report of a process; return whether it is valid. A report of another rank than the process
-        has is not valid.
-        """
+        """Take the report of a process; return whether it is valid."""
         sample = parse_sample(data, now_s, MAX_RANKS if self._members is None else len(self._members))
         if sample is None or self._members is None and sample.rank != process:
             return False
