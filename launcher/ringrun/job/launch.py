@@ -12,7 +12,7 @@ import shlex
 import shutil
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -282,23 +282,21 @@ def effective_settings(
 # -- one host ---------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, repr=False)  # variables may be secrets
 class HostMaker:
-    """Makes the part of a job on each host. Of `pythons`, `cwds` and `ifaces` the key None is for all hosts;
-    `env` is for all ranks, `local_env` for ranks on this machine, `shell` (the launching shell's variables)
-    for ranks on other hosts. Without `ship_self` hosts need the same version of ringcomm; `shipped` is the
-    directory that is sent to other hosts, or None.
-    """
+    """Makes the part of a job on each host."""
 
-    def __init__(
-        self, command: Command, environ: Mapping[str, str], doors: Doors, env: Mapping[str, str],
-        local_env: Mapping[str, str], pythons: Mapping[Optional[str], str], cwds: Mapping[Optional[str], str],
-        ifaces: Mapping[Optional[str], str], ship_self: bool = True,
-        shipped: Optional[Path] = None, shell: Optional[Mapping[str, str]] = None,
-    ) -> None:  # fmt: skip
-        self._shipped, self._shell = shipped, shell or {}
-        self._command, self._environ, self.doors = command, environ, doors
-        self._env, self._local_env, self._ship_self = env, local_env, ship_self
-        self._pythons, self._cwds, self._ifaces = pythons, cwds, ifaces
+    command: Command
+    environ: Mapping[str, str]
+    doors: Doors
+    env: Mapping[str, str]  # for all ranks
+    local_env: Mapping[str, str]  # for ranks on this machine
+    pythons: Mapping[Optional[str], str]  # by host, as `cwds` and `ifaces`; the key None is for all hosts
+    cwds: Mapping[Optional[str], str]
+    ifaces: Mapping[Optional[str], str]
+    ship_self: bool = True  # otherwise hosts need the same version of ringcomm
+    shipped: Optional[Path] = None  # the directory that is sent to other hosts
+    shell: Mapping[str, str] = field(default_factory=dict)  # the launching shell's, for ranks elsewhere
 
     def find_local(self, specs: Sequence[HostSpec]) -> List[bool]:
         """Return whether each host is this machine."""
@@ -306,32 +304,32 @@ class HostMaker:
 
     def variables(self, is_local: bool) -> Dict[str, str]:
         """Return the variables of a host's ranks, in addition to the host's own environment."""
-        return {**self._env, **self._local_env} if is_local else {**self._shell, **self._env}
+        return {**self.env, **self.local_env} if is_local else {**self.shell, **self.env}
 
     def make(self, index: int, planned: PlannedHost, is_local: bool) -> HostJob:
         """Return the part of the job on one host; ConfigError if an option for this host is not valid."""
         spec = planned.spec
-        chosen = spec.python or self._pythons.get(spec.name) or self._pythons.get(None)
-        named = _found_python(self._command, self._environ)
+        chosen = spec.python or self.pythons.get(spec.name) or self.pythons.get(None)
+        named = _found_python(self.command, self.environ)
         # On another host the agent runs with the named interpreter, too: it may be at another path there.
         python = chosen or (named if named and not is_local else sys.executable)
         if is_local:
             python = str(Path(python).expanduser())
-        cwd = spec.cwd or self._cwds.get(spec.name) or self._cwds.get(None)
+        cwd = spec.cwd or self.cwds.get(spec.name) or self.cwds.get(None)
         reach = self.doors.of(spec, is_local)
-        env = self.variables(is_local) if is_local or reach.gets_shell else dict(self._env)
-        iface = spec.iface or self._ifaces.get(spec.name)
+        env = self.variables(is_local) if is_local or reach.gets_shell else dict(self.env)
+        iface = spec.iface or self.ifaces.get(spec.name)
         if iface:
             InterfaceFilter(iface)
             env["RINGCOMM_IFACE"] = iface
-        own = with_interpreter(self._command, named if is_local and not chosen else None)
+        own = with_interpreter(self.command, named if is_local and not chosen else None)
         gets_code = not is_local and not cwd
-        if gets_code and self._shipped is not None:
-            own = in_tree(own, self._shipped, Path(working_directory(self._environ)))
-        package = own_package().digest if self._ship_self and not (is_local and _is_own(python)) else ""
+        if gets_code and self.shipped is not None:
+            own = in_tree(own, self.shipped, Path(working_directory(self.environ)))
+        package = own_package().digest if self.ship_self and not (is_local and _is_own(python)) else ""
         other = () if is_local or chosen else tuple(reach.argv(spec, ANY_PYTHON))
         return HostJob(
-            index, planned, is_local, reach, python, cwd or working_directory(self._environ), own, env,
+            index, planned, is_local, reach, python, cwd or working_directory(self.environ), own, env,
             tuple(reach.argv(spec, python)), other, package, gets_code=gets_code,
             finder=finder(python, os.path.expanduser("~")) if other else b"",  # noqa: PTH111
         )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Protocol, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ringcomm.config import Settings, Slot
 from ringcomm.errors import ConfigError
@@ -17,31 +17,11 @@ from .ranks import Place, Plan, PlannedHost
 from .reaching import Reach
 from .signed import about_call, about_result, signed, verified
 
+if TYPE_CHECKING:
+    from ..ship.source_tree import SourceTree
+
 SILENCE_S = 120.0
 """A remote agent that receives nothing for this long considers the launcher dead, and ends its ranks."""
-
-
-class Tree(Protocol):
-    """The user's files, for hosts that do not have them (:class:`ringrun.ship.source_tree.SourceTree`)."""
-
-    root: Path
-
-    @property
-    def files(self) -> Sequence[Tuple[str, str, bool]]:
-        """The path, the digest of the content, and whether it is executable, of each file."""
-
-    @property
-    def ignored(self) -> Sequence[str]:
-        """The files that git or ``.ringignore`` leaves out; directories end with "/"."""
-
-    def why_not_sent(self, path: Path) -> str:
-        """Return why a file of this machine was not sent, for a sentence."""
-
-    def announced(self) -> Sequence[Tuple[str, str, bool]]:
-        """Return the files, and directories to make (with "/" at their ends and without a digest)."""
-
-    def contents(self, digests: Iterable[str]) -> Dict[str, bytes]:
-        """Return the contents with these digests."""
 
 
 class Observation(NamedTuple):
@@ -110,7 +90,7 @@ class Job:
     port: int = 0  # of the rendezvous; 0: any
     provision: bool = False  # send wheels of numpy and psutil to hosts without
     checks_slots: bool = False  # refuse hosts with too many slots (plan.hosts.crowding)
-    tree: Optional[Tree] = field(default=None, repr=False)
+    tree: Optional[SourceTree] = field(default=None, repr=False)
     code_at: str = "."  # working directory relative to the tree
     folder: str = ""  # name of the tree's copies, the same in all attempts; "" for the id
     fetch: Tuple[str, ...] = ()  # glob patterns of files to bring back from copies of the tree

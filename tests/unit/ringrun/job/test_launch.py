@@ -214,7 +214,8 @@ def test_no_secret_is_in_any_description(encrypt: bool) -> None:
     assert "PRIVATE KEY" not in json.dumps({**config, "key": ""})
     for text in (describe(job), repr(job), *job.hosts[0].argv, *job.hosts[1].argv):
         assert "PRIVATE KEY" not in text
-    for text in (describe(job), repr(job), *job.hosts[0].argv, *job.hosts[1].argv):
+    elastic = prepare(Options(hosts="far", min_np=1, forward=("TOKEN",)), ["x.py"], environ)
+    for text in (describe(job), repr(job), repr(elastic), *job.hosts[0].argv, *job.hosts[1].argv):
         assert "hunter2" not in text and job.key.hex() not in text and repr(job.key) not in text
 
 
