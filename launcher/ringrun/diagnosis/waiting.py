@@ -91,27 +91,22 @@ def waits_for(reports: Mapping[int, RankReport]) -> Waits:
     """Return for each waiting rank the ranks that have not reached its operation."""
     found: Waits = {}
     at_odds = {rank for dispute in disputes(reports) for rank in dispute.ranks}
+    away = {rank for rank, report in reports.items() if _is_away(report)}
     for rank, report in reports.items():
         place = _waits_in(report)
         if place is None or rank in at_odds or has_met_another_call(report):
             continue
         channel, operation = place
-        if channel.messages is not None:
-            partners = set(channel.members) if operation.peer is None else {operation.peer}
-            found[rank] = {
-                other for other in partners - {rank} if _has_not_done(reports.get(other), rank, place)
-            }
-            continue
-        if channel.ordered:
-            number = operation.number
-            missing = {other for other in channel.members if _behind(reports.get(other), channel, number)}
-        elif operation.state == "submitted":
-            members = channel.sets.get(operation.key[0], channel.members)
-            missing = {other for other in members if _has_not_come(reports.get(other), channel, operation)}
-        else:
-            missing = set()
-        away = {other for other in channel.members if other in reports and _is_away(reports[other])}
-        found[rank] = (missing or away) - {rank}
+        others = set(channel.members)
+        if operation.peer is not None:
+            others = {operation.peer}
+        elif not channel.ordered and channel.messages is None:
+            others = set(channel.sets.get(operation.key[0], others))
+            others = others if operation.state == "submitted" else set()
+        missing = {other for other in others if _lacks(reports.get(other), rank, place)}
+        if channel.messages is None:
+            missing = missing or away.intersection(channel.members)
+        found[rank] = missing - {rank}
     return found
 
 
@@ -144,22 +139,20 @@ def _same_channel(report: RankReport, channel: ReportedChannel) -> Optional[Repo
     return next((item for item in report.channels if item[:3] == channel[:3]), None)
 
 
-def _behind(report: Optional[RankReport], channel: ReportedChannel, number: int) -> bool:
-    """Return whether a rank is known not to have reached a call."""
-    if report is None or _is_silent(report) or has_failed(report):
+def _lacks(report: Optional[RankReport], rank: int, place: Place) -> bool:
+    """Return whether a rank is known not to have done its part of the operation in which `rank` waits."""
+    channel, operation = place
+    if report is None or _is_silent(report):
         return report is not None
     theirs = _same_channel(report, channel)
-    if theirs is None or not theirs.operations:
+    if channel.messages is not None:
+        done = _posted(report, rank, place)
+        return done is None or operation.peer is None or done < operation.number
+    if has_failed(report):
         return True
-    return theirs.operations[-1].number < number
-
-
-def _has_not_done(report: Optional[RankReport], rank: int, place: Place) -> bool:
-    """Return whether a rank is known not to have done its part in a message that another one waits for."""
-    if report is None:
-        return False
-    done = _posted(report, rank, place)
-    return _is_silent(report) or done is None or place[1].peer is None or done < place[1].number
+    if channel.ordered:
+        return theirs is None or not theirs.operations or theirs.operations[-1].number < operation.number
+    return theirs is None or operation.key not in [item.key for item in theirs.operations if not item.over]
 
 
 def _posted(report: RankReport, rank: int, place: Place) -> Optional[int]:
@@ -169,14 +162,6 @@ def _posted(report: RankReport, rank: int, place: Place) -> Optional[int]:
         return None
     sent, received = theirs.messages.get(rank, (0, 0))
     return received if " to " in place[1].label else sent
-
-
-def _has_not_come(report: Optional[RankReport], channel: ReportedChannel, wanted: ReportedOperation) -> bool:
-    if report is None or _is_silent(report) or has_failed(report):
-        return report is not None
-    theirs = _same_channel(report, channel)
-    pending = [] if theirs is None else [item for item in theirs.operations if not item.over]
-    return wanted.key not in [item.key for item in pending]
 
 
 def has_met_another_call(report: RankReport) -> bool:
