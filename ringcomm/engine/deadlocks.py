@@ -35,7 +35,7 @@ from typing import (
     Tuple,
 )
 
-from .mismatch import waiting_for_each_other
+from .wait_graph import waiting_for_each_other
 
 DEADLOCK_S = 0.5
 """How long ranks must have waited for each other, with no thread left that could submit anything, before they

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Collection, Dict, Iterable, List, Mapping, Sequence, Set, Tuple
+from typing import Collection, Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from ..wire.signature import Key, Signature, first_difference
 
@@ -36,24 +36,6 @@ def calls_text(signatures: Mapping[int, Signature], sites: Mapping[int, str], ho
         name = f" named {signatures[rank].name!r}" if signatures[rank].name else ""
         alike.setdefault(f"{signatures[rank].describe(named=False)}{name}{site}", []).append(rank)
     return "; ".join(f"{ranks_text(ranks, hosts)}: {call}" for call, ranks in alike.items())
-
-
-def waiting_for_each_other(
-    blocked: Collection[int], operations: Iterable[Tuple[Collection[int], Collection[int]]]
-) -> Set[int]:
-    """Return the blocked ranks of which none can go on before another one of them does.
-
-    Whatever one of them has announced lacks another one of them, so no other rank can release them.
-    """
-    stuck = set(blocked)
-    waits = [(stuck.intersection(announced), stuck.intersection(lacks)) for announced, lacks in operations]
-    while True:
-        waiting = {rank for announced, _ in waits for rank in announced}
-        released = {rank for announced, lacks in waits if not lacks & stuck for rank in announced}
-        left = (stuck & waiting) - released
-        if left == stuck:
-            return stuck
-        stuck = left
 
 
 def deadlock_text(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from ringcomm.engine.wait_graph import behind, waiting_for_each_other
+
 from .failure_report import ranks_text
 from .reports import LOST_WITH_HOST, RankReport, ReportedChannel, ReportedOperation
 
@@ -326,17 +328,17 @@ def _conclusions(
         found = [line for line in found if " in the group of " in line]
     if not waits:
         return found if disagree else ["No rank waits for another."]
-    wanted = {other for others in waits.values() for other in others}
-    behind = sorted(rank for rank in wanted if rank not in waits)
-    if behind:
+    culprits = behind(waits)
+    if culprits:
         waiting = sorted(rank for rank, others in waits.items() if others)
         verb = "waits" if len(waiting) == 1 else "wait"
-        return [*found, f"{ranks_text(waiting).capitalize()} {verb} for {ranks_text(behind)}."]
+        return [*found, f"{ranks_text(waiting).capitalize()} {verb} for {ranks_text(culprits)}."]
     if disagree:
         return found
-    if wanted:
+    stuck = waiting_for_each_other(waits, [((rank,), others) for rank, others in waits.items()])
+    if stuck:
         return [] if names_calls else [
-            f"{ranks_text(sorted(waits)).capitalize()} wait for each other: they do not make the same calls "
+            f"{ranks_text(sorted(stuck)).capitalize()} wait for each other: they do not make the same calls "
             "in the same order."
         ]
     gone = (rank for rank, report in reports.items() if has_failed(report) or _has_left(report))

@@ -150,6 +150,13 @@ def test_a_different_order() -> None:
     assert text[-1] == ("Ranks 0-2 wait for each other: they do not make the same calls in the same order.")
 
 
+def test_ranks_in_a_transfer_do_not_wait_for_the_one_that_waits_for_them() -> None:
+    """They were said to wait for each other, and to make other calls."""
+    reports = report(0, [call(5, "done")], [named("a")]), report(1, [call(5)]), report(2, [call(5)])
+    assert waits_for({item.rank: item for item in reports}) == {0: {1, 2}, 1: set(), 2: set()}
+    assert told(*reports)[-1].endswith("they wait for the network.")
+
+
 def test_all_are_there() -> None:
     text = told(*(report(rank, [call(812, moved=rank)]) for rank in MEMBERS))
     assert text[0] == "Rank 0 (host0) waits in allreduce `conv3.grad` (op 812, train.py:88), nothing moved."
