@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NoReturn, 
 import click
 from click.shell_completion import CompletionItem
 
-from . import host_commands
 from .commands import BRIEF, commands, note
 from .flags import (
     Flag,
@@ -78,7 +77,7 @@ class _RankCommand(click.Command):
         if _EVERYTHING in ctx.meta:
             super().format_help(ctx, formatter)
         else:
-            formatter.write(_USAGE + brief_help(self, ctx, (*host_commands.BRIEF, *BRIEF)))
+            formatter.write(_USAGE + brief_help(self, ctx, BRIEF))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands.format_commands(ctx, formatter)

@@ -115,7 +115,7 @@ def test_the_help_is_one_screen_with_the_subcommands_first() -> None:
     options = text[text.index("The job:") :]
     assert 20 <= len(re.findall(r"(?:^|  )  -", options, re.MULTILINE)) <= 26
     assert "--help-all          Show all options." in options
-    subcommands = [row.split()[0] for row, _ in (*BRIEF, *cli.host_commands.BRIEF)]
+    subcommands = [row.split()[0] for row, _ in BRIEF]
     assert sorted(subcommands) == sorted(cli.commands.commands)
     assert all(f"  {name} " in text for name in subcommands)
 
