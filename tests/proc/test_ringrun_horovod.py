@@ -17,9 +17,7 @@ SHIM = ROOT / "launcher" / "ringrun" / "compat" / "horovod_shim" / "horovod"
 
 IDENTITY = """
 import os
-import ringcomm as rc
 
-rc.init()
 for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
     assert os.environ[f"HOROVOD_{name.upper()}"] == str(getattr(rc, name)()), name
 for name, other in (("RANK", "rank"), ("WORLD_SIZE", "size"), ("LOCAL_RANK", "local_rank")):
@@ -49,8 +47,6 @@ assert not is_version_greater_equal_than("1.13.0rc1", "2.0.0")
 found = []
 in_thread(found.append, (1,)).join()
 assert found == [1]
-hvd.shutdown()
-print("fine")
 """
 
 FORWARD = """
@@ -77,12 +73,14 @@ for name in ("torch.nope", "keras", "nope", "mxnet", "common.nope", "torch.elast
 """
 
 
-def test_variables_say_what_ringcomm_says(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(IDENTITY)
+def test_what_all_of_horovods_bindings_share_and_variables_that_say_what_ringcomm_says(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(COMMON + IDENTITY)
     outer = {"HOROVOD_RANK": "8", "HOROVOD_SIZE": "9", "RANK": "7", "MASTER_ADDR": "elsewhere"}
-    done = ringrun("--horovod", "-np", "3", "train.py", cwd=tmp_path, env=outer)
+    done = ringrun("--horovod", "-np", "2", "train.py", cwd=tmp_path, env=outer)
     assert done.process.returncode == 0, done.err
-    lines = [f"[localhost:{rank}] localhost 127.0.0.1 3" for rank in range(3)]
+    lines = [f"[localhost:{rank}] localhost 127.0.0.1 2" for rank in range(2)]
     assert sorted(done.out.splitlines()) == lines
 
 
@@ -96,15 +94,6 @@ def test_only_when_asked_for(tmp_path: Path) -> None:
     (tmp_path / "horovod.py").touch()
     done = ringrun("-np", "1", "train.py", cwd=tmp_path, env={"HOROVOD_RANK": "3"})
     assert done.out == f"[localhost:0] {tmp_path / 'horovod.py'} []\n", done.err
-    done = ringrun("--horovod", "-np", "1", "train.py", cwd=tmp_path)
-    assert done.process.returncode == 1 and "horovod.py is next to what the ranks run" in done.err
-
-
-def test_what_all_of_horovods_bindings_share(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(COMMON)
-    done = ringrun("--horovod", "-np", "2", "train.py", cwd=tmp_path)
-    assert done.process.returncode == 0, done.err
-    assert sorted(done.out.splitlines()) == [f"[localhost:{rank}] fine" for rank in range(2)]
 
 
 def test_modules_are_the_adapters_themselves(tmp_path: Path) -> None:
@@ -159,15 +148,6 @@ def test_variables_that_the_program_sets_count(tmp_path: Path) -> None:
     assert done.err.count("HOROVOD_CYCLE_TIME has no effect") == 1
     assert "shown" in (tmp_path / "by_program.json").read_text()
     assert not (tmp_path / "by_option.json").exists()
-
-
-def test_a_bad_variable_of_the_programs_is_named(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import os, horovod\nimport ringcomm as rc\n"
-        "os.environ['HOROVOD_FUSION_THRESHOLD'] = 'often'\nrc.init()\n"
-    )
-    done = ringrun("--horovod", "-np", "1", "train.py", cwd=tmp_path)
-    assert done.process.returncode == 1 and "HOROVOD_FUSION_THRESHOLD='often' cannot be used" in done.err
 
 
 def test_a_program_that_is_not_python(tmp_path: Path) -> None:
