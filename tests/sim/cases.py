@@ -45,50 +45,24 @@ def _whole_numbers(size: int, count: int, dtype: Any) -> Arrays:
     return [random.integers(-50, 50, count).astype(dtype) for _ in range(size)]
 
 
-def _all_reduce(name: str) -> Callable[[int, int, Any], Case]:
+def _scheduled(collective: str, name: str) -> Callable[[int, int, Any], Case]:
     def make(size: int, count: int, dtype: Any) -> Case:
-        data = _whole_numbers(size, count, dtype)
+        data, root, everything = _whole_numbers(size, count, dtype), count % size, slice(None)
         total = np.sum(data, axis=0, dtype=dtype)
-        hosts = grid(size)
-        schedules = [make_schedule("allreduce", name, rank, size, count, hosts=hosts) for rank in range(size)]
-        return Case(schedules, data, [[(slice(None), total)]] * size, True)
-
-    return make
-
-
-def _reduce_scatter(name: str) -> Callable[[int, int, Any], Case]:
-    def make(size: int, count: int, dtype: Any) -> Case:
-        data, bounds = _whole_numbers(size, count, dtype), _uneven(size, count)
-        total = np.sum(data, axis=0, dtype=dtype)
+        options: Dict[str, Any] = {"root": root} if collective == "broadcast" else {"hosts": grid(size)}
+        bounds = _uneven(size, count)
+        if collective in ("reducescatter", "allgather"):
+            options["bounds"] = bounds
         spans = [slice(bounds[rank], bounds[rank + 1]) for rank in range(size)]
-        schedules = [
-            make_schedule("reducescatter", name, rank, size, count, bounds=bounds, hosts=grid(size))
-            for rank in range(size)
-        ]
-        return Case(schedules, data, [[(span, total[span])] for span in spans], True)
-
-    return make
-
-
-def _all_gather(name: str) -> Callable[[int, int, Any], Case]:
-    def make(size: int, count: int, dtype: Any) -> Case:
-        data, bounds = _whole_numbers(size, count, dtype), _uneven(size, count)
-        whole = np.concatenate([data[rank][bounds[rank] : bounds[rank + 1]] for rank in range(size)])
-        schedules = [
-            make_schedule("allgather", name, rank, size, count, bounds=bounds, hosts=grid(size))
-            for rank in range(size)
-        ]
-        return Case(schedules, data, [[(slice(None), whole)]] * size, False)
-
-    return make
-
-
-def _broadcast(name: str) -> Callable[[int, int, Any], Case]:
-    def make(size: int, count: int, dtype: Any) -> Case:
-        root = count % size
-        data = _whole_numbers(size, count, dtype)
-        schedules = [make_schedule("broadcast", name, rank, size, count, root=root) for rank in range(size)]
-        return Case(schedules, data, [[(slice(None), data[root].copy())]] * size, False)
+        whole = np.concatenate([array[span] for array, span in zip(data, spans)])
+        expected = {
+            "allreduce": [[(everything, total)]] * size,
+            "reducescatter": [[(span, total[span])] for span in spans],
+            "allgather": [[(everything, whole)]] * size,
+            "broadcast": [[(everything, data[root].copy())]] * size,
+        }[collective]
+        schedules = [make_schedule(collective, name, rank, size, count, **options) for rank in range(size)]
+        return Case(schedules, data, expected, collective in ("allreduce", "reducescatter"))
 
     return make
 
@@ -125,12 +99,8 @@ def _uneven(size: int, count: int) -> Tuple[int, ...]:
 
 
 CASES: Dict[str, Callable[[int, int, Any], Case]] = {
-    **{f"all_reduce-{name}": _all_reduce(name) for name in names("allreduce", hosts=True)},
-    **{
-        f"reduce_scatter-{name}": _reduce_scatter(name)
-        for name in names("reducescatter", hosts=True)
-    },
-    **{f"all_gather-{name}": _all_gather(name) for name in names("allgather", hosts=True)},
-    **{f"broadcast-{name}": _broadcast(name) for name in names("broadcast")},
-    "all_to_all": _all_to_all,
+    f"{collective}-{name}": _scheduled(collective, name)
+    for collective in ("allreduce", "reducescatter", "allgather", "broadcast")
+    for name in names(collective, hosts=collective != "broadcast")
 }
+CASES["alltoall"] = _all_to_all

@@ -159,15 +159,6 @@ def test_what_is_no_position_is_refused(position):
     assert len(run_ranks(1, work)[0]) == 26
 
 
-def test_an_empty_data_set_has_no_steps():
-    def work(context):
-        data = Balanced(0, GLOBAL_BATCH, context=lambda: context)
-        data.set_step(3)
-        return list(data)
-
-    assert run_ranks(1, work) == [[]]
-
-
 def test_a_fixed_list_of_speeds_gives_the_same_bits_in_two_runs():
     def work(context):
         data = Balanced(COUNT, GLOBAL_BATCH, 3, speeds=[3, 1, 1], context=lambda: context)

@@ -65,15 +65,6 @@ def test_an_idle_queue_runs_a_synchronous_work_in_the_callers_thread(queue):
     assert queue._thread is None, "no thread was needed"
 
 
-def test_a_synchronous_work_behind_others_is_queued(queue):
-    gate, work = Gate(), Task("work")
-    queue.submit(gate.work, inline=False)
-    assert gate.running.wait(LIMIT_S)
-    assert not queue.submit(work, inline=True).is_completed()
-    gate.opened.set()
-    assert work.ended() is None and work.thread == gate.work.thread
-
-
 def test_a_thread_that_waits_runs_what_is_before_its_work(manual):
     works = [manual.submit(Task(str(number)), inline=False) for number in range(3)]
     manual.help(works[1])
@@ -140,10 +131,6 @@ def test_an_interrupted_caller_leaves_a_queue_that_goes_on(queue):
 
 
 class TestDrain:
-    def test_an_idle_queue_is_drained(self, queue):
-        queue.drain(Deadline(None))
-        queue.submit(Task("work"), inline=True)
-        queue.drain(Deadline(None))
 
     def test_it_waits_for_what_runs_and_what_is_queued(self, queue):
         gate, behind = Gate(), Task("behind")

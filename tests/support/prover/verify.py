@@ -17,18 +17,9 @@ from tests.support.prover.replay import Replay
 def check_all_reduce(
     schedules: Schedules, count: int, *, single_fold: bool = False, coded: bool = False
 ) -> None:
-    """Prove that all ranks end with the same finished fold of all contributions.
-
-    Args:
-        schedules: one per rank.
-        count: number of elements.
-        single_fold: demand also that each element is made by one fold of all contributions.
-        coded: the schedule is run with a codec (:mod:`ringcomm.collective.coded`): what is sent is encoded,
-            and the rank that finishes an element keeps what its own codes mean. Demand also that no element
-            is encoded more than twice: as a contribution and as a result.
-
-    Raises:
-        BrokenInvariantError: otherwise.
+    """Prove that all ranks end with the same finished fold of all contributions; with `single_fold`, that
+    each element is made by one fold of all; with `coded`, for a schedule that is run with a codec, that no
+    element is encoded more than twice, and that the rank that finishes it keeps what its own codes mean.
     """
     size = len(schedules)
     replay = Replay(schedules, {(rank, DATA): (0, count) for rank in range(size)}, coded)
@@ -42,16 +33,7 @@ def check_all_reduce(
 
 
 def check_reduce_scatter(schedules: Schedules, bounds: Bounds, *, single_fold: bool = False) -> None:
-    """Prove that rank r ends with the finished fold of all contributions in chunk r.
-
-    Args:
-        schedules: one per rank.
-        bounds: chunk boundaries in elements.
-        single_fold: demand also that each element is made by one fold of all contributions.
-
-    Raises:
-        BrokenInvariantError: otherwise.
-    """
+    """Prove that rank r ends with the finished fold of all in chunk r; see `check_all_reduce`."""
     size = len(schedules)
     replay = Replay(schedules, {(rank, DATA): bounds for rank in range(size)})
     replay.fill((rank, DATA, bounds[0], bounds[-1]) for rank in range(size))
@@ -61,15 +43,7 @@ def check_reduce_scatter(schedules: Schedules, bounds: Bounds, *, single_fold: b
 
 
 def check_all_gather(schedules: Schedules, bounds: Bounds) -> None:
-    """Prove that all ranks end with chunk q as rank q had it, of which nothing else was defined.
-
-    Args:
-        schedules: one per rank.
-        bounds: chunk boundaries in elements.
-
-    Raises:
-        BrokenInvariantError: otherwise.
-    """
+    """Prove that all ranks end with chunk q as rank q had it, of which nothing else was defined."""
     size = len(schedules)
     replay = Replay(schedules, {(rank, DATA): bounds for rank in range(size)})
     replay.fill((rank, DATA, bounds[rank], bounds[rank + 1]) for rank in range(size))
@@ -80,16 +54,7 @@ def check_all_gather(schedules: Schedules, bounds: Bounds) -> None:
 
 
 def check_broadcast(schedules: Schedules, root: int, count: int) -> None:
-    """Prove that all ranks end with the root's elements.
-
-    Args:
-        schedules: one per rank.
-        root: the rank whose elements were defined in the beginning.
-        count: number of elements.
-
-    Raises:
-        BrokenInvariantError: otherwise.
-    """
+    """Prove that all ranks end with the root's elements."""
     size = len(schedules)
     replay = Replay(schedules, {(rank, DATA): (0, count) for rank in range(size)})
     replay.fill([(root, DATA, 0, count)])
@@ -101,16 +66,7 @@ def check_broadcast(schedules: Schedules, root: int, count: int) -> None:
 def check_all_to_all(
     schedules: Schedules, send_bounds: Sequence[Bounds], recv_bounds: Sequence[Bounds]
 ) -> None:
-    """Prove that rank r ends with chunk q as rank q meant it for r, and its own span untouched.
-
-    Args:
-        schedules: one per rank.
-        send_bounds: per rank, its chunk boundaries in ``SOURCE``, in elements.
-        recv_bounds: per rank, its chunk boundaries in ``DATA``, in elements.
-
-    Raises:
-        BrokenInvariantError: otherwise.
-    """
+    """Prove that rank r ends with chunk q as rank q meant it for r, and its own span untouched."""
     size = len(schedules)
     marks: Dict[Domain, Bounds] = {(rank, DATA): recv_bounds[rank] for rank in range(size)}
     marks.update({(rank, SOURCE): send_bounds[rank] for rank in range(size)})

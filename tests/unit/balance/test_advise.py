@@ -159,8 +159,3 @@ def test_arguments_that_are_no_numbers_of_their_kind_are_refused(arguments):
     usual = {"fixed_s": [0.1, 0.1], "sample_s": [0.01, 0.01], "gradient_bytes": 1000, "mb_per_s": [100, 100]}
     with pytest.raises(ConfigError, match="^advise: "):
         rc.advise(**{**usual, **arguments})
-
-
-def test_arrays_are_sequences_too():
-    times = np.array([0.1, 0.1])
-    assert rc.advise(times, times, 1000, np.array([100, 100]), hosts=np.array(["a", "b"])).best.hosts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,21 +105,3 @@ def test_what_are_no_limits(arguments):
 def test_arguments_of_other_types_are_refused_by_name(arguments):
     with pytest.raises(ConfigError, match=next(iter(arguments))):
         SampleDivision(**{"count": 41, "global_batch": 16, "size": 2, **arguments})
-
-
-@pytest.mark.parametrize("arguments", [(2.5, None, 1), (0, None, 1.5), (0, 2.5, 1), (0, [3, "x"], 1)])
-def test_limits_are_whole_numbers(arguments):
-    with pytest.raises(ConfigError, match="a whole number is needed"):
-        limits_of(*arguments, size=2)
-
-
-def test_numbers_and_speeds_may_be_numpys():
-    limits = limits_of(np.int64(2), np.int64(9), np.int64(1), 2)
-    assert limits == (2, (9, 9), 1) and limits == limits_of(2, np.array([9, 9]), 1, 2)
-    assert (
-        SampleDivision(41, 16, 0, 2, limits=limits).digest
-        == SampleDivision(41, 16, 0, 2, limits=ShareLimits(2, (9, 9), 1)).digest
-    )
-    division = SampleDivision(np.int64(41), np.int64(16), np.int64(3), 2, np.array([3, 1]))
-    assert division.shares(0, 0) == (12, 4)
-    assert division.take(0, 0, 1).tolist() == SampleDivision(41, 16, 3, 2, [3, 1]).take(0, 0, 1).tolist()

@@ -69,12 +69,6 @@ class TestPlanShares:
         with pytest.raises(ConfigError, match="at least 40 samples"):
             plan_shares([ComputeTime(0.0, 1.0)] * 3, 96, ShareLimits(min_batch=40))
 
-    def test_three_to_one(self):
-        assert proportional_shares([3, 1, 1], 96) == (58, 19, 19)
-        assert proportional_shares([3, 1, 1], 96, ShareLimits(multiple_of=8)) == (64, 16, 16)
-        assert proportional_shares([1, 0], 9) == (9, 0)
-        assert proportional_shares([1] * 3, 8) == (3, 3, 2)
-
     @pytest.mark.parametrize("ratios", [[], [0, 0], [1, -1], [float("inf"), 1]])
     def test_what_are_no_proportions(self, ratios):
         with pytest.raises(ConfigError, match="speeds"):

@@ -112,7 +112,7 @@ def test_another_order_of_operands_on_one_rank():
         check_all_reduce(swap_pair((1, SELF), (0, SELF)), 4)
 
 
-def test_a_rank_that_forgets_to_send_the_result_on(schedules):
+def test_a_rank_that_forgets_to_send_the_result_on():
     made = [direct.reduce_scatter(r, SIZE, BOUNDS) for r in range(SIZE)]
     check_reduce_scatter(made, BOUNDS)
     refuse(made, "lacks the contributions")

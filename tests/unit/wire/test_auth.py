@@ -181,12 +181,6 @@ def count_down(side, data):
     return answers[-1]
 
 
-def test_total_before_authentication_is_small():
-    greeting, challenge, proof = shake(initiator(), responder())
-    assert len(greeting) + len(challenge) + len(proof) <= MAX_PRE_AUTH_BYTES
-    assert Responder(KEY, JOB).needs + len(proof) <= MAX_PRE_AUTH_BYTES
-
-
 def test_claim_is_worth_nothing_before_the_proof():
     one, other = initiator(), responder()
     feed(other, one.greeting, 1000)
