@@ -8,7 +8,7 @@ import torch
 
 from .._adapter.checking import check_start
 from .._adapter.compressed import state_of
-from .._adapter.names import group_name
+from .._adapter.gradients import group_name
 from .._adapter.reduction import VariableReducer, is_coded
 from .._adapter.submit import finish_earlier
 from ..torch.collectives import reduced

@@ -14,12 +14,11 @@ from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List
 import torch
 
 from .. import api
-from .._adapter.arguments import checked_passes
 from .._adapter.checking import check_start
-from .._adapter.feedback import Residuals
+from .._adapter.compression import Residuals
 from .._adapter.gradients import names_of
 from .._adapter.optimizer_classes import wrapped
-from .._adapter.reduction import Groups, Reduction, is_coded, of_gradients
+from .._adapter.reduction import Groups, Reduction, checked_passes, is_coded, of_gradients
 from ..balance.batches import Balanced
 from ..balance.pace import weight_of_steps
 from ..calls.process_set import ProcessSet, global_process_set

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..._adapter.compression import BLOCKWISE, codec_for, compressor_of
-from ..._adapter.feedback import Residuals
+from ..._adapter.compression import BLOCKWISE, Residuals, codec_for, compressor_of
 from ...balance.batches import Balanced
 from ...codec.base import BLOCK_ITEMS
 from ...collective.rows import cumulative
