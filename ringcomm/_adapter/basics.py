@@ -8,7 +8,7 @@ from .. import api
 from ..calls.process_set import ProcessSet, add_process_set, global_process_set, number_of
 from ..docstrings import documented
 from ..errors import ConfigError
-from .arguments import wire_name
+from .submit import wire_name
 
 
 def init(comm: Any = None, process_sets: Union[str, Sequence[Any], None] = None) -> None:

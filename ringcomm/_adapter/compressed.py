@@ -18,13 +18,10 @@ from ..dtypes import Array
 from ..engine.request import Handle
 from ..errors import ConfigError
 from ..ops import CODECS
-from .arguments import wire_name
 from .choice import AutoCompression
-from .compression import BLOCKWISE, codec_for
-from .feedback import Residuals, reset_all
+from .compression import BLOCKWISE, Residuals, codec_for, reset_all
 from .reduction import Reduction
-from .submit import finish_earlier
-from .waiting import run_all
+from .submit import finish_earlier, run_all, wire_name
 
 Shape = Tuple[int, ...]
 

@@ -27,19 +27,19 @@ from ..calls.process_set import number_of
 from ..dtypes import Array
 from ..engine.request import Handle
 from ..errors import RingcommError
-from .arguments import wire_name
 from .causes import record_cause
 from .compressed import CompressionState, Pending, start_coded
 from .reduction import Reduction
 from .submit import (
     finish_earlier,
+    run_all,
     start_allgather,
     start_allreduce,
     start_alltoall,
     start_broadcast,
     start_reducescatter,
+    wire_name,
 )
-from .waiting import run_all
 
 AnyHandle = Union[Handle, Pending]
 

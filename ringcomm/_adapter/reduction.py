@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ..balance.step_weight import StepWeight
 from ..calls.process_set import ProcessSet, global_process_set, included_in, size_of
 from ..collective.options import Options
-from ..errors import ConfigError
+from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, factor_of, op_of
-from .arguments import predivided, scattered_reduction
 from .choice import configured, refuse_local_steps
 from .compression import NoneCompressor, compressor_of
 
@@ -242,3 +242,34 @@ def chosen_groups(groups: Groups, num_groups: int, parameter_type: type) -> Grou
                 raise ConfigError("A parameter can only appear once in groups.")
             seen.add(id(parameter))
     return groups
+
+
+def scattered_reduction(op: Any) -> ReduceOp:
+    """Return the reduction of a reducescatter.
+
+    NotOfferedError: Adasum needs whole tensors. Misuse: ``op`` is not a reduction.
+    """
+    chosen = op_of(op)
+    if chosen == ReduceOp.ADASUM:
+        raise NotOfferedError("reducescatter does not support Adasum: it compares whole tensors.")
+    return chosen
+
+
+def checked_passes(passes: Any) -> int:
+    """Return a number of backward passes per step; a ConfigError in Horovod's words if it is not positive."""
+    if not isinstance(passes, Integral) or passes < 1:
+        raise ConfigError(f"backward_passes_per_step must be > 0, not {passes!r}.")
+    return int(passes)
+
+
+def predivided(op: ReduceOp, factor: float) -> Tuple[float, float]:
+    """Return the prescale and postscale factors that divide an average in two steps.
+
+    It is divided by ``factor`` before the sum and by the rest after it, so that float16 sums stay in range.
+    ConfigError: the op is not Average.
+    """
+    if factor == 1.0:
+        return 1.0, 1.0
+    if op != ReduceOp.AVERAGE:
+        raise ConfigError("gradient_predivide_factor not supported with op != Average")
+    return 1.0 / factor, float(factor)

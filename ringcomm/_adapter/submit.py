@@ -1,15 +1,15 @@
-"""Start collectives on operands (:mod:`ringcomm.arrays.operands`), in the same way in every adapter."""
+"""Start collectives on operands (:mod:`ringcomm.arrays.operands`), name them, and wait for several."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 from .. import api
 from ..arrays.operands import Operand, mirrors
 from ..calls.process_set import ProcessSet, number_of
 from ..collective.options import Options
 from ..engine.request import Handle
-from .arguments import wire_name
+from ..errors import RingcommError
 
 Operands = Sequence[Operand]
 
@@ -103,3 +103,40 @@ def _deliverer(operands: Operands, grouped: bool) -> Callable[[Any], Any]:
         return results if grouped else results[0]
 
     return convert
+
+
+class SequenceName(str):
+    """The common name of operations that run one after another, in the same order on all ranks.
+
+    All kinds share it, so that ranks get an error if the kinds of their next operations differ. Unlike
+    operations without a name, they may run beside others that have none.
+    """
+
+
+def wire_name(kind: str, name: Optional[str]) -> str:
+    """Return the name by which ranks match an operation: its kind and the caller's name.
+
+    Without the caller's name it is empty: operations are matched by their order.
+    """
+    if isinstance(name, SequenceName):
+        return str(name)
+    return f"{kind}.{name}" if name else ""
+
+
+def run_all(steps: Sequence[Callable[[], Any]]) -> List[Any]:
+    """Call every function, each of which waits for an operation, also when an earlier one has failed.
+
+    None of the operations of one call may still write to a tensor when the error reaches the program. Return
+    the results in order. The first RingcommError is raised after all calls; any other exception (Ctrl-C, for
+    example) passes at once.
+    """
+    results: List[Any] = []
+    problem: Optional[RingcommError] = None
+    for step in steps:
+        try:
+            results.append(step())
+        except RingcommError as error:
+            problem = problem or error
+    if problem is not None:
+        raise problem
+    return results

@@ -10,9 +10,8 @@ import tensorflow as tf
 
 from .._adapter.checking import check_start
 from .._adapter.compressed import state_of
-from .._adapter.gradients import bucket_name, plan_groups
+from .._adapter.gradients import bucket_name, plan_groups, variable_name, without
 from .._adapter.graph_callbacks import Operation
-from .._adapter.names import variable_name, without
 from .._adapter.reduction import Reduction, VariableReducer, is_coded
 from ..calls.process_set import size_of
 from ..ops import ReduceOp

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction
-from .._adapter.tree_collectives import TreeCollectives
+from .._adapter.trees import TreeCollectives
 from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..collective.call_sites import look_through, this_site
 from ..collective.options import Options, takes

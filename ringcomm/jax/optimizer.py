@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._adapter.arguments import checked_passes
 from .._adapter.compression import Compression
+from .._adapter.reduction import checked_passes
 from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..errors import ConfigError

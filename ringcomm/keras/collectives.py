@@ -11,7 +11,7 @@ import numpy as np
 from .. import api
 from .._adapter.graph_callbacks import Batch, Operation
 from .._adapter.reduction import Reduction
-from .._adapter.tree_collectives import TreeCollectives
+from .._adapter.trees import TreeCollectives
 from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..collective.options import Options, takes
 from ..docstrings import documented

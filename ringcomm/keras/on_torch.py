@@ -8,10 +8,10 @@ import torch
 
 from .._adapter.checking import check_start
 from .._adapter.compressed import state_of
-from .._adapter.names import group_name
+from .._adapter.gradients import group_name
 from .._adapter.reduction import VariableReducer, is_coded
 from .._adapter.submit import finish_earlier
-from ..torch.autograd import reduced
+from ..torch.collectives import reduced
 from ..torch.tensors import first_elements
 
 

@@ -7,11 +7,17 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import keras
 
-from .._adapter.arguments import checked_passes
 from .._adapter.compressed import drop_residuals
 from .._adapter.compression import Compression
 from .._adapter.optimizer_classes import OptionsInClass, convert, derive, set_untracked
-from .._adapter.reduction import Groups, Reduction, VariableReducer, of_gradients, register_layers
+from .._adapter.reduction import (
+    Groups,
+    Reduction,
+    VariableReducer,
+    checked_passes,
+    of_gradients,
+    register_layers,
+)
 from ..balance.pace import StepCursor, weight_of_steps
 from ..calls.process_set import ProcessSet, global_process_set
 from ..collective.call_sites import look_through

@@ -9,8 +9,7 @@ import numpy as np
 from mxnet.gluon.parameter import DeferredInitializationError, Parameter, ParameterDict
 
 from .. import api
-from .._adapter.late_broadcast import LateBroadcasts, Presence, disagreement
-from .._adapter.objects import allgather_object
+from .._adapter.objects import LateBroadcasts, Presence, allgather_object, disagreement
 from .._adapter.submit import start_broadcast
 from ..calls.process_set import ProcessSet, global_process_set, number_of, size_of
 from ..docstrings import documented

@@ -9,8 +9,8 @@ import mxnet as mx
 import numpy as np
 
 from .. import api
-from .._adapter.arguments import wire_name
 from .._adapter.reduction import of_gradients
+from .._adapter.submit import wire_name
 from ..calls.process_set import ProcessSet, global_process_set, number_of
 from ..docstrings import documented
 from ..errors import ConfigError

@@ -13,8 +13,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
 import torch
 
-from .._adapter.compression import BLOCKWISE, NoneCompressor, codec_for, is_elementwise
-from .._adapter.feedback import Residuals
+from .._adapter.compression import BLOCKWISE, NoneCompressor, Residuals, codec_for, is_elementwise
 from .._adapter.gradients import bucket_name
 from .._adapter.reduction import Reduction
 from .._adapter.submit import Operands, finish_earlier, start_allreduce

@@ -11,8 +11,8 @@ from ..elastic import samples
 from ..elastic.parts import PartsState
 from ..elastic.samples import SamplerPart
 from ..elastic.state import DictPart, ObjectState, State, StatePart, run
-from .local_optimizer import LocalDistributed
 from .local_sgd import LocalSGD
+from .optimizer import LocalDistributed
 from .state import broadcast_optimizer_state, broadcast_parameters
 
 __all__ = [

@@ -10,8 +10,7 @@ import torch
 from .._adapter.compression import dtype_name
 from .._adapter.intervals import ADAPTIVE_DRIFT, AUTO
 from .._adapter.local_sgd import LocalSGD as Core
-from .._adapter.local_sgd import host_dtype
-from .._adapter.outer import OuterOptimizer
+from .._adapter.local_sgd import OuterOptimizer, host_dtype
 from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..dtypes import Array

@@ -1,30 +1,34 @@
-"""``DistributedOptimizer``: an optimizer that reduces gradients over all ranks before each step."""
+"""``DistributedOptimizer``: an optimizer that reduces gradients over all ranks before each step.
+
+It is an object of a class derived from one of three mixins and the class of the user's own optimizer:
+gradients are reduced, or with Adasum steps, or with ``--local-steps`` weights now and then.
+"""
 
 from __future__ import annotations
 
+import functools
 import warnings
-from contextlib import contextmanager
-from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Tuple
+from contextlib import contextmanager, nullcontext
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 import torch
 
 from .. import api
-from .._adapter.arguments import checked_passes
 from .._adapter.checking import check_start
-from .._adapter.feedback import Residuals
+from .._adapter.compression import Residuals
 from .._adapter.gradients import names_of
 from .._adapter.optimizer_classes import wrapped
-from .._adapter.reduction import Groups, Reduction, is_coded, of_gradients
+from .._adapter.reduction import Groups, Reduction, checked_passes, is_coded, of_gradients
 from ..balance.batches import Balanced
 from ..balance.pace import weight_of_steps
 from ..calls.process_set import ProcessSet, global_process_set
+from ..configuration.without_effect import use
 from ..docstrings import documented
 from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
 from . import handles
 from .compression import Compression
-from .local_optimizer import LocalDistributed, local_optimizer, local_steps_of_settings
-from .own_optimizer import OwnOptimizer, all_parameters, own_step, parameters_of
+from .local_sgd import LocalSGD
 from .reducer import GradientReducer
 from .tensors import first_elements
 
@@ -36,6 +40,26 @@ _ZEROED_TOO_EARLY = (
 )
 
 Named = List[Tuple[str, torch.Tensor]]
+
+
+class OwnOptimizer:
+    """Base of the mixins before the class of the user's own optimizer."""
+
+    _option: str
+
+    def _before_unscaling(self) -> None:
+        """Prepare the gradients for a ``GradScaler``, which tests and unscales them."""
+        raise ConfigError(
+            f"{self._option} does not work with a GradScaler: each rank would leave out steps because of its "
+            "own gradients. Train in bfloat16, or without it."
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse copying: a copy would train without the other ranks."""
+        raise NotOfferedError(
+            "A DistributedOptimizer cannot be copied or pickled, because it belongs to this job's ranks. "
+            "Keep its state_dict(); or copy the original optimizer, and wrap the copy."
+        )
 
 
 class _Distributed(OwnOptimizer):
@@ -229,6 +253,56 @@ class _AdasumDistributed(OwnOptimizer):
     step.hooked = True  # type: ignore[attr-defined]
 
 
+class _Attached(LocalSGD):
+    """The :class:`LocalSGD` that a :class:`LocalDistributed` uses."""
+
+    _of_distributed = True
+
+
+class LocalDistributed(OwnOptimizer):
+    """Mixin before the user's optimizer class: local steps, with ``DistributedOptimizer``'s methods."""
+
+    local: LocalSGD
+    _passes: int
+    _options: Dict[str, Any]
+    _option = "--local-steps (RINGCOMM_LOCAL_STEPS)"
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Return the number of backward passes per step, over which gradients are added up."""
+        return self._passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Set the number of backward passes per step; ConfigError if it is less than one."""
+        self._passes = checked_passes(passes)
+
+    def synchronize(self) -> None:
+        """Average the gradients now, if the next step is one with averaged gradients; otherwise do nothing.
+
+        For programs that clip gradients before the step: those are this rank's own in local steps.
+        """
+        self.local._prepare()
+
+    def skip_synchronize(self) -> ContextManager[None]:
+        """Return a context manager without effect: :meth:`synchronize` has an effect once for a step."""
+        return nullcontext()
+
+    def average_weights(self) -> None:
+        """Average the weights of all ranks now, before they are saved or judged. All ranks must call it."""
+        self.local.synchronize()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset all gradients, to None or to zeros."""
+        self.local._drop()
+        super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """Add parameters, which are trained after this. All ranks must do so."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        self.local._detach()
+        _train_locally(self)
+
+
 @documented
 def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
     optimizer: torch.optim.Optimizer,
@@ -294,6 +368,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         chosen, gradient_predivide_factor, process_set, compression, weight_of_steps(batches, chosen, passes),
         sparse_as_dense, groups, num_groups, torch.Tensor, local_steps=True,
     )  # fmt: skip
+    _let_scalers_ask()
     if local_steps_of_settings():
         return local_optimizer(optimizer, reduction, passes)
     named = None if named_parameters is None else list(named_parameters)
@@ -308,3 +383,82 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
     made = wrapped(_Distributed, optimizer, but="step")
     made._distribute(reduction, named, passes)
     return made
+
+
+def parameters_of(optimizer: Any) -> List[List[torch.Tensor]]:
+    """Return the parameters of each group."""
+    return [list(group["params"]) for group in optimizer.param_groups]
+
+
+def all_parameters(optimizer: Any) -> List[torch.Tensor]:
+    """Return the parameters of all groups."""
+    return [parameter for group in parameters_of(optimizer) for parameter in group]
+
+
+def own_step(optimizer: Any, kind: type, closure: Any, options: Dict[str, Any]) -> Any:
+    """Call the step of the user's own class; without a closure, without positional arguments."""
+    step = getattr(super(kind, optimizer), "step")  # noqa: B009 - mypy finds no such method
+    return step(**options) if closure is None else step(closure, **options)
+
+
+def local_steps_of_settings() -> Union[int, str]:
+    """Return the value of ``--local-steps``: a number, ``"auto"``, or 0 for none."""
+    text = api.placed().settings.local_steps if api.is_initialized() else ""
+    return int(text or 0) if text != "auto" else text
+
+
+def local_optimizer(optimizer: Any, how: Reduction, passes: int) -> Any:
+    """Return an optimizer of the given one's class that makes local steps.
+
+    ConfigError: local steps cannot do what the reduction ``how`` of the program asks for.
+    """
+    codec = getattr(how.compression, "kind", "none")
+    problem = ""
+    if how.op != ReduceOp.AVERAGE or how.factor != 1.0:
+        problem = f"gradients are averaged, and this program asks for {how.op.name.lower()} or other factors"
+    elif how.weight is not None:
+        problem = "each rank's weights count alike, and this program has balanced batches"
+    elif not all(isinstance(item, torch.nn.Parameter) for item in all_parameters(optimizer)):
+        problem = "the optimizer has tensors that are no torch.nn.Parameter"
+    if problem:
+        raise ConfigError(
+            f"--local-steps (RINGCOMM_LOCAL_STEPS) cannot be used here: {problem}. Change that, or leave the "
+            "option out."
+        )
+    use("local_steps")
+    made = wrapped(LocalDistributed, optimizer, but="step")
+    made._passes = passes
+    codec = "int8" if codec == "auto" else codec
+    made._options = {"compression": codec, "process_set": how.process_set}
+    made._options["sync_every"] = local_steps_of_settings()
+    _train_locally(made)
+    return made
+
+
+def _train_locally(optimizer: Any) -> None:
+    parameters = torch.nn.ParameterList(all_parameters(optimizer))
+    optimizer.local = _Attached(parameters, optimizer, **optimizer._options)
+    optimizer.local._attach()
+
+
+def _let_scalers_ask() -> None:
+    """Let ``GradScaler`` announce to optimizers of this module that it is about to test their gradients.
+
+    PyTorch calls an optimizer only after that, and has no hook before. A subclass inherits the two methods.
+    """
+    kind = torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler
+    for name in ("unscale_", "step"):
+        method = getattr(kind, name)
+        if not hasattr(method, "announces"):
+            setattr(kind, name, _announcing(method))
+
+
+def _announcing(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(scaler: Any, optimizer: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(optimizer, OwnOptimizer) and scaler.is_enabled():
+            optimizer._before_unscaling()
+        return method(scaler, optimizer, *arguments, **options)
+
+    call.announces = True  # type: ignore[attr-defined]
+    return call

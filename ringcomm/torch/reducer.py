@@ -11,13 +11,12 @@ import numpy as np
 import torch
 
 from .. import api
-from .._adapter.arguments import wire_name
 from .._adapter.checking import check_start
 from .._adapter.choice import AutoCompression
-from .._adapter.feedback import Residuals
+from .._adapter.compression import Residuals
 from .._adapter.gradients import Arrivals, Gradient, plan_buckets, plan_groups
 from .._adapter.reduction import Reduction
-from .._adapter.submit import finish_earlier
+from .._adapter.submit import finish_earlier, wire_name
 from ..calls.process_set import included_in, number_of
 from ..errors import ConfigError, MismatchError, NotInitializedError, RingcommError
 from ..job.context import Context

@@ -4,7 +4,7 @@ The data, the first weights and the global batches are fixed, so any number of r
 have the same loss curve, up to the rounding of float32. These tests show it:
 
 ==================================  ==========  ============================================================
-NumPy, PyTorch                      1, 2, 3     torch/test_torch.py (torch/checks_digits.py)
+NumPy, PyTorch                      1, 2, 4     torch/test_torch.py (torch/checks_digits.py)
 TensorFlow 2                        1, 2, 3     tensorflow/test_tensorflow.py (tensorflow/checks_digits.py)
 Keras 3 on TensorFlow, torch, JAX   1, 2, 3     keras/test_keras.py (keras/training.py: beside one process)
 Keras 2                             1, 2, 3     keras/test_keras.py (keras/legacy.py: beside one process)

@@ -381,7 +381,7 @@ def file_of_rank_0(rng: Random) -> None:
 def store_entry(rng: Random) -> None:
     """A process group's entry in PyTorch's store, where there is no key to sign it."""
     pytest.importorskip("torch")
-    from ringcomm.torch.distributed._store import _notice_of
+    from ringcomm.torch.distributed._rendezvous import _notice_of
 
     _notice_of(notice(rng, NOTICE), "a group")
 

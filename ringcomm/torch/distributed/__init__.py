@@ -18,12 +18,10 @@ from . import _version  # noqa: F401 - first: it checks PyTorch's version
 
 # isort: split
 from . import _dispatch
-from ._group import BACKEND, ProcessGroupRingcomm, create
-from ._hooks import compress_hook
-from ._monitored import monitored_barrier
+from ._group import BACKEND, ProcessGroupRingcomm, create, monitored_barrier
+from ._hooks import WeightedAverage, compress_hook, weighted_average_hook
 from ._rendezvous import register
 from ._start import init, local_rank, make_default
-from ._weighted import WeightedAverage, weighted_average_hook
 
 __all__ = [
     "BACKEND", "ProcessGroupRingcomm", "WeightedAverage", "compress_hook", "init",

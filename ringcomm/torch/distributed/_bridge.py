@@ -1,18 +1,23 @@
-"""Tensors as flat NumPy arrays that share their memory, and back."""
+"""PyTorch's tensors, types and reductions, as those of ringcomm: flat arrays that share their memory."""
 
 from __future__ import annotations
 
+import zlib
+from functools import lru_cache
 from math import prod
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...arrays.torch_tensors import TensorOperand
+from ...collective.reduce import multiply
 from ...collective.rows import check_rows, cumulative, row_counts
 from ...dtypes import Array
 from ...errors import Misuse, UnsupportedDtypeError
+from ...ops import Bitwise, ReduceOp
 
 # The dtypes that NumPy also has.
 _PLAIN = frozenset(
@@ -42,9 +47,6 @@ def movable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(word)
 
 
-_PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
-
-
 def tensors_inside(value: Any) -> List[str]:
     """Return the names of the tensors that hold the elements of a tensor which only wraps them.
 
@@ -53,7 +55,7 @@ def tensors_inside(value: Any) -> List[str]:
     """
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
-    if type(value) in _PLAIN_CLASSES or not is_traceable_wrapper_subclass(value):
+    if type(value) in (torch.Tensor, torch.nn.Parameter) or not is_traceable_wrapper_subclass(value):
         return []
     names: List[str] = value.__tensor_flatten__()[0]
     if any(getattr(value, name).shape != value.shape for name in names):
@@ -151,3 +153,73 @@ def row_parts(tensor: torch.Tensor, rows: Sequence[Any], size: int) -> Tuple[int
     """Return the boundaries of parts with these numbers of rows of a tensor; Misuse if the sum is wrong."""
     check_rows("alltoall", [tensor.shape])
     return cumulative(row_counts(int(tensor.shape[0]), rows, size), prod(tensor.shape[1:]))
+
+
+@lru_cache(maxsize=None)
+def type_code(dtype: torch.dtype) -> int:
+    """Return the code of a dtype: 32 bits, the same in all versions of PyTorch, never 0."""
+    return zlib.crc32(str(dtype).encode()) or 1
+
+
+def type_name(code: int) -> str:
+    """Return the name of the dtype with this code, for example ``float32``."""
+    for dtype in vars(torch).values():
+        if isinstance(dtype, torch.dtype) and type_code(dtype) == code:
+            return str(dtype).replace("torch.", "")
+    return "a type that this PyTorch does not have"
+
+
+_KIND = dist.ReduceOp.RedOpType
+
+_OPS: Dict[Any, Union[ReduceOp, Bitwise]] = {
+    _KIND.SUM: ReduceOp.SUM,
+    _KIND.AVG: ReduceOp.AVERAGE,
+    _KIND.MIN: ReduceOp.MIN,
+    _KIND.MAX: ReduceOp.MAX,
+    _KIND.PRODUCT: ReduceOp.PRODUCT,
+    _KIND.BAND: Bitwise.BAND,
+    _KIND.BOR: Bitwise.BOR,
+    _KIND.BXOR: Bitwise.BXOR,
+}
+
+
+class GroupReduction(NamedTuple):
+    """A reduction operation."""
+
+    op: Any
+    factor: float = 1.0  # this rank's contribution is multiplied by it
+    name: str = ""  # in message headers
+
+    @classmethod
+    def of(cls, op: Any) -> GroupReduction:
+        """Return the reduction for a ``ReduceOp`` of PyTorch; Misuse if the backend has none."""
+        kind = getattr(op, "op", op)
+        found = _KNOWN.get(kind)
+        if found is not None:
+            return found
+        if kind == _KIND.PREMUL_SUM:
+            # All ranks must multiply; the factors may differ.
+            return cls(ReduceOp.SUM, _number(op.factor), "PREMUL_SUM")
+        raise Misuse(f"{op!r} is not a reduction that the backend 'ringcomm' supports.")
+
+    @property
+    def code(self) -> int:
+        """Return its number in message headers."""
+        return int(self.op)
+
+    def labelled(self, label: str) -> GroupReduction:
+        """Return the same reduction with a label appended to its name."""
+        return self._replace(name=f"{self.name} {label}".strip())
+
+    def prepare(self, contribution: Array) -> None:
+        """Multiply this rank's contribution by its factor, in place."""
+        multiply(contribution, self.factor)
+
+
+_KNOWN: Dict[Any, GroupReduction] = {kind: GroupReduction(op) for kind, op in _OPS.items()}
+
+
+def _number(factor: Any) -> float:
+    if getattr(factor, "numel", lambda: 1)() != 1:
+        raise Misuse("PREMUL_SUM needs one factor for the whole tensor, not a tensor of factors.")
+    return float(factor)

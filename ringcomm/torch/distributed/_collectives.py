@@ -15,8 +15,7 @@ from ...ops import Collective, ReduceOp
 from ...schedule.steps import even_bounds
 from ...wire.frames import NO_OP, NO_ROOT
 from ...wire.signature import Signature, sizes_text
-from ._bridge import GroupOperand, Parts, bounds_of, even_parts, row_parts
-from ._reductions import GroupReduction
+from ._bridge import GroupOperand, GroupReduction, Parts, bounds_of, even_parts, row_parts
 
 Tensors = Sequence[torch.Tensor]
 Divided = Union[torch.Tensor, Tensors]  # a tensor in equal parts, or one tensor for each rank

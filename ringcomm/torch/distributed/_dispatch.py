@@ -1,12 +1,19 @@
-"""Replace PyTorch's dispatcher, which process groups in Python bypass.
+"""What process groups in Python owe PyTorch's dispatcher and compiler.
 
 Calls of ``torch.distributed`` reach a group in Python without the dispatcher. So its modes do not see them,
 and one of the functional collectives, which calls the group from C++, finds no method for it.
+
+Compiled programs call a process group from C++ too (DDP's broadcast of buffers, functional collectives), and
+Dynamo would trace the methods of a group in Python as if they were the user's, though it allows only a few
+members of groups ("Attempted to access unregistered member on an OpaqueObject").
 """
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+import functools
+import sys
+from types import FunctionType
+from typing import Any, Callable, List, Sequence, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -47,3 +54,47 @@ def register() -> None:
     if hasattr(torch.ops._c10d_functional, "all_gather_into_tensor_out"):
         for device in ("CPU", "CUDA"):
             _library.impl("all_gather_into_tensor_out", _all_gather_out, device)
+
+
+Class = TypeVar("Class", bound=type)
+
+_DYNAMO = "torch._dynamo"
+_prepare: List[Callable[[], None]] = []
+
+
+def uncompiled(*others: str) -> Callable[[Class], Class]:
+    """Return a class decorator: public methods, and ``others`` by name, run outside of compiled code.
+
+    Dynamo takes seconds to import, so it is not imported for this: without it nothing is compiled.
+    """
+
+    def decorate(cls: Class) -> Class:
+        for name, item in list(vars(cls).items()):
+            if isinstance(item, FunctionType) and (not name.startswith("_") or name in others):
+                setattr(cls, name, _outside(item))
+        return cls
+
+    return decorate
+
+
+def _dynamo_is_imported() -> bool:
+    """Return whether Dynamo is imported completely: during its import it has no ``disable`` yet."""
+    dynamo = sys.modules.get(_DYNAMO)
+    return dynamo is not None and not getattr(dynamo.__spec__, "_initializing", False)
+
+
+def _outside(method: Callable[..., Any]) -> Callable[..., Any]:
+    disabled: List[Callable[..., Any]] = []
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if disabled:
+            return disabled[0](*args, **kwargs)
+        if _dynamo_is_imported():
+            for prepare in _prepare:
+                prepare()
+            _prepare.clear()
+        return (disabled[0] if disabled else method)(*args, **kwargs)
+
+    _prepare.append(lambda: disabled.append(sys.modules[_DYNAMO].disable(method)))
+    return call

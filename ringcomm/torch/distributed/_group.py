@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import atexit
+import operator
 import sys
 import weakref
 from datetime import timedelta
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
 
 from ...clock import Deadline
-from ...errors import NotInitializedError, RingcommError, describe_error
-from ._arguments import address_of, pairs_of, reduction_of, root_of, single
+from ...errors import Misuse, NotInitializedError, PeerStalledError, RingcommError, describe_error
+from ...group.message_matching import Address
+from ._bridge import GroupReduction
 from ._collectives import Collectives, Divided, Packed, Tensors
+from ._dispatch import uncompiled
 from ._group_transport import GroupTransport
-from ._monitored import MonitoredBarrier
 from ._operations import Operations
-from ._store import group_settings
-from ._uncompiled import uncompiled
+from ._rendezvous import group_settings
 from ._work import RingcommWork
 
 BACKEND = "ringcomm"
+_USERS, _BARRIERS = 0, 1  # owners of tags: those of barriers do not match the program's messages
 _open_groups: weakref.WeakSet[ProcessGroupRingcomm] = weakref.WeakSet()
 
 
@@ -231,17 +233,51 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         return self._operations.start("barrier", [], opts, self._ops.runner.barrier)
 
     def monitored_barrier(self, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks, and name those that do not come; see :class:`._monitored.MonitoredBarrier`.
+        """Wait for all ranks, and name those that do not come; see :class:`.MonitoredBarrier`.
 
         Raises:
             PeerStalledError: a rank has not come in time.
         """
         limit_s = self._operations.timeout_s if timeout is None else timeout.total_seconds()
-        barrier = MonitoredBarrier(self._operations.messages, self._watch, self._ranks)
         if self.rank() == 0:
-            barrier.judge(limit_s, wait_all_ranks)
+            self._judge(limit_s, wait_all_ranks)
         else:
-            barrier.report(limit_s)
+            self._token("send", 0, limit_s)
+            # Longer than rank 0's limit, so that its error arrives first.
+            self._token("receive", 0, 2 * limit_s + 10.0).wait()
+
+    def _judge(self, limit_s: float, wait_all_ranks: bool) -> None:
+        """Wait on rank 0 for a report of each rank, and reply to all; abort the group if one is missing."""
+        deadline = Deadline(limit_s)
+        missing: List[int] = []
+        peers = range(1, self.size())
+        for peer, work in [(peer, self._token("receive", peer, None)) for peer in peers]:
+            if not work.is_completed() and missing and not wait_all_ranks:
+                break
+            try:
+                work.wait(timedelta(seconds=max(1e-3, deadline.remaining_s())))
+            except PeerStalledError:
+                missing.append(peer)
+        if missing:
+            self._watch.report_lost(
+                missing[0], "monitored_barrier", f"not there after {limit_s:g} s", "stalled"
+            )
+            several = "s" if len(missing) > 1 else ""
+            names = ", ".join(str(self._ranks[peer]) for peer in missing)
+            # Gloo's words: programs search for them.
+            raise PeerStalledError(
+                f"Rank {self._ranks[0]} timed out in monitoredBarrier after {limit_s:g} s: "
+                f"Rank{several} {names} failed to pass monitoredBarrier in that time.",
+                rank=self._ranks[missing[0]],
+            )
+        for work in [self._token("send", peer, limit_s) for peer in peers]:
+            work.wait()  # this rank may leave the group next
+
+    def _token(self, act: str, peer: int, limit_s: Optional[float]) -> RingcommWork:
+        """Start sending or receiving a byte of a barrier that names missing ranks."""
+        work, token = RingcommWork("monitored_barrier", []), memoryview(bytearray(1))
+        getattr(self._operations.messages, act)(peer, (_BARRIERS, 0), token, work, limit_s)
+        return work
 
     # ---- messages ----------------------------------------------------------------------------
 
@@ -305,6 +341,64 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
 
     def _get_sequence_number_for_group(self) -> int:
         return self._operations.started
+
+
+def single(tensors: Any) -> torch.Tensor:
+    """Return the tensor of a list of one; Misuse if the list has another length."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise Misuse(f"one tensor at a time, not {len(tensors)}.")
+    return tensors[0]
+
+
+def address_of(tag: int) -> Address:
+    """Return the address of messages with a user's tag; Misuse if the tag is invalid."""
+    if not -(1 << 31) <= tag < 1 << 31:
+        raise Misuse(f"tag={tag}: tags are whole numbers of 32 bits, from -2**31 to 2**31 - 1.")
+    return _USERS, operator.index(tag)
+
+
+def pairs_of(outputs: Sequence[Any], inputs: Tensors) -> List[Tuple[Any, torch.Tensor]]:
+    """Return each output with its input; Misuse if their numbers differ."""
+    if len(outputs) != len(inputs):
+        raise Misuse(f"{len(inputs)} inputs need as many outputs, not {len(outputs)}.")
+    return list(zip(outputs, inputs))
+
+
+def reduction_of(opts: Any) -> GroupReduction:
+    """Return the reduction that PyTorch's options name; a sum without options."""
+    return GroupReduction.of(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+
+
+def root_of(opts: Any) -> int:
+    """Return the root's rank in the group, from PyTorch's options."""
+    return int(opts.rootRank) if opts is not None else 0
+
+
+def monitored_barrier(
+    group: Any = None, timeout: Union[timedelta, float, None] = None, wait_all_ranks: bool = False
+) -> None:
+    """Wait until every rank of a group has called it; report the ranks that do not within a time limit.
+
+    Replaces ``torch.distributed.monitored_barrier``, which accepts the Gloo backend only.
+
+    Example: ``monitored_barrier(timeout=60, wait_all_ranks=True)``.
+
+    Args:
+        group: a process group of the backend ``"ringcomm"``; by default the default group.
+        timeout: how long rank 0 waits for the other ranks: seconds, or a ``timedelta``; by default the
+            group's timeout.
+        wait_all_ranks: report all missing ranks, not only the first.
+
+    Raises:
+        PeerStalledError: (on every rank) a rank has not called it in time.
+    """
+    chosen = dist.group.WORLD if group is None else group
+    if chosen == dist.GroupMember.NON_GROUP_MEMBER:
+        return
+    limit = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
+    chosen.monitored_barrier(limit, wait_all_ranks)
 
 
 def allreduce_packed(

@@ -11,12 +11,15 @@ import threading
 import weakref
 from collections import deque
 from contextlib import contextmanager
-from typing import Any, Callable, Deque, Iterator, Optional, Sequence
+from typing import Any, Callable, Deque, Dict, Iterator, Optional, Sequence, Set
+
+from torch.optim import optimizer as torch_optimizer
 
 from ... import api
+from ...clock import StepClock
 from ...config import Settings
 from ...engine.heartbeat import HeartbeatThread
-from ...engine.observer import EventSource
+from ...engine.observer import EventSource, Observer
 from ...engine.peer_channels import SilenceLimits
 from ...engine.single_rank import OwnTrace
 from ...errors import RingcommError
@@ -26,9 +29,8 @@ from ...group.view import Peer
 from ...rendezvous.client import Joined
 from ...transport.base import Channels
 from ...transport.memory import memory_channels
-from ._steps import optimizer_steps
-from ._store import GroupRendezvous, meet
-from ._trace import write_here
+from ._rendezvous import GroupRendezvous, meet
+from ._staged import tensors_in
 
 _transports: weakref.WeakSet[GroupTransport] = weakref.WeakSet()
 _transports_lock = threading.Lock()
@@ -142,3 +144,74 @@ def _failure_handler(watch: GroupWatch, channels: Channels) -> Callable[[Ringcom
         channels.background.wake()
 
     return failed
+
+
+# ---- the timeline: each kind of collective is a row, from the call to its end ------------------------------
+
+# All groups of a process write to one timeline: that of the job, if this process is in a job of ringcomm,
+# otherwise that of the default group.
+_default_source: Optional[weakref.ref[EventSource]] = None
+_lock = threading.Lock()
+_open: Dict[str, Set[int]] = {}
+
+
+def write_here(source: EventSource) -> None:
+    """Report collectives to the observer of this failure detector, unless the process is in a job."""
+    global _default_source
+    _default_source = weakref.ref(source)
+
+
+def observer() -> Optional[Observer]:
+    """Return the observer of this process's collectives, if there is one."""
+    if api.is_initialized():
+        return api.context().engine.observer
+    source = _default_source() if _default_source is not None else None
+    return None if source is None else source.observer
+
+
+class Traced:
+    """A context manager that records a collective's execution in the timeline.
+
+    ``result`` is a tensor, or (nested) lists of tensors.
+    """
+
+    def __init__(self, observer: Observer, group: str, what: str, result: Any) -> None:
+        tensors = tensors_in(result)
+        types = "/".join(sorted({str(tensor.dtype).replace("torch.", "") for tensor in tensors}))
+        elements = sum(tensor.numel() for tensor in tensors)
+        self._observer = observer
+        self._activity = what.upper()
+        self._row = f"group {group}: {what}" + (f", {elements} x {types}" if tensors else "")
+        with _lock:  # Two simultaneous collectives must not share a row.
+            taken = _open.setdefault(self._row, set())
+            self._place = min(set(range(len(taken) + 1)) - taken)
+            taken.add(self._place)
+        self._label = f"{self._row} ({self._place + 1})" if self._place else self._row
+        observer.call_made(self._label)
+
+    def __enter__(self) -> None:
+        """Record the start."""
+        self._observer.call_started(self._label, self._activity)
+
+    def __exit__(self, *_: Any) -> None:
+        """Record the end, also of a failure."""
+        self._observer.call_ended(self._label)
+        with _lock:
+            _open[self._row].discard(self._place)
+
+
+_steps = StepClock()
+_registered = False
+
+
+def optimizer_steps() -> StepClock:
+    """Return the counter of this process's optimizer steps; it counts from the first call on."""
+    global _registered
+    if not _registered:
+        _registered = True
+        torch_optimizer.register_optimizer_step_post_hook(_stepped)
+    return _steps
+
+
+def _stepped(optimizer: Any, *_: Any) -> None:
+    _steps.add(id(optimizer))

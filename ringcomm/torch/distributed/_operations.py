@@ -18,12 +18,10 @@ from ...errors import Misuse, describe_error
 from ...group.message_matching import Address
 from ...group.operation_queue import OperationQueue
 from ...group.point_to_point import PointToPoint
-from ._bridge import GroupOperand, inside, tensors_inside
+from ._bridge import GroupOperand, inside, tensors_inside, type_code, type_name
 from ._dispatch import count_call
-from ._elements import type_code, type_name
-from ._group_transport import GroupTransport
+from ._group_transport import GroupTransport, Traced, observer
 from ._staged import staged
-from ._trace import Traced, observer
 from ._work import RingcommWork, Together
 
 for _package in (torch, typing_extensions, contextlib, functools, warnings):

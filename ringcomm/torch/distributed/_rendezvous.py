@@ -1,37 +1,359 @@
-"""How ``init_process_group`` finds the other processes when ``ringrun`` has started them.
+"""Connect the ranks of a process group, and find the other processes of a job of ``ringrun``.
 
-PyTorch requires a store, so rank 0 serves one on one address, and sends that address to the other ranks: over
-the job's own links, or through the job's rendezvous if there are no links. Groups do not connect through that
-store (:mod:`._store`), so a process that reaches it can end the job, but neither join nor change it.
+Rank 0 of the group serves a rendezvous and publishes its address. In a job of ``ringrun`` it posts the
+address at the job's rendezvous, which only the job's ranks can use. Otherwise it writes a signed entry to the
+store of ``init_process_group``; the store itself is not trusted.
+
+PyTorch requires a store, so rank 0 of a job of ``ringrun`` serves one on one address, and sends that address
+to the other ranks: over the job's own links, or through the job's rendezvous if there are no links. Groups do
+not connect through that store, so a process that reaches it can end the job, but neither join nor change it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import secrets
 import socket
+import threading
 import weakref
+from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from importlib import import_module
-from typing import Any, Callable, Iterator, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 from urllib.parse import parse_qsl, urlsplit
 
 import torch.distributed as dist
 
 from ... import api
-from ...config import Membership, launchers_rank_from_environment, torchrun_from_environment
-from ...configuration.endpoints import numeric
+from ...clock import Deadline
+from ...config import (
+    Membership,
+    Settings,
+    host_from_environment,
+    key_from_environment,
+    launchers_rank_from_environment,
+    torchrun_from_environment,
+)
+from ...configuration.endpoints import is_loopback, numeric
+from ...errors import ConfigError, RingcommError, StartupError, describe_error
 from ...job.context import Context
-from ...rendezvous.connect_server import await_entry, post
-from ._store import adopt
+from ...rendezvous.client import Joined, join
+from ...rendezvous.connect_server import Moved, Watched, await_entry, post
+from ...rendezvous.embedded import EmbeddedRendezvous
+from ...storage.files import open_standard_descriptors
+from ...transport.nics import machine
+from ...transport.shortage import check_descriptors, shortage_error
+from ...wire.signing import Signer
 
 logger = logging.getLogger("ringcomm.torch")
 
 SCHEME = "ringcomm"
+_TIMEOUT = timedelta(minutes=30)  # PyTorch's default
+_SILENCE_S = 600.0  # time limit of operations if the user sets none
+_STOP_THREAD_NAME = "ringcomm-stop"
+_ENTRY = "ringcomm/rendezvous"
+_LIMIT = "the timeout= of init_process_group or new_group"  # that counts, and not --start-timeout
+_LOOK_AGAIN_S = 0.25
+_SERVES = 8  # descriptors of a rendezvous beside one for each rank
+_warned = False
+# the store that the job itself has made, if any, and the job
+_job_stores: List[Tuple[Any, Membership, int]] = []
+_connections: Counter[str] = Counter()  # connections of this process, by the title of the group
 _stores_made = 0
 _last_view: Optional[weakref.ref[Context]] = None
-_TIMEOUT = timedelta(minutes=30)
-Found = Tuple[Any, int, int]
+
+Found = Tuple[Any, int, int]  # a store, a rank, and the number of ranks
+Notice = Dict[str, Any]  # a group's ``job``, ``endpoints``, ``machine``, and ``key`` if none is configured
+
+
+class GroupRendezvous(NamedTuple):
+    """A group whose ranks are connected."""
+
+    joined: Joined
+    settings: Settings
+    embedded: Optional[EmbeddedRendezvous]  # on the rank that serves the rendezvous
+
+    def end(self, wait: bool = False, failed: bool = False) -> None:
+        """Stop the rendezvous when all ranks have left, on the rank that serves it.
+
+        Without ``wait`` a thread waits for that, and the program's end for the thread. If the group has
+        ``failed``, some ranks may be unable to leave.
+        """
+        if self.embedded is None:
+            return
+        if wait:
+            self.embedded.stop(failed)
+        else:
+            threading.Thread(target=self.embedded.stop, args=(failed,), name=_STOP_THREAD_NAME).start()
+
+
+def group_settings(timeout: timedelta) -> Settings:
+    """Return the settings of a group with this timeout."""
+    settings = Settings.from_environment()
+    timeout_s = timeout.total_seconds()
+    silence_s = _SILENCE_S if timeout == _TIMEOUT else timeout_s
+    return replace(settings, timeout_s=silence_s, start_timeout_s=max(timeout_s, 1.0))
+
+
+def adopt(store: Any, membership: Membership, epoch: int = 0) -> None:
+    """Mark a store as made by a job for all its ranks: its groups connect at the job's rendezvous.
+
+    ``epoch`` is the number of the view, if the job is elastic.
+    """
+    _job_stores[:] = [(store, membership, epoch)]
+
+
+def _job_of(store: Any) -> Optional[Tuple[Membership, int]]:
+    """Return the job that made this store for its ranks, and its epoch; None for any other store."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return next(((membership, epoch) for own, membership, epoch in _job_stores if own is store), None)
+
+
+class JobEntry:
+    """A group's entry at the job's rendezvous; ``title`` is the same on all ranks of the group."""
+
+    grace_s = 0.0
+    hint = ""
+
+    def __init__(self, membership: Membership, title: str, epoch: int) -> None:
+        self._membership = membership
+        title = f"epoch {epoch}, {title}" if membership.elastic else title
+        # All members of a view live as long as the view, so their counts are equal.
+        self._entry = f"{title}, turn {_connections[title]}"
+        _connections[title] += 1
+
+    def write(self, text: str, settings: Settings) -> None:
+        """Post the entry."""
+        post(self._membership, self._entry, text, settings.start_timeout_s)
+
+    def read(self, settings: Settings) -> str:
+        """Wait for the entry."""
+        return await_entry(self._membership, self._entry, settings.start_timeout_s)
+
+    def moved(self) -> bool:
+        """Return False: every connection has its own entry, so rank 0 never replaces it."""
+        return False
+
+
+class StoreEntry:
+    """A group's entry in PyTorch's store, which processes outside of the job may read and change.
+
+    ``title`` is the same on all ranks of the group. ``key`` signs the entry; b"": no key. ``grace_s`` is the
+    time to wait while rank 0 has not signed the entry.
+    """
+
+    def __init__(self, store: Any, title: str, key: bytes, grace_s: float) -> None:
+        self.grace_s = grace_s
+        self.hint = (
+            f" The address is that of the entry {_ENTRY} in PyTorch's store, which may be left from an "
+            "earlier start: does rank 0 of this start run, and with the same store?"
+        )
+        self._store = store
+        self._title = title
+        self._signer = Signer(key, "process groups of torch.distributed") if key else None
+        self._current = b""
+
+    def write(self, text: str, settings: Settings) -> None:
+        """Write the signed entry."""
+        signature = "" if self._signer is None else self._signer.sign(text.encode(), self._title).hex()
+        self._store.set(_ENTRY, json.dumps({"text": text, "signature": signature}))
+
+    def read(self, settings: Settings) -> str:
+        """Wait for an entry that rank 0 has signed; StartupError if there is none in time."""
+        deadline, grace = Deadline(settings.start_timeout_s), Deadline(self.grace_s)
+        pause = threading.Event()
+        try:
+            self._store.wait([_ENTRY], timedelta(seconds=settings.start_timeout_s))
+        except RuntimeError as problem:
+            raise StartupError(
+                f"Rank 0 of this group has not opened its rendezvous within {settings.start_timeout_s:g} s: "
+                + str(problem).partition("\n")[0]
+            ) from None
+        while True:
+            self._current = bytes(self._store.get(_ENTRY))
+            text = self._text_of(self._current)
+            if text is not None:
+                return text
+            if deadline.expired() or grace.expired():
+                raise StartupError(
+                    f"The entry of PyTorch's store of {self._title} ({_ENTRY}) is not signed "
+                    "with this job's key. Another process has written it, or rank 0 has another key file."
+                )
+            pause.wait(_LOOK_AGAIN_S)
+
+    def moved(self) -> bool:
+        """Return whether rank 0 has replaced the entry since: then the entry was an earlier group's."""
+        latest = bytes(self._store.get(_ENTRY))
+        return latest != self._current and self._text_of(latest) is not None
+
+    def _text_of(self, data: bytes) -> Optional[str]:
+        """Return the text that rank 0 has signed; None if the signature is not valid."""
+        try:
+            found = json.loads(data)
+            text, signature = str(found["text"]), bytes.fromhex(found["signature"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        if self._signer is None or self._signer.verifies(text.encode(), signature, self._title):
+            return text
+        return None
+
+
+Entry = Union[JobEntry, StoreEntry]
+
+
+def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Settings) -> GroupRendezvous:
+    """Connect to the other ranks of a group; all of them must call it.
+
+    ``ranks`` are ranks of the whole job, ``rank`` is this process's in the group; ``store`` is the group's
+    part of PyTorch's. StartupError: the ranks did not connect. ConfigError: encryption is on, but there is no
+    key file with a certificate.
+    """
+    open_standard_descriptors()
+    secret = key_from_environment()
+    title = f"process group {name} of ranks {', '.join(map(str, ranks))}"
+    job = _job_of(store)
+    entry: Entry
+    if job is not None:
+        entry = JobEntry(job[0], title, job[1])
+    else:
+        grace_s = min(settings.start_timeout_s, Settings.from_environment().start_timeout_s)
+        entry = StoreEntry(store, title, b"" if secret is None else secret[0], grace_s)
+    if secret is None and settings.encrypt:
+        problem = _without_certificate()
+        if rank == 0:
+            _report(entry, problem, settings)
+        raise problem
+    if rank == 0:
+        embedded, notice = _serve(entry, len(ranks), name, secret, settings)
+        try:
+            return GroupRendezvous(join(_membership(notice, 0, ranks, secret), settings), settings, embedded)
+        except BaseException as problem:
+            # The rendezvous reports its own errors. After another one, ranks that come would dial it in vain.
+            if isinstance(problem, Exception) and not isinstance(problem, RingcommError):
+                _report(entry, problem, settings)
+            embedded.stop()
+            raise
+    with contextlib.suppress(OSError):  # join() reports it, at the address that the entry has
+        check_descriptors(len(ranks) - 1)
+    deadline = Deadline(settings.start_timeout_s)
+    while True:
+        left = replace(settings, start_timeout_s=max(1.0, deadline.remaining_s()))
+        membership = _membership(_notice_of(entry.read(left), title), rank, ranks, secret)
+        watched = Watched(entry.moved, entry.grace_s, entry.hint)
+        try:
+            return GroupRendezvous(join(membership, left, watched=watched), settings, None)
+        except Moved:
+            continue  # The entry was of a group that has ended.
+
+
+def _without_certificate() -> ConfigError:
+    return ConfigError(
+        "RINGCOMM_ENCRYPT=1 needs a key file with a certificate: PyTorch's store, over which the ranks "
+        "would agree on a key, is open to every process that can reach it. Make a file with `python -m "
+        "ringcomm.newkey --encrypt FILE`, copy it to every host and set RINGCOMM_KEY_FILE; or use "
+        "`ringrun --encrypt`."
+    )
+
+
+def _report(entry: Entry, problem: Exception, settings: Settings) -> None:
+    """Publish why rank 0 has no rendezvous, perhaps because of a setting: others must not wait in vain."""
+    text = str(problem) if isinstance(problem, RingcommError) else describe_error(problem)
+    try:
+        entry.write(json.dumps({"problem": text}), settings)
+    except Exception as second:  # noqa: BLE001 - the first problem is raised, which is the cause
+        logger.warning("the other ranks of the group cannot be told of it (%s): %s", second, text)
+
+
+def _membership(
+    notice: Notice, rank: int, ranks: Sequence[int], secret: Optional[Tuple[bytes, str]]
+) -> Membership:
+    host = host_from_environment() or socket.gethostname()
+    key, certificate = secret if secret is not None else (bytes.fromhex(notice["key"]), "")
+    return Membership(
+        size=len(ranks),
+        rendezvous=tuple((str(address), int(port)) for address, port in notice["endpoints"]),
+        rendezvous_machine=str(notice["machine"]),
+        key=key,
+        job=str(notice["job"]),
+        rank=rank,
+        host=host if ranks[rank] == rank else f"{host}, rank {ranks[rank]} of all",
+        certificate=certificate,
+    )
+
+
+def _serve(
+    entry: Entry, size: int, name: str, secret: Optional[Tuple[bytes, str]], settings: Settings
+) -> Tuple[EmbeddedRendezvous, Notice]:
+    """Start the rendezvous and publish its address, or the error."""
+    job = f"torch-{name}-{secrets.token_hex(8)}"
+    notice: Notice = {"job": job, "machine": machine()}
+    if secret is None:
+        _warn_of_open_store()
+        secret = secrets.token_bytes(32), ""
+        notice["key"] = secret[0].hex()
+    key, certificate = secret
+    one_host, master = torchrun_from_environment(size)
+    preferred = ["127.0.0.1"] if one_host else _numeric(master)
+    try:
+        check_descriptors(size - 1, more=size + _SERVES)
+        embedded, notice["endpoints"] = EmbeddedRendezvous.serve(
+            key, certificate, job, size, settings, preferred, limit=_LIMIT
+        )
+    except Exception as problem:
+        shortage = shortage_error(problem, 0, host_from_environment() or socket.gethostname())
+        _report(entry, shortage or problem, settings)
+        if shortage is not None:
+            raise shortage from problem
+        raise
+    try:
+        entry.write(json.dumps(notice), settings)
+    except BaseException:
+        embedded.stop()
+        raise
+    return embedded, notice
+
+
+def _numeric(host: str) -> List[str]:
+    """Return a host's addresses except the loopback; none if the name does not resolve."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
+    except (OSError, UnicodeError):
+        return []
+    addresses = dict.fromkeys(str(item[4][0]) for item in found)
+    return [item for item in addresses if not is_loopback(item)]
+
+
+def _warn_of_open_store() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        logger.warning(
+            "no key was given (RINGCOMM_KEY_FILE, or ringrun), so one was agreed upon over PyTorch's store: "
+            "any process that can read or write the store can join this job and change its data."
+        )
+
+
+def _notice_of(text: str, title: str) -> Notice:
+    notice: Notice = {}
+    try:
+        notice = json.loads(text)
+        if "problem" in notice:
+            raise StartupError(f"Rank 0 of {title} could not open its rendezvous: {notice['problem']}")
+        usable = bool(notice["endpoints"]) and bool(notice["job"]) and "machine" in notice
+        bytes.fromhex(notice.get("key", ""))
+        _ = [(str(address), int(port)) for address, port in notice["endpoints"]]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        usable = False
+    if not usable:
+        raise StartupError(f"The entry of {title} has not been written by ringcomm: {text[:200]!r}")
+    return notice
+
+
+# ---- how init_process_group finds the other processes of a job of ringrun ---------------------------------
 
 
 def ringcomm_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> Iterator[Found]:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from ...collective.call_sites import Site, site_text
 from ...errors import PeerStalledError, RingcommError
+from ._dispatch import uncompiled
 from ._staged import Staged
-from ._uncompiled import uncompiled
 
 # Called by a thread that waits for a work, before it sleeps: it may run queued works.
 Helper = Callable[["RingcommWork"], None]

@@ -71,17 +71,6 @@ def check_training_goes_on_with_the_same_bits_everywhere() -> None:
             assert not torch.equal(parameters_of(model), parameters_of(reference)), compression
 
 
-def check_two_runs_are_the_same() -> None:
-    assert train(hvd.Compression.int8, 3)[0] == train(hvd.Compression.int8, 3)[0]
-
-
-def check_groups_clipping_and_the_gradients_kept_in_place() -> None:
-    for compression in (hvd.Compression.int8, hvd.Compression.int4):
-        for options in ({"groups": 2}, {"clip": 0.5}):
-            _, model, _ = train(compression, steps=4, **options)
-            same_everywhere(parameters_of(model))
-
-
 def check_matrices_are_coarse_and_the_rest_is_not() -> None:
     _, _, optimizer = train(hvd.Compression.int8, steps=1)
     buckets = [item for item in optimizer._reducer._buckets if isinstance(item, FlatBucket)]
@@ -238,22 +227,3 @@ def check_the_choice_is_made_again_when_the_links_are_others() -> None:
     auto = optimizer._reducer._auto
     assert auto.chosen is hvd.Compression.bf16 and auto._links.byte_s == 1e-5
     assert optimizer._reducer.reduction.compression is hvd.Compression.bf16
-
-
-def check_a_dropped_reduction_leaves_nothing_behind() -> None:
-    """A state that is loaded between the backward pass and the step."""
-    if hvd.size() == 1:
-        return
-    for compression in (hvd.Compression.int8, hvd.Compression.int4):
-        *_, optimizer = _linear(compression, 2, hvd.Average)
-        (weight,) = optimizer.param_groups[0]["params"]
-        optimizer.zero_grad()
-        (weight * (1.0 + hvd.rank())).sum().backward()
-        optimizer.load_state_dict(optimizer.state_dict())
-        hvd.barrier()
-        assert not any(item.any() for item in optimizer.residual_state_dict().values())
-        optimizer.zero_grad()
-        (weight * 3.0).sum().backward()
-        optimizer.step()
-        assert torch.allclose(weight.grad, torch.full_like(weight, 3.0), rtol=0.02)
-        same_everywhere(weight.grad)

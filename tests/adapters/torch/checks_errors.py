@@ -88,13 +88,10 @@ def check_negotiated_errors() -> None:
     calls = {
         "types": lambda: hvd.allreduce(torch.ones(3, dtype=torch.int32 if odd else torch.float32)),
         "shapes": lambda: hvd.allreduce(torch.ones(3 if odd else 4)),
-        "dimensions": lambda: hvd.allreduce(torch.ones((3, 1) if odd else (3,))),
         "operations": lambda: hvd.allgather(torch.ones(3)) if odd else hvd.allreduce(torch.ones(3)),
         "ops": lambda: hvd.allreduce(torch.ones(3), op=hvd.Sum if odd else hvd.Max),
-        "prescale": lambda: hvd.allreduce(torch.ones(3), prescale_factor=2.0 if odd else 1.0),
         "root": lambda: hvd.broadcast(torch.ones(3), 1 if odd else 0),
         "rows": lambda: hvd.allgather(torch.ones((2, 3) if odd else (2, 4))),
-        "row types": lambda: hvd.alltoall(torch.ones(hvd.size(), dtype=torch.int64 if odd else torch.int32)),
         "scatter": lambda: hvd.reducescatter(torch.ones(4 if odd else 8)),
         "names": lambda: hvd.allreduce(torch.ones(3), name="a" if odd else "b"),
     }
@@ -148,7 +145,7 @@ def check_join() -> None:
 def check_leaving_and_coming_back() -> None:
     rank, size = hvd.rank(), hvd.size()
     group = hvd.add_process_set([0]) if size > 1 else None
-    for turn in range(3):
+    for turn in range(2):
         hvd.barrier()
         hvd.shutdown()
         hvd.shutdown()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Tuple
 
 import torch
 
-import ringcomm as rc
 import ringcomm.torch as hvd
 from ringcomm.configuration import settings
 from tests.adapters.jobs import operations_with_a_set
@@ -84,31 +82,6 @@ def check_process_sets_by_lists_and_ids() -> None:
     assert not hvd.remove_process_set(named) and not hvd.remove_process_set(hvd.global_process_set)
 
 
-def check_one_name_cannot_be_on_its_way_twice() -> None:
-    if hvd.size() == 1:
-        return
-    starts: Dict[str, Callable[[], Any]] = {
-        "allreduce": lambda: hvd.allreduce_async(torch.ones(4), name="same"),
-        "in place": lambda: hvd.allreduce_async_(torch.ones(4), name="same in place"),
-        "allgather": lambda: hvd.allgather_async(torch.ones(4), name="same"),
-        "broadcast": lambda: hvd.broadcast_async(torch.ones(4), 0, name="same"),
-        "alltoall": lambda: hvd.alltoall_async(torch.ones(hvd.size()), name="same"),
-        "reducescatter": lambda: hvd.reducescatter_async(torch.ones(hvd.size()), name="same"),
-    }
-    for start in starts.values():
-        for turn in range(hvd.size()):
-            handle = start() if hvd.rank() == turn else None
-            if hvd.rank() == turn:
-                raises(ValueError, start, "same name")
-                assert not hvd.poll(handle)
-            hvd.barrier()
-            hvd.synchronize(handle if handle is not None else start())
-    # Different kinds may share a name, and what is done frees it.
-    handles = [starts[kind]() for kind in ("broadcast", "allgather", "allreduce")]
-    for handle in handles:
-        hvd.synchronize(handle)
-
-
 def check_gradients_of_a_fresh_optimizer() -> None:
     """They stay; only a program that imports Horovod gets zeros, as there."""
     weight = torch.nn.Parameter(torch.ones(3))
@@ -145,69 +118,10 @@ def a_fresh_optimizers_gradients_are_zeros() -> None:
     assert used.grad is None  # it is not fresh any more
 
 
-def check_warnings_and_mistakes_with_the_optimizer() -> None:
-    model = torch.nn.Linear(2, 1)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.synchronize()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-    with optimizer.skip_synchronize(), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimizer.step()
-    optimizer.zero_grad()
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.synchronize()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        optimizer.step()
-    assert hvd.size() == 1 or any("skip_synchronize" in str(item.message) for item in caught)
-    model(torch.ones(1, 2)).sum().backward()
-    if hvd.size() > 1:
-        raises(AssertionError, optimizer.zero_grad, "step")
-        optimizer.step()
-
-
-def check_barriers_and_joins_between_collectives() -> None:
-    size, rank = hvd.size(), hvd.rank()
-    handles = [hvd.allreduce_async(torch.full((2,), float(rank)), name=f"early.{i}") for i in range(3)]
-    hvd.barrier()
-    for handle in handles:
-        assert hvd.synchronize(handle).tolist() == [sum(range(size)) / size] * 2
-    if size == 1:
-        return
-    refused: List[Callable[[], Any]] = [
-        lambda: hvd.allgather(torch.ones(2)),
-        lambda: hvd.broadcast(torch.ones(2), 0),
-        lambda: hvd.alltoall(torch.ones(size)),
-        lambda: hvd.reducescatter(torch.ones(size)),
-    ]
-    for first in range(size):
-        for call in refused:
-            if rank == first:
-                last = hvd.join()
-            else:
-                raises(hvd.HorovodInternalError, call, "join")
-                last = hvd.join()
-            assert last != first or size == 1
-            assert len(set(hvd.allgather_object(last))) == 1
-
-
 def check_handles_that_are_not_known() -> None:
     handle = hvd.allreduce_async(torch.ones(2), name="once")
     assert hvd.synchronize(handle).tolist() == [1.0, 1.0]
     assert hvd.poll(handle) and hvd.synchronize(10**9) is None
-
-
-def check_what_cannot_be_reduced() -> None:
-    scalar = torch.tensor(1.0)
-    for call in (
-        lambda: hvd.grouped_reducescatter([torch.ones(hvd.size()), scalar]),
-        lambda: hvd.grouped_allgather([torch.ones(2), scalar]),
-    ):
-        raises(RuntimeError, call, "dimension")
-    raises(NotImplementedError, lambda: hvd.reducescatter(torch.ones(4), op=hvd.Adasum), "Adasum")
-    raises(ValueError, lambda: hvd.broadcast(torch.ones(1), -1), "root_rank")
-    assert isinstance(rc.MismatchError("x"), hvd.HorovodInternalError)
 
 
 def check_the_names_under_which_scripts_look() -> None:

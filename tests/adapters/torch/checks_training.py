@@ -12,6 +12,7 @@ from torch import nn
 
 import ringcomm.torch as hvd
 from ringcomm.torch import buckets, reducer
+from ringcomm.transport import arena
 from tests.adapters.torch.harness import same_everywhere
 from tests.support.errors import raises
 
@@ -271,32 +272,6 @@ def check_sparse_gradients() -> None:
             same_everywhere(result)
 
 
-def check_mixed_types_and_layouts() -> None:
-    torch.manual_seed(5)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 3))
-    model[0].to(memory_format=torch.channels_last)
-    model[2].to(torch.bfloat16)
-
-    def forward(inputs: torch.Tensor) -> torch.Tensor:
-        return model[2](model[1](model[0](inputs)).bfloat16()).float().square().mean()
-
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    batches = [torch.randn(2, 2, 6, 6) for _ in range(hvd.size())]
-    for turn in range(2):
-        model.zero_grad(set_to_none=turn == 0)
-        forward(batches[hvd.rank()]).backward()
-        optimizer.synchronize()
-    got = [parameter.grad.float().clone() for parameter in model.parameters()]
-    with optimizer.skip_synchronize():
-        optimizer.step()
-    for parameter in model.parameters():
-        same_everywhere(parameter)
-    del optimizer
-    total = [torch.zeros_like(item) for item in got]
-    fresh = copy.deepcopy(model)
-    assert all(item.shape == other.shape for item, other in zip(total, fresh.parameters()))
-
-
 def check_closures() -> None:
     def with_closure(model: nn.Module, optimizer: Any, part: Optional[int]) -> List[float]:
         losses = []
@@ -398,3 +373,24 @@ def check_uneven_data_with_join() -> None:
     last = hvd.join()
     hvd.broadcast_parameters(model.state_dict(), last)
     same_everywhere(model[0].weight)
+
+
+def check_large_buckets_lie_in_memory_that_the_host_shares() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        model = nn.Linear(1000, 1200, bias=False, dtype=dtype)
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters()
+        )
+        owner = arena.own()
+        for step in range(3):
+            optimizer.zero_grad()
+            (model(torch.ones(1, 1000, dtype=dtype)).sum() * (hvd.rank() + step + 1.0)).backward()
+            optimizer.step()
+            gradient = model.weight.grad
+            assert gradient is not None
+            assert (gradient == (hvd.size() - 1) / 2 + step + 1.0).all()
+            if owner is not None:
+                found = owner.offset_of(gradient.data_ptr(), gradient.numel() * gradient.element_size())
+                assert (found is not None) is (hvd.size() > 1)
+        same_everywhere(model.weight)

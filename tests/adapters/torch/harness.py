@@ -27,8 +27,7 @@ def numbers(rank: int, shape: Any, dtype: torch.dtype, salt: int = 0) -> torch.T
     whole = torch.randint(-9, 10, tuple(shape), generator=generator)
     if dtype == torch.bool:
         return whole > 0
-    if dtype == torch.uint8:
-        return whole.abs().to(dtype)
+    whole = whole.abs() if dtype == torch.uint8 else whole
     return whole.to(dtype) / 4 if dtype.is_floating_point else whole.to(dtype)
 
 

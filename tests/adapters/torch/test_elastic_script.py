@@ -10,7 +10,6 @@ from tests.adapters.elastic_scripts import run_script
 
 
 @pytest.mark.release
-@pytest.mark.full
 def test_a_script_written_for_horovod_survives_the_loss_of_a_host(tmp_path: Path) -> None:
     found = run_script("horovod_torch_elastic.py", tmp_path)
     assert [line["epoch"] for line in found] == list(range(1, len(found) + 1)), "every epoch is finished once"

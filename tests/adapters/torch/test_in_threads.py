@@ -11,7 +11,7 @@ from torch import nn
 
 import ringcomm.torch as hvd
 from ringcomm.errors import ConfigError
-from ringcomm.torch import elastic, tensors
+from ringcomm.torch import elastic
 from ringcomm.torch.buckets import EachBucket
 from tests.support.service import eventually
 
@@ -70,25 +70,6 @@ def test_the_state_of_elastic_training(ranks_of):
         return state.epoch, model.weight.unique().tolist()
 
     assert ranks_of(SIZE, run) == [(0, [1.0])] * SIZE
-
-
-class Elsewhere(torch.Tensor):
-    """A tensor of a device that is neither the CPU nor of CUDA."""
-
-    is_cpu = False
-
-
-def test_a_tensor_of_another_device_is_staged():
-    """Of one that is no CUDA device: the copy is made while the caller waits."""
-    tensor = torch.arange(6.0).view(2, 3).t().as_subclass(Elsewhere)
-    target = tensors.operand_of(tensor, "allreduce_", in_place=True)
-    assert target.shape == (3, 2) and target.flat.tolist() == [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]
-    target.flat += 1
-    assert tensor.tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
-    assert target.finish() is tensor and tensor.tolist() == [[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]]
-    copied = tensors.operand_of(tensor, "allreduce")
-    copied.flat[0] = 9.0
-    assert copied.finish()[0, 0].item() == 9.0 and tensor[0, 0].item() == 1.0
 
 
 class TestStateOfAnOptimizer:

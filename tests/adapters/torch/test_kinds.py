@@ -149,16 +149,6 @@ def test_the_elements_are_shared_if_that_is_possible():
         KIND.flat(tensor.to_sparse())
 
 
-def test_tensors_like_others():
-    tensor = torch.ones(2, 3, dtype=torch.int16)
-    made = KIND.empty(tensor, [3, 2])
-    assert made.dtype == torch.int16 and made.shape == (3, 2)
-    target = torch.zeros(2, 3, requires_grad=True)
-    KIND.assign(target, tensor)
-    assert target.tolist() == tensor.tolist() and target.grad_fn is None
-    assert KIND.reshaped(torch.arange(6), (2, 3)).tolist() == [[0, 1, 2], [3, 4, 5]]
-
-
 def test_the_memory_of_a_tensor_of_the_cpu():
     tensor = torch.zeros(2, 3, requires_grad=True)
     memory = KIND.host_memory(tensor)
@@ -176,18 +166,6 @@ def test_the_memory_of_a_tensor_of_the_cpu():
         KIND.host_memory(torch.zeros(2, device="meta"))
     with pytest.raises(UnsupportedDtypeError, match="torch.float8_e5m2 cannot be sent"):
         KIND.host_memory(torch.zeros(2, dtype=torch.float8_e5m2))
-
-
-def test_a_tensor_of_a_type_that_numpy_lacks_cannot_be_sent():
-    with pytest.raises(UnsupportedDtypeError, match="torch.float8_e5m2 cannot be sent"):
-        tensors.operand_of(torch.zeros(2, dtype=torch.float8_e5m2), "allreduce")
-
-
-def test_only_dense_tensors_are_taken():
-    with pytest.raises(Exception, match="allreduce works on tensors, not on list"):
-        tensors.dense([1.0], "allreduce")
-    with pytest.raises(Exception, match="allreduce works on dense tensors, not on torch.sparse_coo"):
-        tensors.dense(torch.zeros(2).to_sparse(), "allreduce")
 
 
 class TestOperandsOfTheCpu:

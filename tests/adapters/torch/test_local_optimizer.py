@@ -151,4 +151,4 @@ def test_with_a_number_weights_are_exchanged_after_so_many_steps() -> None:
 
 def test_what_is_no_number_is_refused() -> None:
     with pytest.raises(rc.ConfigError, match="auto, or a number from 1 on"):
-        rc.run(hvd.init, np=1, env=ENV, settings={"local_steps": "often"})
+        rc.run(rc.init, np=1, env=ENV, settings={"local_steps": "often"})

@@ -1,8 +1,4 @@
-"""Ranks whose calls differ in one argument: every rank gets the same error, and none a wrong number.
-
-Each case is an operation in which rank 1 differs from the others in one respect. Each runs in a group of
-its own, since that ends with it.
-"""
+"""Ranks whose calls differ in one respect, on rank 1: all get the same error, and none a wrong number."""
 
 from __future__ import annotations
 
@@ -18,258 +14,59 @@ from ringcomm.errors import MismatchError
 from tests.adapters.torch_distributed.harness import Ranks
 
 REDUCE = dist.ReduceOp
-SMALL, LARGE = 3, 120_001
+COUNTS = (3, 120_001)
+"""Elements of tensors: every second case is long."""
 LIMIT = timedelta(seconds=20)
-AT_ONCE = 8
+AT_ONCE = 16
 
-Act = Callable[[Any, bool, int], None]
+Act = Callable[[Any, bool, int], Any]
 """Called with the group, whether this rank is the one that differs, and a number of elements."""
-
-CASES: List[Tuple[str, List[str], Act]] = []
-"""Name, words that the error must have, and the operation."""
-
-
-def case(name: str, *words: str) -> Callable[[Act], Act]:
-    def keep(act: Act) -> Act:
-        CASES.append((name, list(words), act))
-        return act
-
-    return keep
 
 
 def full(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.ones(count, dtype=torch.uint8).to(dtype)
 
 
-def empty(*counts: int, dtype: torch.dtype = torch.float32) -> List[torch.Tensor]:
-    return [torch.zeros(count, dtype=torch.uint8).to(dtype) for count in counts]
+def each(group: Any, n: int, dtype: torch.dtype = torch.float32) -> List[torch.Tensor]:
+    """A tensor for each rank."""
+    return [full(n, dtype) for _ in range(group.size())]
 
 
-def on_root(group: Any, n: int, root: int = 0) -> Any:
+def at(group: Any, n: int, root: int = 0) -> Any:
     """A tensor for each rank; on the root only."""
-    return empty(*[n] * group.size()) if group.rank() == root else None
+    return each(group, n) if group.rank() == root else None
 
 
-def lists(group: Any, n: int, odd: bool) -> List[int]:
-    """Sizes for each rank with the same sum, in another order on the rank that differs."""
-    sizes = [n, n + 2, *[n] * (group.size() - 2)]
-    return [sizes[1], sizes[0], *sizes[2:]] if odd else sizes
+def uneven(group: Any, odd: bool, n: int, dtype: torch.dtype = torch.float32) -> List[torch.Tensor]:
+    """Tensors for each rank with the same sum of sizes, in another order on the rank that differs."""
+    sizes = [n + 2 * odd, n + 2 * (not odd), *[n] * (group.size() - 2)]
+    return [full(size, dtype) for size in sizes]
 
 
-# ---- one parameter of one collective ---------------------------------------------------------------
+def rooted(kind: Any, root: int) -> Any:
+    """Options, which a group's own methods take: ``dist.gather`` checks sizes on each rank before."""
+    options = kind()
+    options.rootRank = root
+    return options
 
 
-def reductions() -> None:
-    pairs: Dict[str, Tuple[Any, Any, torch.dtype]] = {
-        "SUM, MAX": (REDUCE.SUM, REDUCE.MAX, torch.float32),
-        "SUM, AVG": (REDUCE.SUM, REDUCE.AVG, torch.float32),
-        "BAND, BOR": (REDUCE.BAND, REDUCE.BOR, torch.int32),
-        "BXOR, SUM": (REDUCE.BXOR, REDUCE.SUM, torch.int64),
-        "SUM, PREMUL_SUM": (REDUCE.SUM, dist._make_nccl_premul_sum(2.0), torch.float32),
-    }
-    for name, (ours, theirs, dtype) in pairs.items():
-        words = name.replace("SUM", "Sum").replace("MAX", "Max").replace("AVG", "Average")
-        words = words.replace("PREMUL_Sum", "PREMUL_SUM").split(", ")
-
-        def all_reduce(group: Any, odd: bool, n: int, o: Any = ours, t: Any = theirs, d: Any = dtype) -> None:
-            dist.all_reduce(full(n, d), t if odd else o, group=group)
-
-        def reduce(group: Any, odd: bool, n: int, o: Any = ours, t: Any = theirs, d: Any = dtype) -> None:
-            dist.reduce(full(n, d), dist.get_global_rank(group, 0), t if odd else o, group=group)
-
-        def scatter(group: Any, odd: bool, n: int, o: Any = ours, t: Any = theirs, d: Any = dtype) -> None:
-            whole = full(n * group.size(), d)
-            dist.reduce_scatter_tensor(full(n, d), whole, t if odd else o, group=group)
-
-        case(f"all_reduce: {name}", "allreduce(", *words)(all_reduce)
-        case(f"reduce: {name}", "reduce(", *words)(reduce)
-        case(f"reduce_scatter_tensor: {name}", "reducescatter(", *words)(scatter)
+def gather(group: Any, n: int, mine: int) -> None:
+    places = [at(group, n)] if group.rank() == 0 else []
+    group.gather(places, [full(mine)], rooted(dist.GatherOptions, 0)).wait()
 
 
-reductions()
+def scattered(group: Any, pieces: List[torch.Tensor], op: Any = REDUCE.SUM) -> None:
+    dist.reduce_scatter(torch.zeros_like(pieces[group.rank()]), pieces, op, group=group)
 
 
-def types() -> None:
-    """The types differ, the bytes need not."""
-    for ours, theirs in (
-        (torch.float32, torch.float64),
-        (torch.int32, torch.uint32),
-        (torch.bfloat16, torch.int16),
-        (torch.float8_e4m3fn, torch.uint8),
-    ):
-        name = f"{ours}, {theirs}".replace("torch.", "")
-
-        def broadcast(group: Any, odd: bool, n: int, o: Any = ours, t: Any = theirs) -> None:
-            dist.broadcast(full(n, t if odd else o), 1, group=group)
-
-        def gather(group: Any, odd: bool, n: int, o: Any = ours, t: Any = theirs) -> None:
-            dtype = t if odd else o
-            places = empty(*[n] * group.size(), dtype=dtype) if group.rank() == 0 else None
-            dist.gather(full(n, dtype), places, 0, group=group)
-
-        def exchange(group: Any, odd: bool, n: int, o: Any = ours, t: Any = theirs) -> None:
-            dtype, count = t if odd else o, n * group.size()
-            dist.all_to_all_single(full(count, dtype), full(count, dtype), group=group)
-
-        def all_gather(group: Any, odd: bool, n: int, o: Any = ours, t: Any = theirs) -> None:
-            dtype = t if odd else o
-            dist.all_gather_into_tensor(full(n * group.size(), dtype), full(n, dtype), group=group)
-
-        case(f"broadcast: {name}", "broadcast(")(broadcast)
-        case(f"gather: {name}", "gather(")(gather)
-        case(f"all_to_all_single: {name}", "alltoall(")(exchange)
-        case(f"all_gather_into_tensor: {name}", "allgather(")(all_gather)
-
-
-types()
-
-
-case("all_reduce: count", "allreduce(", "number of elements")(
-    lambda group, odd, n: dist.all_reduce(full(n + odd), group=group)
-)
-case("all_reduce: type", "float32", "float64")(
-    lambda group, odd, n: dist.all_reduce(full(n, torch.float64 if odd else torch.float32), group=group)
-)
-case("all_reduce: BAND of other counts", "allreduce(", "op=BAND")(
-    lambda group, odd, n: dist.all_reduce(full(n + odd, torch.int32), REDUCE.BAND, group=group)
-)
-case("all_reduce: sparse or not", "allreduce(", "sparse")(
-    lambda group, odd, n: dist.all_reduce(full(n).to_sparse() if odd else full(n), group=group)
-)
-case("all_reduce: sparse, SUM and AVG", "op=Sum", "op=Average")(
-    lambda group, odd, n: dist.all_reduce(full(n).to_sparse(), REDUCE.AVG if odd else REDUCE.SUM, group=group)
-)
-case("all_reduce: sparse, other shapes", "sparse")(
-    lambda group, odd, n: dist.all_reduce(full(n + odd).to_sparse(), group=group)
-)
-case("all_reduce_coalesced: (2, 3) and (3, 2)", "allreduce(")(
-    lambda group, odd, n: dist.all_reduce_coalesced([full(n + 1 - odd), full(n + odd)], group=group)
-)
-case("all_reduce_coalesced: one more", "allreduce(")(
-    lambda group, odd, n: dist.all_reduce_coalesced([full(n) for _ in range(2 + odd)], group=group)
-)
-case("all_reduce_coalesced: none", "no tensors")(
-    lambda group, odd, n: group.allreduce_coalesced([] if odd else [full(n), full(n)]).wait()
-)
-case("reduce: root", "root_rank=0", "root_rank=1")(
-    lambda group, odd, n: dist.reduce(full(n), int(odd), group=group)
-)
-case("reduce: count", "reduce(")(lambda group, odd, n: dist.reduce(full(n + odd), 0, group=group))
-case("reduce: small or large", "reduce(")(
-    lambda group, odd, n: dist.reduce(full(1 if odd else LARGE), 0, group=group)
-)
-case("broadcast: root", "root_rank=0", "root_rank=1")(
-    lambda group, odd, n: dist.broadcast(full(n), int(odd), group=group)
-)
-case("broadcast: count", "number of elements")(
-    lambda group, odd, n: dist.broadcast(full(n + odd), 0, group=group)
-)
-
-
-@case("all_gather: [3, 1] and [1, 3]", "allgather(", "sizes [")
-def _(group: Any, odd: bool, n: int) -> None:
-    places = empty(*lists(group, n, odd))
-    dist.all_gather(places, torch.zeros_like(places[group.rank()]), group=group)
-
-
-case("all_gather: count", "allgather(")(
-    lambda group, odd, n: dist.all_gather(empty(*[n + odd] * group.size()), full(n + odd), group=group)
-)
-case("all_gather_into_tensor: count", "allgather(")(
-    lambda group, odd, n: dist.all_gather_into_tensor(
-        full((n + odd) * group.size()), full(n + odd), group=group
-    )
-)
-
-
-@case("all_gather_into_tensor coalesced: one more", "tensor 1 of 2", "tensor 1 of 3")
-def _(group: Any, odd: bool, n: int) -> None:
-    pairs = [(full(n * group.size()), full(n)) for _ in range(2 + odd)]
-    group.all_gather_single_coalesced(*zip(*pairs)).wait()
-
-
-@case("all_gather coalesced: swapped", "allgather(")
-def _(group: Any, odd: bool, n: int) -> None:
-    inputs = [full(n + odd), full(n + 1 - odd)]
-    group.allgather_coalesced([[t.clone() for t in inputs] for _ in range(group.size())], inputs).wait()
-
-
-def gather_case(group: Any, n: int, mine: int) -> None:
-    places = [on_root(group, n)] if group.rank() == 0 else []
-    group.gather(places, [full(mine)], gather_to(0)).wait()
-
-
-case("gather: one sends less", "gather(", "elements")(lambda group, odd, n: gather_case(group, n, n - odd))
-case("gather: one sends more", "gather(", "elements")(
-    lambda group, odd, n: gather_case(group, n, n + 2 * odd)
-)
-case("gather: root", "root_rank=0", "root_rank=1")(
-    lambda group, odd, n: dist.gather(full(n), on_root(group, n, int(odd)), int(odd), group=group)
-)
-case("scatter: one expects less", "scatter(", "elements")(
-    lambda group, odd, n: dist.scatter(full(n - odd), on_root(group, n), 0, group=group)
-)
-case("scatter: root", "root_rank=0", "root_rank=1")(
-    lambda group, odd, n: dist.scatter(full(n), on_root(group, n, int(odd)), int(odd), group=group)
-)
-
-
-@case("reduce_scatter: [3, 1] and [1, 3]", "reducescatter(", "sizes [")
-def _(group: Any, odd: bool, n: int) -> None:
-    pieces = empty(*lists(group, n, odd))
-    dist.reduce_scatter(torch.zeros_like(pieces[group.rank()]), pieces, group=group)
-
-
-@case("reduce_scatter: BOR of [3, 1] and [1, 3]", "reducescatter(", "op=BOR")
-def _(group: Any, odd: bool, n: int) -> None:
-    pieces = empty(*lists(group, n, odd), dtype=torch.int32)
-    dist.reduce_scatter(torch.zeros_like(pieces[group.rank()]), pieces, REDUCE.BOR, group=group)
-
-
-case("reduce_scatter_tensor: count", "reducescatter(")(
-    lambda group, odd, n: dist.reduce_scatter_tensor(
-        full(n + odd), full((n + odd) * group.size()), group=group
-    )
-)
-
-
-@case("reduce_scatter_tensor coalesced: one more", "tensor 1 of 2", "tensor 1 of 3")
-def _(group: Any, odd: bool, n: int) -> None:
-    pairs = [(full(n), full(n * group.size())) for _ in range(2 + odd)]
-    group.reduce_scatter_single_coalesced(*zip(*pairs)).wait()
-
-
-@case("all_to_all: one sends less", "alltoall(", "elements")
-def _(group: Any, odd: bool, n: int) -> None:
-    inputs = empty(n - odd if group.rank() else n, *[n] * (group.size() - 1))
-    places = empty(*[n] * group.size())
-    group.alltoall(places, inputs).wait()
-
-
-@case("all_to_all_single: count", "alltoall(")
-def _(group: Any, odd: bool, n: int) -> None:
-    count = (n + odd) * group.size()
-    dist.all_to_all_single(full(count), full(count), group=group)
-
-
-case("all_to_all_single: sends n, expects n - 1", "alltoall(", "sending")(
-    lambda group, odd, n: splits_case(group, odd, n, -1)
-)
-case("all_to_all_single: sends n, expects n + 17", "alltoall(", "sending")(
-    lambda group, odd, n: splits_case(group, odd, n, 17)
-)
-
-
-def splits_case(group: Any, odd: bool, n: int, more: int) -> None:
+def exchange(group: Any, odd: bool, n: int, more: int) -> None:
+    """Receive from rank 0 another number of elements than it sends."""
     send = [n] * group.size()
     into = [n + more if odd and peer == 0 else n for peer in range(group.size())]
     dist.all_to_all_single(full(sum(into)), full(sum(send)), into, send, group=group)
 
 
-# ---- messages: rank 0 receives, rank 1 sends -------------------------------------------------------
-
-
-def message(more: int, theirs: torch.dtype = torch.float32, late: bool = False) -> Act:
+def message(more: int, theirs: torch.dtype, late: bool) -> Act:
     """Rank 0 receives n elements of float32; rank 1 sends `more` of them, or of another type. `late`: the
     receive is posted when the message has come, or has been announced.
     """
@@ -288,63 +85,129 @@ def message(more: int, theirs: torch.dtype = torch.float32, late: bool = False) 
     return act
 
 
-for late in (False, True):
-    when = ", before the receive" if late else ""
-    case(f"send one less{when}", "recv(", "send(", "bytes")(message(-1, late=late))
-    case(f"send one more{when}", "recv(", "send(", "bytes")(message(1, late=late))
-    case(f"send another type{when}", "float32", "int32")(message(0, torch.int32, late))
+def batch(group: Any, odd: bool, n: int) -> None:
+    if group.rank() < 2:
+        peer = 1 - group.rank()
+        sends = [dist.P2POp(dist.isend, full(n + odd), peer, group)]
+        for work in dist.batch_isend_irecv([*sends, dist.P2POp(dist.irecv, full(n), peer, group)]):
+            work.wait()
 
 
-@case("batch_isend_irecv: count", "recv(", "send(", "bytes")
-def _(group: Any, odd: bool, n: int) -> None:
-    if group.rank() > 1:
-        return
-    peer = 1 - group.rank()
-    batch = [
-        dist.P2POp(dist.isend, full(n + odd), peer, group),
-        dist.P2POp(dist.irecv, full(n), peer, group),
-    ]
-    for work in dist.batch_isend_irecv(batch):
-        work.wait()
+def ops(ours: Any, theirs: Any, call: Callable[[Any, Any, int], Any]) -> Act:
+    """A call with a reduction, a type or a root, which is another one on the rank that differs."""
+    return lambda group, odd, n: call(group, theirs if odd else ours, n)
 
 
-# ---- other calls -----------------------------------------------------------------------------------
+REDUCTIONS: Dict[str, Tuple[str, Act]] = {
+    "all_reduce: SUM, MAX": ("allreduce(;Sum;Max", ops(
+        REDUCE.SUM, REDUCE.MAX, lambda group, op, n: dist.all_reduce(full(n), op, group=group))),
+    "all_reduce: SUM, PREMUL_SUM": ("allreduce(;Sum;PREMUL_SUM", ops(
+        REDUCE.SUM, dist._make_nccl_premul_sum(2.0),
+        lambda group, op, n: dist.all_reduce(full(n), op, group=group))),
+    "reduce: BAND, BOR": ("reduce(;BAND;BOR", ops(
+        REDUCE.BAND, REDUCE.BOR,
+        lambda group, op, n: dist.reduce(full(n, torch.int32), 0, op, group=group))),
+    "reduce_scatter_tensor: BXOR, SUM": ("reducescatter(;BXOR;Sum", ops(
+        REDUCE.BXOR, REDUCE.SUM, lambda group, op, n: dist.reduce_scatter_tensor(
+            full(n, torch.int64), full(n * group.size(), torch.int64), op, group=group))),
+    "all_reduce: type": ("float32;float64", ops(
+        torch.float32, torch.float64,
+        lambda group, dtype, n: dist.all_reduce(full(n, dtype), group=group))),
+    "all_reduce: count": ("allreduce(;number of elements", lambda group, odd, n: dist.all_reduce(
+        full(n + odd), group=group)),
+    "all_reduce: BAND of other counts": ("allreduce(;op=BAND", lambda group, odd, n: dist.all_reduce(
+        full(n + odd, torch.int32), REDUCE.BAND, group=group)),
+    "all_reduce: sparse or not": ("allreduce(;sparse", lambda group, odd, n: dist.all_reduce(
+        full(n).to_sparse() if odd else full(n), group=group)),
+    "all_reduce: sparse, SUM and AVG": ("op=Sum;op=Average", ops(
+        REDUCE.SUM, REDUCE.AVG, lambda group, op, n: dist.all_reduce(full(n).to_sparse(), op, group=group))),
+    "all_reduce: sparse, other shapes": ("sparse", lambda group, odd, n: dist.all_reduce(
+        full(n + odd).to_sparse(), group=group)),
+    "all_reduce_coalesced: (2, 3) and (3, 2)": ("allreduce(", lambda group, odd, n: (
+        dist.all_reduce_coalesced([full(n + 1 - odd), full(n + odd)], group=group))),
+    "all_reduce_coalesced: one more": ("allreduce(", lambda group, odd, n: (
+        dist.all_reduce_coalesced([full(n) for _ in range(2 + odd)], group=group))),
+    "all_reduce_coalesced: none": ("no tensors", lambda group, odd, n: (
+        group.allreduce_coalesced([] if odd else [full(n), full(n)]).wait())),
+    "reduce: root": ("root_rank=0;root_rank=1", ops(
+        0, 1, lambda group, root, n: dist.reduce(full(n), root, group=group))),
+    "reduce: small or large": ("reduce(", lambda group, odd, n: dist.reduce(
+        full(1 if odd else COUNTS[1]), 0, group=group)),
+    "reduce_scatter: [3, 1] and [1, 3]": ("reducescatter(;sizes [", lambda group, odd, n: (
+        scattered(group, uneven(group, odd, n)))),
+    "reduce_scatter: BOR of [3, 1] and [1, 3]": ("reducescatter(;op=BOR", lambda group, odd, n: (
+        scattered(group, uneven(group, odd, n, torch.int32), REDUCE.BOR))),
+    "reduce_scatter_tensor coalesced: one more": ("tensor 1 of 2;tensor 1 of 3", lambda group, odd, n: (
+        group.reduce_scatter_single_coalesced(
+            *zip(*[(full(n), full(n * group.size())) for _ in range(2 + odd)])).wait())),
+}  # fmt: skip
+
+MOVEMENT: Dict[str, Tuple[str, Act]] = {
+    "broadcast: root": ("root_rank=0;root_rank=1", ops(
+        0, 1, lambda group, root, n: dist.broadcast(full(n), root, group=group))),
+    "broadcast: count": ("number of elements", lambda group, odd, n: dist.broadcast(
+        full(n + odd), 0, group=group)),
+    "broadcast: bfloat16, int16": ("broadcast(", ops(
+        torch.bfloat16, torch.int16, lambda group, dtype, n: dist.broadcast(full(n, dtype), 1, group=group))),
+    "all_gather: [3, 1] and [1, 3]": ("allgather(;sizes [", lambda group, odd, n: dist.all_gather(
+        uneven(group, odd, n), torch.zeros_like(uneven(group, odd, n)[group.rank()]), group=group)),
+    "all_gather: count": ("allgather(", lambda group, odd, n: dist.all_gather(
+        each(group, n + odd), full(n + odd), group=group)),
+    "all_gather_into_tensor: float8, uint8": ("allgather(", ops(
+        torch.float8_e4m3fn, torch.uint8, lambda group, dtype, n: dist.all_gather_into_tensor(
+            full(n * group.size(), dtype), full(n, dtype), group=group))),
+    "all_gather_into_tensor coalesced: one more": ("tensor 1 of 2;tensor 1 of 3", lambda group, odd, n: (
+        group.all_gather_single_coalesced(
+            *zip(*[(full(n * group.size()), full(n)) for _ in range(2 + odd)])).wait())),
+    "all_gather coalesced: swapped": ("allgather(", lambda group, odd, n: group.allgather_coalesced(
+        [[full(n + odd), full(n + 1 - odd)] for _ in range(group.size())],
+        [full(n + odd), full(n + 1 - odd)]).wait()),
+    "gather: one sends less": ("gather(;elements", lambda group, odd, n: gather(group, n, n - odd)),
+    "gather: one sends more": ("gather(;elements", lambda group, odd, n: gather(group, n, n + 2 * odd)),
+    "gather: root": ("root_rank=0;root_rank=1", ops(
+        0, 1, lambda group, root, n: dist.gather(full(n), at(group, n, root), root, group=group))),
+    "scatter: one expects less": ("scatter(;elements", lambda group, odd, n: dist.scatter(
+        full(n - odd), at(group, n), 0, group=group)),
+    "scatter: root": ("root_rank=0;root_rank=1", ops(
+        0, 1, lambda group, root, n: dist.scatter(full(n), at(group, n, root), root, group=group))),
+    "all_to_all: one sends less": ("alltoall(;elements", lambda group, odd, n: group.alltoall(
+        each(group, n), [full(n - odd), *each(group, n)[1:]]).wait()),
+    "all_to_all_single: int32, uint32": ("alltoall(", ops(
+        torch.int32, torch.uint32, lambda group, dtype, n: dist.all_to_all_single(
+            full(n * group.size(), dtype), full(n * group.size(), dtype), group=group))),
+    "all_to_all_single: expects n - 1": ("alltoall(;sending", lambda group, odd, n: (
+        exchange(group, odd, n, -1))),
+    "all_to_all_single: expects n + 17": ("alltoall(;sending", lambda group, odd, n: (
+        exchange(group, odd, n, 17))),
+    "batch_isend_irecv: count": ("recv(;send(;bytes", batch),
+    **{f"send {name}, late={late}": (words, message(*what, late))
+       for name, words, *what in (("one less", "recv(;send(;bytes", -1, torch.float32),
+                                  ("one more", "recv(;send(;bytes", 1, torch.float32),
+                                  ("another type", "float32;int32", 0, torch.int32))
+       for late in (False, True)},
+}  # fmt: skip
+
+CALLS: Dict[str, Callable[[Any, int], Any]] = {
+    "allreduce": lambda group, n: dist.all_reduce(full(n), group=group),
+    "reduce": lambda group, n: dist.reduce(full(n), 0, group=group),
+    "broadcast": lambda group, n: dist.broadcast(full(n), 0, group=group),
+    "allgather": lambda group, n: dist.all_gather(each(group, n), full(n), group=group),
+    "gather": lambda group, n: dist.gather(full(n), at(group, n), 0, group=group),
+    "scatter": lambda group, n: dist.scatter(full(n), at(group, n), 0, group=group),
+    "alltoall": lambda group, n: dist.all_to_all(each(group, n), each(group, n), group=group),
+    "reducescatter": lambda group, n: dist.reduce_scatter(full(n), each(group, n), group=group),
+    "barrier": lambda group, n: dist.barrier(group=group),
+}
 
 
-def others() -> None:
-    calls: Dict[str, Callable[[Any, int], None]] = {
-        "allreduce": lambda group, n: dist.all_reduce(full(n), group=group),
-        "reduce": lambda group, n: dist.reduce(full(n), 0, group=group),
-        "broadcast": lambda group, n: dist.broadcast(full(n), 0, group=group),
-        "allgather": lambda group, n: dist.all_gather(empty(*[n] * group.size()), full(n), group=group),
-        "gather": lambda group, n: dist.gather(full(n), on_root(group, n), 0, group=group),
-        "scatter": lambda group, n: dist.scatter(full(n), on_root(group, n), 0, group=group),
-        "alltoall": lambda group, n: dist.all_to_all_single(
-            full(n * group.size()), full(n * group.size()), group=group
-        ),
-        "reducescatter": lambda group, n: dist.reduce_scatter_tensor(
-            full(n), full(n * group.size()), group=group
-        ),
-        "barrier": lambda group, n: dist.barrier(group=group),
-    }
-    names = list(calls)
-    for first, second in zip(names, [*names[1:], names[0]]):
-
-        def act(group: Any, odd: bool, n: int, first: str = first, second: str = second) -> None:
-            calls[second if odd else first](group, n)
-
-        words = [f"{name}(" + ("|barrier(" if name == "broadcast" else "") for name in (first, second)]
-        case(f"{first}, {second}", *words)(act)  # a short broadcast may be over: then the next call differs
-
-
-others()
-
-
-def gather_to(root: int) -> Any:
-    """Options, which a group's own methods take: ``dist.gather`` checks sizes on each rank before."""
-    options = dist.GatherOptions()
-    options.rootRank = root
-    return options
+def other_calls() -> Dict[str, Tuple[str, Act]]:
+    """Each call, and the next one on the rank that differs."""
+    found: Dict[str, Tuple[str, Act]] = {}
+    for pair in zip(CALLS, [*list(CALLS)[1:], "allreduce"]):
+        # A short broadcast may be over: then the next call differs.
+        words = [f"{name}(|barrier(" if name == "broadcast" else f"{name}(" for name in pair]
+        found[", ".join(pair)] = ";".join(words), ops(*pair, lambda group, name, n: CALLS[name](group, n))
+    return found
 
 
 def told(group: Any, act: Act, odd: bool, n: int) -> Tuple[str, bool]:
@@ -373,25 +236,25 @@ def problem_with(texts: List[str], at_once: List[bool], words: List[str]) -> str
 
 
 def check_ranks_that_disagree(on: Ranks) -> None:
-    """All problems are reported together, since a table of them says more than the first.
-
-    Some cases run side by side, each in a thread: most of their time they wait for the root cause.
+    """All problems are reported together, since a table of them says more than the first. Each case runs in a
+    group of its own, which ends with it; some run side by side: most of their time they wait for the root
+    cause.
     """
     problems = []
-    cases = [(f"{name}, n = {n}", words, act, n) for name, words, act in CASES for n in (SMALL, LARGE)]
-    assert len({name for name, *_ in cases}) == len(cases) > 150
+    cases = list({**REDUCTIONS, **MOVEMENT, **other_calls()}.items())
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for start in range(0, len(cases), AT_ONCE):
-            batch = cases[start : start + AT_ONCE]
-            groups = [dist.new_group(timeout=LIMIT) for _ in batch]
+            part = cases[start : start + AT_ONCE]
+            groups = [dist.new_group(timeout=LIMIT) for _ in part]
             mine = [
-                pool.submit(told, group, act, on.rank == 1, n) for group, (_, _, act, n) in zip(groups, batch)
+                pool.submit(told, group, act, on.rank == 1, COUNTS[number % 2])
+                for number, (group, (_, (_, act))) in enumerate(zip(groups, part))
             ]
             on.store.set(f"{start} {on.rank}", json.dumps([future.result() for future in mine]))
             seen = [json.loads(on.store.get(f"{start} {rank}")) for rank in range(on.size)]
-            for index, (name, words, _, _) in enumerate(batch):
+            for index, (name, (words, _)) in enumerate(part):
                 texts, at_once = (list(column) for column in zip(*(answers[index] for answers in seen)))
-                problem = problem_with(texts, at_once, words)
+                problem = problem_with(texts, at_once, words.split(";"))
                 problems += [f"{name}: {problem}"] if problem else []
             for group in groups:
                 dist.destroy_process_group(group)

@@ -16,23 +16,16 @@ _context.set_forkserver_preload(["ringcomm.torch.distributed", "torch.nn.paralle
 
 class Forked:
     """A process that calls a module's function with a connection to this process and with arguments; its
-    stderr goes to `errors`. `alone`: start an interpreter, which ends as a program does, with its own hash
-    seed.
+    stderr goes to `errors`.
     """
 
     def __init__(
-        self,
-        function: Callable[..., None],
-        arguments: Any,
-        variables: Dict[str, str],
-        errors: Path,
-        alone: bool = False,
+        self, function: Callable[..., None], arguments: Any, variables: Dict[str, str], errors: Path
     ) -> None:
-        context = multiprocessing.get_context("spawn") if alone else _context
-        self._connection, other = context.Pipe()
+        self._connection, other = _context.Pipe()
         self._errors = errors
-        everything = (function, other, arguments, variables, str(errors), alone)
-        self._process: Any = context.Process(target=_run, args=everything)  # type: ignore[attr-defined]
+        everything = (function, other, arguments, variables, str(errors))
+        self._process: Any = _context.Process(target=_run, args=everything)  # type: ignore[attr-defined]
         self._process.start()
         other.close()
 
@@ -74,12 +67,7 @@ class Forked:
 
 
 def _run(
-    function: Callable[..., None],
-    connection: Any,
-    arguments: Any,
-    variables: Dict[str, str],
-    errors: str,
-    alone: bool,
+    function: Callable[..., None], connection: Any, arguments: Any, variables: Dict[str, str], errors: str
 ) -> None:
     os.environ.clear()
     os.environ.update(variables)
@@ -92,7 +80,6 @@ def _run(
     try:
         function(connection, *arguments)
     finally:
-        if not alone:
-            # As in a process of its own. multiprocessing ends the process without this.
-            threading._shutdown()
-            atexit._run_exitfuncs()
+        # As in a process of its own. multiprocessing ends the process without this.
+        threading._shutdown()
+        atexit._run_exitfuncs()

@@ -1,26 +1,48 @@
-"""Many checks on real processes, started once: a rank runs every ``check_*`` of a file, one after another.
+"""Process groups for tests: ranks that are threads, and checks on real processes.
 
-Every check gets a :class:`Ranks`, with a group of each backend for the same processes. What a rank has to
-say is a message per check.
+A process runs every ``check_*`` of some files, one after another. Each check gets a :class:`Ranks`, with a
+group of each backend for the same processes.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
+import re
 import sys
 import tempfile
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from tests.adapters.torch_distributed.forked import Forked
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 300
+
+
+def on_ranks(function: Callable[[Any], Any], size: int, ranks: Optional[Sequence[int]] = None) -> List[Any]:
+    """Call ``function(group)`` on every rank of a new group, each in a thread, with real links and a real
+    rendezvous; return the results in rank order. `ranks` are their numbers in the whole job.
+    """
+    import torch.distributed as dist
+
+    from ringcomm.torch.distributed import ProcessGroupRingcomm
+
+    store, numbers = dist.HashStore(), list(range(size) if ranks is None else ranks)
+
+    def work(rank: int) -> Any:
+        group = ProcessGroupRingcomm(store, rank, numbers, timedelta(seconds=90), "test", False)
+        try:
+            return function(group)
+        finally:
+            group.shutdown()
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(work, range(size)))
 
 
 class Ranks(NamedTuple):
@@ -41,58 +63,44 @@ class Ranks(NamedTuple):
             time.sleep(0.005)
 
 
-def checks_of(file: str) -> Dict[str, Callable[[Ranks], None]]:
-    """The checks in a file, in the order in which they stand there."""
-    spec = importlib.util.spec_from_file_location(Path(file).stem, HERE / file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return {name: thing for name, thing in vars(module).items() if name.startswith("check_")}
-
-
-def names_of(file: str) -> List[str]:
-    """The names of the checks in a file, without importing it."""
-    lines = (HERE / file).read_text().splitlines()
-    return [line[4:].split("(")[0] for line in lines if line.startswith("def check_")]
-
-
-def run_checks(files: str, size: int, only: str = "", without: str = "", device: str = "") -> Dict[str, str]:
-    """Start the processes and let them run some files' checks; return the error by check, "" if none. `only`
-    is a part of the names that run, `without` has parts of names that do not, separated by spaces. `device`
-    ``fake``: all tensors count as tensors of a device.
+def check(
+    files: str, size: int, only: str = "", without: str = "", device: str = "", lost: Optional[int] = None
+) -> None:
+    """Run some files' checks on processes, and fail if one goes wrong or is missing. `only` is a part of the
+    names that run, `without` has parts of names that do not, separated by spaces. `device` ``fake``: all
+    tensors count as tensors of a device. `lost` is the rank that is killed at the end.
     """
+    outcome: Dict[str, str] = {}
+    ranks: List[Forked] = []
     with tempfile.TemporaryDirectory() as folder:
         variables = {**os.environ, "CHECKS_FOLDER": folder, "PYTHONPATH": str(ROOT)}
-        ranks: List[Forked] = []
-        outcome: Dict[str, str] = {}
         try:
             for rank in range(size):
                 arguments = (files, rank, size, f"{folder}/store", only, without, device)
                 errors = Path(folder, f"errors.{rank}")
-                ranks.append(Forked(be_rank, arguments, variables, errors, "checks_start.py" in files))
+                ranks.append(Forked(be_rank, arguments, variables, errors))
             for rank, process in enumerate(ranks):
                 for name, problem in process.messages(LIMIT_S):
-                    text = f"rank {rank}:\n{problem}" if problem else ""
-                    outcome[name] = outcome.get(name, "") + text
+                    outcome[name] = outcome.get(name, "") + (f"rank {rank}:\n{problem}" if problem else "")
                 code = process.end(LIMIT_S)
-                if os.environ.get("SHOW_TIMES") and rank == 0:
-                    print(process.errors)
-                if code:
+                if rank == 0:
+                    print(process.errors)  # how long each check took
+                if code != (-9 if rank == lost else 0):
                     outcome["end"] = f"rank {rank} ended with {code}: {process.errors[-3000:]}"
         finally:
             for process in ranks:
                 process.close()
-    return outcome
-
-
-def check(files: str, size: int, without: str = "", device: str = "") -> None:
-    """Fail if a check goes wrong or is missing; for the arguments see :func:`run_checks`."""
-    outcome = run_checks(files, size, without=without, device=device)
     bad = [f"{name}: {problem}" for name, problem in outcome.items() if problem]
     assert not bad, "\n".join(bad)
-    names = [name for file in files.split() for name in names_of(file)]
-    expected = [name for name in names if not any(part in name for part in without.split())]
+    texts = [Path(__file__).with_name(file).read_text() for file in files.split()]
+    names = re.findall(r"^def (check_\w+)", "\n".join(texts), re.MULTILINE)
+    expected = [name for name in names if runs(name, only, without)]
     assert sorted(outcome) == sorted(expected), outcome
+
+
+def runs(name: str, only: str, without: str) -> bool:
+    """Return whether a check is to run."""
+    return only in name and not any(part in name for part in without.split())
 
 
 def be_rank(
@@ -109,22 +117,52 @@ def be_rank(
     )
     gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=30))
     ring = dist.group.WORLD
-    checks = {name: check for file in files.split() for name, check in checks_of(file).items()}
     if device:
         from tests.adapters.torch.fake_cuda import take_all_tensors_for_device_tensors
 
         take_all_tensors_for_device_tensors(seed=rank)
-    for name, check in checks.items():
-        if only not in name or any(part in name for part in without.split()):
-            continue
-        problem, started = "", time.perf_counter()
-        try:
-            check(Ranks(rank, size, ring, gloo, dist.PrefixStore("checks", store), name))
-        except Exception:  # noqa: BLE001 - it is reported to the parent process
-            problem = traceback.format_exc()
-        print(f"{name}: {time.perf_counter() - started:.2f} s", file=sys.stderr)
-        connection.send((name, problem))
-        if problem:
-            break  # the ranks may be out of step now
+    for file in files.split():
+        module = importlib.import_module(f"tests.adapters.torch_distributed.{Path(file).stem}")
+        for name, act in list(vars(module).items()):
+            if not name.startswith("check_") or not runs(name, only, without):
+                continue
+            problem, started = "", time.perf_counter()
+            try:
+                act(Ranks(rank, size, ring, gloo, dist.PrefixStore("checks", store), name))
+            except Exception:  # noqa: BLE001 - it is reported to the parent process
+                problem = traceback.format_exc()
+            print(f"{name}: {time.perf_counter() - started:.2f} s", file=sys.stderr)
+            connection.send((name, problem))
+            if problem:
+                os._exit(1)  # the ranks may be out of step now
     if "checks_start.py" not in files:
         dist.destroy_process_group()
+
+
+def meet(connection: Any, rank: int, size: int, port: int, later: bool) -> None:
+    """Sum ones over a group that meets at a store, and send the sum or the error to the parent process; if
+    `later`, wait for a message and do so in another group.
+    """
+    import torch
+    import torch.distributed as dist
+
+    import ringcomm.torch.distributed  # noqa: F401
+    from ringcomm.errors import RingcommError
+
+    def total(group: Any) -> str:
+        ones = torch.ones(1000, dtype=torch.float64)
+        dist.all_reduce(ones, group=group)
+        return f"sum {float(ones[0])}"
+
+    store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=30))
+    try:
+        dist.init_process_group(
+            "ringcomm", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60)
+        )
+        connection.send(total(None))
+        if later:
+            connection.recv()
+            connection.send(total(dist.new_group(list(range(size)))))
+        dist.destroy_process_group()
+    except RingcommError as problem:
+        connection.send(f"{type(problem).__name__} {problem}")

@@ -1,15 +1,30 @@
-"""Tensors as flat NumPy arrays, and as parts of one array."""
+"""PyTorch's tensors, types, reductions and arguments, as those of ringcomm."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
+import torch.distributed as dist
 
 from ringcomm.errors import Misuse, UnsupportedDtypeError
-from ringcomm.torch.distributed._bridge import GroupOperand, Parts, bounds_of, even_parts, row_parts
+from ringcomm.group.message_channel import SHORT_BYTES, Disagreement
+from ringcomm.torch.distributed._bridge import (
+    GroupOperand,
+    GroupReduction,
+    Parts,
+    bounds_of,
+    even_parts,
+    row_parts,
+    type_code,
+    type_name,
+)
+from ringcomm.torch.distributed._group import address_of, pairs_of, reduction_of, root_of, single
+from tests.support.messages import TAG, Pair, receive
 
 
 class TestFlatArrays:
@@ -68,3 +83,66 @@ class TestFlatArrays:
         parts.load()[1] = 1.0
         parts.finish()
         assert turned.tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("size", [8, SHORT_BYTES + 4])
+def test_a_receive_of_another_type_is_found(size):
+    pair, place = Pair(type_name=type_name), receive(0, size)
+    place.elements = type_code(torch.int32)
+    pair.post(place)
+    pair.send(TAG, bytes(size), type_code(torch.float32))
+    with pytest.raises(Disagreement, match=f"{size} bytes of int32, .* send.{size} bytes of float32"):
+        pair.move()
+
+
+def test_types_have_codes_of_their_own():
+    dtypes = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+    assert len({type_code(dtype) for dtype in dtypes}) == len(dtypes) > 20
+    assert type_code(torch.float32) == 0xD8CA9648
+    assert [type_name(type_code(dtype)) for dtype in (torch.bool, torch.bfloat16)] == ["bool", "bfloat16"]
+    assert "does not have" in type_name(1)
+
+
+class TestArguments:
+    def test_one_tensor_at_a_time(self):
+        tensor = torch.ones(2)
+        assert single(tensor) is tensor and single([tensor]) is tensor
+        for tensors in ([], [tensor, tensor]):
+            with pytest.raises(Misuse, match=f"one tensor at a time, not {len(tensors)}"):
+                single(tensors)
+
+    def test_tags_have_32_bits(self):
+        assert address_of(7) == (0, 7) and address_of(-(1 << 31)) == (0, -(1 << 31))
+        for tag in (1 << 31, -(1 << 31) - 1):
+            with pytest.raises(Misuse, match=f"tag={tag}: tags are whole numbers of 32 bits"):
+                address_of(tag)
+        with pytest.raises(TypeError):
+            address_of(1.5)
+
+    def test_as_many_outputs_as_inputs(self):
+        one, two = torch.ones(1), torch.ones(2)
+        assert pairs_of([one, two], [two, one]) == [(one, two), (two, one)]
+        with pytest.raises(Misuse, match="2 inputs need as many outputs, not 1"):
+            pairs_of([one], [one, two])
+
+    def test_without_options_it_is_a_sum_to_rank_0(self):
+        assert reduction_of(None) == GroupReduction.of(dist.ReduceOp.SUM) and root_of(None) == 0
+        options = dist.ReduceOptions()
+        options.reduceOp, options.rootRank = dist.ReduceOp.MAX, 3
+        assert reduction_of(options) == GroupReduction.of(dist.ReduceOp.MAX) and root_of(options) == 3
+
+
+class TestReductions:
+    def test_a_factor_is_one_number(self):
+        for factor in (0.5, torch.tensor(0.5), torch.tensor([0.5])):
+            how = GroupReduction.of(dist._make_nccl_premul_sum(factor))
+            contribution = torch.tensor([2.0, 4.0]).numpy()
+            how.prepare(contribution)
+            assert how.factor == 0.5 and contribution.tolist() == [1.0, 2.0]
+        several = SimpleNamespace(op=dist.ReduceOp.PREMUL_SUM, factor=torch.tensor([0.5, 2.0]))
+        with pytest.raises(Misuse, match="PREMUL_SUM needs one factor for the whole tensor"):
+            GroupReduction.of(several)  # newer versions of PyTorch refuse to make it
+
+    def test_what_it_does_not_have(self):
+        with pytest.raises(Misuse, match="'nonsense' is not a reduction that the backend"):
+            GroupReduction.of("nonsense")

@@ -24,69 +24,12 @@ from ringcomm.errors import (
 )
 from ringcomm.group import operation_queue, point_to_point
 from ringcomm.torch.distributed import ProcessGroupRingcomm, _group, _group_transport, monitored_barrier
-from ringcomm.torch.distributed._arguments import address_of, pairs_of, reduction_of, root_of, single
 from ringcomm.torch.distributed._bridge import GroupOperand
-from ringcomm.torch.distributed._elements import type_code, type_name
 from ringcomm.torch.distributed._operations import Operations
-from ringcomm.torch.distributed._reductions import GroupReduction
 from ringcomm.torch.distributed._work import RingcommWork
-from tests.adapters.torch_distributed.in_threads import on_ranks
+from tests.adapters.torch_distributed.harness import on_ranks
 
 LIMIT_S = 60.0
-
-
-class TestArguments:
-    def test_one_tensor_at_a_time(self):
-        tensor = torch.ones(2)
-        assert single(tensor) is tensor and single([tensor]) is tensor
-        for tensors in ([], [tensor, tensor]):
-            with pytest.raises(Misuse, match=f"one tensor at a time, not {len(tensors)}"):
-                single(tensors)
-
-    def test_tags_have_32_bits(self):
-        assert address_of(7) == (0, 7) and address_of(-(1 << 31)) == (0, -(1 << 31))
-        for tag in (1 << 31, -(1 << 31) - 1):
-            with pytest.raises(Misuse, match=f"tag={tag}: tags are whole numbers of 32 bits"):
-                address_of(tag)
-        with pytest.raises(TypeError):
-            address_of(1.5)
-
-    def test_as_many_outputs_as_inputs(self):
-        one, two = torch.ones(1), torch.ones(2)
-        assert pairs_of([one, two], [two, one]) == [(one, two), (two, one)]
-        with pytest.raises(Misuse, match="2 inputs need as many outputs, not 1"):
-            pairs_of([one], [one, two])
-
-    def test_without_options_it_is_a_sum_to_rank_0(self):
-        assert reduction_of(None) == GroupReduction.of(dist.ReduceOp.SUM) and root_of(None) == 0
-        options = dist.ReduceOptions()
-        options.reduceOp, options.rootRank = dist.ReduceOp.MAX, 3
-        assert reduction_of(options) == GroupReduction.of(dist.ReduceOp.MAX) and root_of(options) == 3
-
-
-class TestReductions:
-    def test_a_factor_is_one_number(self):
-        for factor in (0.5, torch.tensor(0.5), torch.tensor([0.5])):
-            how = GroupReduction.of(dist._make_nccl_premul_sum(factor))
-            contribution = torch.tensor([2.0, 4.0]).numpy()
-            how.prepare(contribution)
-            assert how.factor == 0.5 and contribution.tolist() == [1.0, 2.0]
-        several = SimpleNamespace(op=dist.ReduceOp.PREMUL_SUM, factor=torch.tensor([0.5, 2.0]))
-        with pytest.raises(Misuse, match="PREMUL_SUM needs one factor for the whole tensor"):
-            GroupReduction.of(several)  # newer versions of PyTorch refuse to make it
-
-    def test_what_it_does_not_have(self):
-        with pytest.raises(Misuse, match="'nonsense' is not a reduction that the backend"):
-            GroupReduction.of("nonsense")
-
-    def test_labels_are_appended(self):
-        how = GroupReduction.of(dist.ReduceOp.SUM)
-        assert how.labelled("tensor 1 of 2").labelled("again").name == "tensor 1 of 2 again"
-
-
-def test_an_unknown_type_has_a_name_too():
-    assert type_name(type_code(torch.int16)) == "int16"
-    assert type_name(3) == "a type that this PyTorch does not have"
 
 
 def default_group():
@@ -98,75 +41,8 @@ def default_group():
     return _group.create(options)
 
 
-def alone(function):
-    """Call it with a group of one."""
-    (result,) = on_ranks(function, 1)
-    return result
-
-
-class TestFace:
-    def test_names(self):
-        def look(group):
-            assert {group.getBackendName(), group.name(), group._get_backend_name()} == {"ringcomm"}
-            assert group.group_name == group.getGroupName() == "test"
-            assert group.group_desc == group.getGroupDesc() == "undefined"
-            group.setGroupName("other")
-            group.setGroupDesc("for messages")
-            assert (group.group_name, group.group_desc) == ("other", "for messages")
-            return repr(group)
-
-        assert alone(look) == "ProcessGroupRingcomm(name='other', rank=0, size=1)"
-
-    def test_devices(self):
-        def look(group):
-            assert group._get_backend(torch.device("cpu")) is group
-            assert torch.device("cpu") in group._device_types
-            assert not group.supports_tensor_alloc(torch.device("cpu"))
-            assert isinstance(group.get_group_store(), dist.HashStore)
-
-        alone(look)
-
-    def test_the_number_of_operations(self):
-        def count(group):
-            before = group._get_sequence_number_for_group()
-            group.barrier().wait()
-            group.allreduce([torch.ones(2)]).wait()
-            after = group._get_sequence_number_for_group()
-            group._set_sequence_number_for_group()
-            return before, after, group._get_sequence_number_for_group()
-
-        assert alone(count) == (0, 2, 0)
-
-    def test_messages_need_another_rank(self):
-        def ask(group):
-            for peer in (0, 1, -1):
-                for act in (group.send, group.recv):
-                    with pytest.raises(Misuse, match="to and come from the other ranks of the group"):
-                        act([torch.ones(2)], peer)
-            with pytest.raises(Misuse, match="this group has no other ranks"):
-                group.recv_anysource([torch.ones(2)])
-
-        alone(ask)
-
-    def test_several_operations_as_one(self):
-        def run(group):
-            peer, tensor, place = 1 - group.rank(), torch.ones(3), torch.zeros(2)
-            group._start_coalescing()
-            group.allreduce([tensor])
-            group.recv([place], peer, 4)
-            group.send([torch.full((2,), 7.0 + group.rank())], peer, 4)
-            work = group._end_coalescing()
-            assert work.wait() and work.is_completed() and work.is_success() and work.exception() is None
-            assert [item[0] is kept for item, kept in zip(work.result(), (tensor, place))] == [True, True]
-            assert len(work.get_future().wait()) == 3
-            assert group._end_coalescing().is_completed(), "of nothing"
-            return tensor.tolist(), place.tolist()
-
-        assert on_ranks(run, 2) == [([2.0] * 3, [8.0] * 2), ([2.0] * 3, [7.0] * 2)]
-
-
 def test_every_operation_on_two_ranks():
-    """What PyTorch calls, by all of its names; the numbers in all cases are those of test_collectives.py."""
+    """What PyTorch calls, by all of its names; more numbers are in checks_collectives.py."""
 
     def run(group):
         rank, found = group.rank(), {}
@@ -235,6 +111,49 @@ def test_every_operation_on_two_ranks():
         assert (zero[name], one[name]) == expected, name
 
 
+def test_names_numbers_and_devices():
+    def look(group):
+        assert {group.getBackendName(), group.name(), group._get_backend_name()} == {"ringcomm"}
+        assert (group.getGroupName(), group.getGroupDesc()) == ("test", "undefined")
+        group.setGroupName("other")
+        group.setGroupDesc("for messages")
+        assert (group.group_name, group.group_desc) == ("other", "for messages")
+        assert repr(group) == "ProcessGroupRingcomm(name='other', rank=0, size=1)"
+        assert group._get_backend(torch.device("cpu")) is group and torch.device("cpu") in group._device_types
+        assert not group.supports_tensor_alloc(torch.device("cpu"))
+        assert isinstance(group.get_group_store(), dist.HashStore)
+        group.barrier().wait()
+        group.allreduce([torch.ones(2)]).wait()
+        assert group._get_sequence_number_for_group() == 2
+        group._set_sequence_number_for_group()
+        assert group._get_sequence_number_for_group() == 0
+        for peer in (0, 1, -1):
+            for act in (group.send, group.recv):
+                with pytest.raises(Misuse, match="to and come from the other ranks of the group"):
+                    act([torch.ones(2)], peer)
+        with pytest.raises(Misuse, match="this group has no other ranks"):
+            group.recv_anysource([torch.ones(2)])
+
+    on_ranks(look, 1)
+
+
+def test_several_operations_as_one():
+    def run(group):
+        peer, tensor, place = 1 - group.rank(), torch.ones(3), torch.zeros(2)
+        group._start_coalescing()
+        group.allreduce([tensor])
+        group.recv([place], peer, 4)
+        group.send([torch.full((2,), 7.0 + group.rank())], peer, 4)
+        work = group._end_coalescing()
+        assert work.wait() and work.is_completed() and work.is_success() and work.exception() is None
+        assert [item[0] is kept for item, kept in zip(work.result(), (tensor, place))] == [True, True]
+        assert len(work.get_future().wait()) == 3
+        assert group._end_coalescing().is_completed(), "of nothing"
+        return tensor.tolist(), place.tolist()
+
+    assert on_ranks(run, 2) == [([2.0] * 3, [8.0] * 2), ([2.0] * 3, [7.0] * 2)]
+
+
 class TestEnd:
     def test_after_the_end_no_operation_can_start(self):
         def leave(group):
@@ -296,24 +215,21 @@ class TestEnd:
 
 
 class TestMonitoredBarrier:
-    def test_all_ranks_come(self):
+    def test_all_ranks_come_and_rank_0_may_leave_at_once(self):
+        """Its replies are sent when the barrier is over, also if that takes a while."""
+
         def run(group):
-            monitored_barrier(group, timeout=LIMIT_S)
+            if group.rank() == 0:
+                send = group._operations.messages.send
+                group._operations.messages.send = lambda *args: threading.Timer(0.1, send, args).start()
             monitored_barrier(group, timedelta(seconds=LIMIT_S), wait_all_ranks=True)
             monitored_barrier(group)
 
         assert on_ranks(run, 3) == [None] * 3
-
-    def test_other_ranks_have_nothing_to_do(self):
         assert monitored_barrier(dist.GroupMember.NON_GROUP_MEMBER, timeout=LIMIT_S) is None
 
-    def test_the_first_missing_rank_is_named(self):
-        self.missing(False, "Rank 4")
-
-    def test_all_missing_ranks_are_named(self):
-        self.missing(True, "Ranks 4, 7")
-
-    def missing(self, wait_all_ranks, names):
+    @pytest.mark.parametrize(("wait_all_ranks", "names"), [(False, "Rank 4"), (True, "Ranks 4, 7")])
+    def test_missing_ranks_are_named(self, wait_all_ranks, names):
         judged = threading.Event()
 
         def run(group):
@@ -325,23 +241,11 @@ class TestMonitoredBarrier:
             judged.set()
             return caught.value.rank, str(caught.value)
 
-        rank, text = on_ranks(run, 3, ranks=(2, 4, 7))[0]
-        assert rank == 4
-        assert text == (
-            f"Rank 2 timed out in monitoredBarrier after 0.05 s: {names} failed to pass monitoredBarrier "
-            "in that time."
+        assert on_ranks(run, 3, ranks=(2, 4, 7))[0] == (
+            4,
+            f"Rank 2 timed out in monitoredBarrier after 0.05 s: {names} failed to pass monitoredBarrier in "
+            "that time.",
         )
-
-    def test_rank_0_may_leave_at_once(self):
-        """Its replies are sent when the barrier is over, also if that takes a while."""
-
-        def run(group):
-            if group.rank() == 0:
-                send = group._operations.messages.send
-                group._operations.messages.send = lambda *args: threading.Timer(0.2, send, args).start()
-            monitored_barrier(group, LIMIT_S)
-
-        assert on_ranks(run, 3) == [None] * 3
 
 
 @pytest.mark.parametrize("problem", [KeyboardInterrupt(), Misuse("no such rank")])

@@ -14,8 +14,8 @@ from torch.optim import optimizer as torch_optimizer
 import ringcomm as rc
 from ringcomm.clock import StepClock
 from ringcomm.engine.observer import Observer
-from ringcomm.torch.distributed import _steps, _trace
-from ringcomm.torch.distributed._trace import Traced
+from ringcomm.torch.distributed import _group_transport
+from ringcomm.torch.distributed._group_transport import Traced
 
 
 @pytest.fixture
@@ -24,16 +24,16 @@ def fresh(monkeypatch):
     hooks = torch_optimizer._global_optimizer_post_hooks
     before = dict(hooks)
     hooks.clear()
-    monkeypatch.setattr(_steps, "_registered", False)
-    monkeypatch.setattr(_steps, "_steps", StepClock())
+    monkeypatch.setattr(_group_transport, "_registered", False)
+    monkeypatch.setattr(_group_transport, "_steps", StepClock())
     yield
     hooks.clear()
     hooks.update(before)
 
 
 def test_steps_are_counted_once_however_many_groups_there_are(fresh):
-    steps = _steps.optimizer_steps()
-    assert _steps.optimizer_steps() is steps
+    steps = _group_transport.optimizer_steps()
+    assert _group_transport.optimizer_steps() is steps
     one, other = (torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
     for made in (one, one, other, one):
         made.step()
@@ -65,34 +65,34 @@ class TestTrace:
             pass
         rows = [row for row, phase, activity in self.events(observer) if activity == "QUEUE"]
         assert rows == ["group 0: barrier", "group 0: barrier (2)", "group 0: barrier"]
-        assert not any(places for places in _trace._open.values()), "all rows are free again"
+        assert not any(places for places in _group_transport._open.values()), "all rows are free again"
 
 
 class TestObserver:
     @pytest.fixture(autouse=True)
     def no_source(self, monkeypatch):
-        monkeypatch.setattr(_trace, "_default_source", None)
+        monkeypatch.setattr(_group_transport, "_default_source", None)
 
     def test_without_a_group_there_is_none(self):
-        assert _trace.observer() is None
+        assert _group_transport.observer() is None
 
     def test_it_is_that_of_the_default_group_as_long_as_that_exists(self):
         source = type("Source", (), {"observer": Observer()})()
-        _trace.write_here(source)
-        assert _trace.observer() is source.observer
+        _group_transport.write_here(source)
+        assert _group_transport.observer() is source.observer
         del source
-        assert _trace.observer() is None
+        assert _group_transport.observer() is None
 
     def test_in_a_job_it_is_that_of_the_job(self, monkeypatch):
         source = type("Source", (), {"observer": Observer()})()
-        _trace.write_here(source)
+        _group_transport.write_here(source)
         rc.init()
         try:
-            assert _trace.observer() is None, "the job records nothing"
+            assert _group_transport.observer() is None, "the job records nothing"
             observer = Observer()
             engine = SimpleNamespace(observer=observer)
-            monkeypatch.setattr(_trace.api, "context", lambda: SimpleNamespace(engine=engine))
-            assert _trace.observer() is observer
+            monkeypatch.setattr(_group_transport.api, "context", lambda: SimpleNamespace(engine=engine))
+            assert _group_transport.observer() is observer
         finally:
             monkeypatch.undo()
             rc.shutdown()

@@ -15,7 +15,7 @@ from ringcomm.errors import ConfigError, Misuse
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.torch.distributed import WeightedAverage, weighted_average_hook
 from ringcomm.torch.distributed._hooks import _CompressedAverage
-from tests.adapters.torch_distributed.in_threads import on_ranks
+from tests.adapters.torch_distributed.harness import on_ranks
 
 
 def average(state, gradients, last=True):

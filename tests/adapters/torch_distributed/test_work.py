@@ -12,7 +12,14 @@ pytest.importorskip("torch")
 import torch
 
 from ringcomm.errors import PeerLostError, PeerStalledError
+from ringcomm.group import point_to_point
+from ringcomm.group.failures import Reporter
+from ringcomm.group.message_channel import SHORT_BYTES
+from ringcomm.group.operation_queue import OperationQueue
+from ringcomm.group.point_to_point import PointToPoint
 from ringcomm.torch.distributed._work import RingcommWork, Together
+from ringcomm.transport.memory import memory_fabrics
+from tests.support.messages import TAG
 
 SOON = timedelta(seconds=0.01)
 LOST = PeerLostError("rank 1 was lost", rank=1)
@@ -41,16 +48,6 @@ class TestWork:
         work.finish()
         assert work.wait(SOON)
 
-    def test_all_waiting_threads_are_woken(self):
-        work, found = RingcommWork("work", []), []
-        threads = [threading.Thread(target=lambda: found.append(work.wait())) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        work.finish()
-        for thread in threads:
-            thread.join(60.0)
-        assert found == [True] * 3
-
     def test_the_first_end_counts(self):
         for first, second in ((LOST, None), (None, LOST), (LOST, KeyError("x"))):
             work = finished(first)
@@ -75,19 +72,6 @@ class TestWork:
             work.finish(error)
             work.finish()
         assert log == [None]
-
-    def test_it_runs_once_and_keeps_what_it_raises(self):
-        log = []
-        work = RingcommWork("work", [], log.append)
-        work.perform()
-        assert log == [work] and work.is_success()
-
-        def fail(_):
-            raise KeyError("x")
-
-        work = RingcommWork("work", [], fail)
-        work.perform()
-        assert isinstance(work.exception(), KeyError)
 
     def test_ctrl_c_in_the_running_thread_is_passed_on(self):
         def interrupt(_):
@@ -119,11 +103,6 @@ class TestInterruptedWaits:
         work = RingcommWork("work", [], interrupted=end)
         self.interrupted(work)
         assert log == [KeyboardInterrupt] and work.is_completed()
-
-    def test_the_end_may_come_at_once(self):
-        work = RingcommWork("work", [], interrupted=lambda work, _: work.finish(LOST))
-        self.interrupted(work)
-        assert work.exception() is LOST
 
     def test_a_work_of_no_group_is_left_as_it_is(self):
         work = RingcommWork("work", [])
@@ -171,3 +150,58 @@ class TestTogether:
         assert together.is_completed() and not together.is_success() and together.exception() is LOST
         with pytest.raises(PeerLostError):
             together.wait()
+
+
+class TestLimits:
+    """A point-to-point engine whose thread is this one, with a limit that is over at once."""
+
+    @pytest.fixture
+    def messages(self, monkeypatch):
+        a, self.other = memory_fabrics(2, 100)
+        messages = PointToPoint(a, Reporter(), 0.0, "messages")
+        messages._thread = threading.current_thread()
+        # So the last byte moved just now, whenever it did.
+        monkeypatch.setattr(point_to_point, "monotonic", lambda: messages._channels[1].moved_s)
+        return messages
+
+    def test_what_fails_fails_the_work_whose_limit_has_expired_too(self, messages):
+        works = [RingcommWork(f"recv {tag}", []) for tag in range(2)]
+        for tag, work in enumerate(works):
+            messages.receive(1, (0, tag), memoryview(bytearray(4)), work, 0.0 if tag else None)
+        messages._cycle()
+        with pytest.raises(PeerStalledError, match="recv 1.*not done within 0 s") as caught:
+            messages._check_limits()
+        messages._fail_all(caught.value)
+        assert [work.exception() for work in works] == [caught.value] * 2
+
+    def test_a_message_that_moves_has_time(self, messages):
+        moving, waiting = RingcommWork("send 0", []), RingcommWork("send 1", [])
+        messages.send(1, TAG, memoryview(bytes(1000)), moving, 1e-9)
+        messages._cycle()
+        assert messages._check_limits() < 1
+        messages.send(1, TAG, memoryview(bytes(SHORT_BYTES + 1)), waiting, 1e-9)
+        messages._cycle()
+        with pytest.raises(PeerStalledError, match="send 1.*not done within 1e-09 s"):
+            messages._check_limits()
+        assert not moving.is_completed()
+
+    def test_a_receive_from_any_peer_ends_alone(self, messages):
+        work = RingcommWork("recv from any peer", [])
+        messages.receive(None, TAG, memoryview(bytearray(4)), work, 0.0)
+        messages._cycle()
+        messages._check_limits()
+        assert isinstance(work.exception(), PeerStalledError)
+        assert messages._matcher.receives() == []
+
+
+def test_failures_of_a_work_belong_to_the_waiting_thread():
+    def fail(_):
+        raise KeyError("x")
+
+    queue = OperationQueue("queue")
+    work = queue.submit(RingcommWork("work", [], fail, queue.help), inline=True)
+    assert not work.is_success() and isinstance(work.exception(), KeyError)
+    with pytest.raises(KeyError):
+        work.wait()
+    with pytest.raises(RuntimeError, match="KeyError"):
+        work.get_future().wait()

@@ -77,15 +77,6 @@ def test_arrays_are_overwritten(ranks):
     assert ranks(work) == [[[[4.0, 2.0]], [12, 16], [1]]] * 2
 
 
-def test_what_cannot_be_overwritten_is_left_as_it_is(ranks):
-    def work(rank):
-        array = np.array([1.0, rank])
-        Batch([Operation("allgather", ALL, "a")]).overwrite([array])
-        return array.tolist()
-
-    assert ranks(work) == [[1.0, 0.0], [1.0, 1.0]]
-
-
 def test_two_parts_of_a_batch_in_the_order_of_each_rank(ranks):
     """Rank 1 starts and finishes the batches in another order than rank 0."""
 
@@ -134,28 +125,6 @@ def test_the_weight_of_a_step(ranks, compression):
     assert ranks(work) == [([[4.0]], ["reduced"])] * 2
 
 
-def test_the_weight_may_be_the_last_input(ranks):
-    def work(rank):
-        batch = Batch([Operation("allreduce", ALL, "a", inputs=2, has_weight=True)])
-        return lists(batch.run([np.array([1.0 + 4.0 * rank]), np.array(3.0 if rank else 1.0)]))
-
-    assert ranks(work) == [[[4.0]]] * 2
-
-
-def test_compressed_operations_are_part_of_a_batch(ranks):
-    def work(rank):
-        batch = Batch(
-            [
-                Operation("allreduce", SUM._replace(compression=Compression.int8), "a"),
-                Operation("allreduce", SUM, "b"),
-            ]
-        )
-        return batch.finish(batch.start([np.linspace(0, 1, 100).astype(np.float32), np.array([rank])]))
-
-    for coarse, exact in ranks(work):
-        assert np.abs(coarse - 2 * np.linspace(0, 1, 100)).max() < 0.05 and exact.tolist() == [1]
-
-
 def test_a_failed_operation_is_raised_when_the_others_have_ended(ranks):
     def work(rank):
         batch = Batch([Operation("allreduce", SUM, "a"), Operation("allreduce", SUM, "b")])
@@ -168,14 +137,6 @@ def test_a_failed_operation_is_raised_when_the_others_have_ended(ranks):
         return "a" in str(caught.value)
 
     assert ranks(work) == [True, True]
-
-
-def test_an_operation_that_cannot_be_submitted(ranks):
-    def work(rank):
-        with pytest.raises(ValueError, match="splits"):
-            Batch([Operation("alltoall", ALL, "a", inputs=2)]).run([np.ones(3), np.array([1, 1])])
-
-    ranks(work)
 
 
 def test_sets_must_exist_before_operations_are_added_to_a_graph(ranks):
@@ -194,13 +155,5 @@ def test_sets_must_exist_before_operations_are_added_to_a_graph(ranks):
         ):
             with pytest.raises(UnknownProcessSetError):
                 check_sets([operation])
-
-    ranks(work)
-
-
-def test_a_scalar_has_no_rows_to_send(ranks):
-    def work(rank):
-        with pytest.raises(rc.RingcommError):
-            Batch([Operation("alltoall", ALL, "a", inputs=2)]).run([np.float64(1.0), np.array([1, 0])])
 
     ranks(work)

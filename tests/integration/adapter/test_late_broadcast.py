@@ -1,11 +1,11 @@
-"""Arrays that ranks create in another sequence each, broadcast by ringcomm._adapter.late_broadcast."""
+"""Arrays that ranks create in another sequence each are broadcast."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from ringcomm._adapter.late_broadcast import LateBroadcasts, Presence, disagreement
+from ringcomm._adapter.objects import LateBroadcasts, Presence, disagreement
 from ringcomm.calls.process_set import global_process_set
 from ringcomm.errors import ShapeError
 

@@ -22,13 +22,6 @@ def test_it_is_found_by_its_text(alone):
     assert cause_of(RuntimeError("another mistake")) is None
 
 
-def test_an_error_of_another_callback_is_not_taken_for_it(alone):
-    lost = rc.PeerLostError(LOST)
-    record_cause(lost)
-    record_cause(rc.Misuse("The operation 'loss' was called twice"))
-    assert cause_of(of_a_framework(lost)) is lost
-
-
 def test_the_error_with_the_longest_text_is_chosen(alone):
     lost, misuse = rc.PeerLostError(LOST), rc.Misuse(f"This job has failed before. The failure was: {LOST}")
     for error in (lost, misuse, rc.Misuse("")):
@@ -68,9 +61,3 @@ def test_other_errors_stay(alone, error):
     with pytest.raises(type(error)) as caught, with_causes():
         raise error
     assert caught.value is error
-
-
-def test_a_block_without_an_error_goes_on(alone):
-    with with_causes():
-        found = 7
-    assert found == 7

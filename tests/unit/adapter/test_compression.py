@@ -9,11 +9,12 @@ import pytest
 
 from ringcomm._adapter.compression import (
     Compression,
+    Residuals,
     codec_for,
     compressor_of,
     is_elementwise,
+    wire_dtype,
 )
-from ringcomm._adapter.feedback import Residuals
 from ringcomm.errors import ConfigError
 
 
@@ -92,3 +93,34 @@ class TestResiduals:
         assert [item.getMessage() for item in caplog.records] == [
             "error feedback of 1 parameters is dropped: a state was loaded"
         ]
+
+
+def test_only_wide_floats_are_compressed():
+    assert wire_dtype("fp16", "float32") == wire_dtype("fp16", "float64") == "float16"
+    assert wire_dtype("bf16", "float32") == "bfloat16"
+    for kind, dtype in (("none", "float32"), ("fp16", "bfloat16"), ("bf16", "float16"), ("fp16", "int64")):
+        assert wire_dtype(kind, dtype) is None
+
+
+def test_a_dtype_may_be_a_class_as_in_mxnet():
+    class Numbers(np.ndarray):
+        dtype = np.float32
+
+    numbers = np.array([0.5], np.float32).view(Numbers)
+    small, context = Compression.fp16.compress(numbers)
+    assert np.asarray(small).dtype == np.float16 and context is np.float32
+    assert Compression.fp16.compress(np.array([1], np.int32))[1] is None
+
+
+def test_decompression_restores_the_dtype():
+    numbers = np.array([0.5, 1.25], np.float64)
+    small, context = Compression.fp16.compress(numbers)
+    assert small.dtype == np.float16
+    whole = Compression.fp16.decompress(small, context)
+    assert whole.dtype == np.float64 and whole.tolist() == [0.5, 1.25]
+    counts = np.array([1, 2])
+    for compression in (Compression.none, Compression.fp16, Compression.bf16):
+        assert is_elementwise(compression)
+        assert compression.compress(counts) == (counts, None)
+        assert compression.decompress(counts, None) is counts
+    assert not is_elementwise(type("Own", (Compression.fp16,), {}))

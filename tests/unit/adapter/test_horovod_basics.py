@@ -80,3 +80,18 @@ def test_what_is_no_list_of_sets():
     with pytest.raises(ConfigError, match=r"entry number 2 is a duplicate: ProcessSet"):
         basics.init(process_sets=[[0], rc.ProcessSet([0])])
     assert not rc.is_initialized()
+
+
+def test_init_refuses_what_it_cannot_do():
+    for options in (
+        {"comm": object()},
+        {"comm": [0, 1]},
+        {"process_sets": [[0], [0]]},
+        {"process_sets": "x"},
+    ):
+        with pytest.raises(ValueError):
+            basics.init(**options)
+        rc.shutdown()
+    basics.init(comm=[0], process_sets="dynamic")
+    assert rc.size() == 1
+    rc.shutdown()

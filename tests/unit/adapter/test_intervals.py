@@ -41,16 +41,6 @@ def test_no_longer_than_the_link_needs():
     assert run(Interval("auto", 0, 3, 1), [0.0] * 6, cost=0.01) == [1] * 6
 
 
-def test_the_shortest_of_three_exchanges_counts():
-    interval = Interval("auto", 0, 2, 1)
-    run(interval, [0.0] * 4, cost=0.2)
-    assert run(interval, [0.0] * 4, cost=90.0) == [2, 2, 2, 4]
-
-
-def test_with_fragments_no_interval_is_shorter_than_they_need():
-    assert run(Interval("auto", 0, 3, 4), [0.5] * 4) == [4] * 4
-
-
 def test_a_fixed_interval_is_shortened_with_one_text_and_grows_again():
     interval = Interval(16, 0, 2, 1)
     assert run(interval, [0.1, 0.1, 0.1]) == [16, 16, 16]
@@ -81,10 +71,6 @@ def test_unequal_intervals_stay_as_they_are():
     assert "The interval stays, since" in interval.learn([0.25, 1.0, 2.5, 1.0, 1.0])
     interval.begin()
     assert interval.steps == 3
-
-
-def test_no_limit():
-    assert run(Interval(16, 0, 2, 1, math.inf), [5.0] * 4) == [16] * 4
 
 
 def test_what_a_step_and_an_exchange_take(monkeypatch):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from ringcomm._adapter.optimizer_classes import OptionsInClass, convert, derive, set_untracked, wrapped
+from ringcomm._adapter.optimizer_classes import OptionsInClass, convert, derive, wrapped
 
 
 class Optimizer:
@@ -29,11 +27,6 @@ class Reducing(OptionsInClass):
         self.taken = options
 
 
-class Tracking(Optimizer):
-    def __setattr__(self, name, value):
-        raise AttributeError(f"{name} would be saved")
-
-
 def test_a_class_has_the_name_and_the_text_of_the_optimizers_own():
     kind = derive((Reducing, Optimizer), ("Average", 2))
     assert (kind.__name__, kind.__module__, kind.__doc__) == ("Optimizer", __name__, "Descends.")
@@ -48,11 +41,6 @@ def test_what_is_made_from_a_configuration_reduces_in_the_same_way():
     assert (again.rate, again.taken) == (0.5, ("Sum", 3))
 
 
-def test_a_class_without_options_makes_plain_ones():
-    kind = type("Plain", (Reducing, Optimizer), {})
-    assert kind.from_config({"rate": 0.5}).taken == ()
-
-
 def test_an_existing_optimizer_keeps_its_state():
     optimizer = Optimizer(0.5)
     optimizer.momenta = [1.0]
@@ -60,19 +48,6 @@ def test_an_existing_optimizer_keeps_its_state():
     assert convert(optimizer, kind) is optimizer
     assert type(optimizer) is kind and optimizer.taken == ("Sum", 3)
     assert (optimizer.rate, optimizer.momenta) == (0.5, [1.0])
-
-
-def test_an_attribute_that_keras_does_not_save():
-    optimizer = Tracking.__new__(Tracking)
-    with pytest.raises(AttributeError, match="reducer would be saved"):
-        optimizer.reducer = 1
-    set_untracked(optimizer, "reducer", 1)
-    assert optimizer.reducer == 1
-
-
-def test_every_mixin_takes_options():
-    with pytest.raises(NotImplementedError):
-        OptionsInClass()._take_options()
 
 
 def test_what_is_wrapped_has_the_attributes_of_its_original():

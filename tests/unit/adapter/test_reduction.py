@@ -63,11 +63,6 @@ def test_a_compression_of_the_programs_own_converts_every_tensor():
     assert sent == [1.0, 3.0] and restore([5.0, 7.0]) == [(5.0, 2.0), (7.0, 6.0)]
 
 
-def test_nothing_is_made_anew_without_a_compression():
-    how = Reduction()
-    assert how.prepared([])[0] is how
-
-
 class Doubling(VariableReducer):
     """Stands in for a reduction over all ranks."""
 
@@ -103,7 +98,3 @@ class TestGradientsOfVariables:
         for factor in (1.0, 0.5):
             reducer = Doubling(Reduction(postscale=factor))
             assert reducer.reduce([3.0, None], [object()] * 2) == [3.0 * factor, None]
-
-    def test_an_adapter_says_how(self):
-        with pytest.raises(NotImplementedError):
-            VariableReducer().reduce_shared([1.0], [object()], [])

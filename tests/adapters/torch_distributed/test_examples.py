@@ -1,4 +1,4 @@
-"""The examples for models that are divided among processes: the same numbers on any number of them."""
+"""The examples of ``torch.distributed``: the same numbers on any number of processes, under each launcher."""
 
 from __future__ import annotations
 
@@ -24,6 +24,21 @@ def ringrun(ranks: int) -> List[str]:
 def losses_in(output: str) -> Dict[int, float]:
     """The loss after each step that the output names."""
     return {int(step): float(loss) for step, loss in re.findall(r"step +(\d+)  loss ([\d.]+)", output)}
+
+
+@pytest.mark.parametrize(("launcher", "ranks"), [([], 1), (ringrun(2), 2), (TORCHRUN, 2)])
+def test_ddp_learns(launcher: List[str], ranks: int) -> None:
+    pytest.importorskip("sklearn")
+    output = run_python(*launcher, "examples/torch_ddp.py", "--epochs", "4")
+    digests = re.findall(r"rank \d+: weights have digest ([0-9a-f]{16})", output, re.MULTILINE)
+    assert len(digests) == ranks and len(set(digests)) == 1
+    (reached,) = re.findall(r"bit-identical; final accuracy ([\d.]+)$", output, re.MULTILINE)
+    assert float(reached) > 0.9
+
+
+def test_the_benchmark_runs() -> None:
+    output = run_python(*ringrun(2), "benchmarks/ddp.py", "--quick")
+    assert len(re.findall(r"Gloo / ringcomm(?:-tcp)? [\d.]+$", output, re.MULTILINE)) == 8
 
 
 def test_a_pipeline_learns_the_same_however_it_is_divided() -> None:

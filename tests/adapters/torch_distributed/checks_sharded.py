@@ -18,8 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.adapters.torch_distributed.harness import Ranks
 
@@ -91,12 +90,36 @@ def grids(on: Ranks) -> List[DeviceMesh]:
 
 
 def check_fully_sharded_training(on: Ranks) -> None:
-    wanted = alone(4)
-    for mesh in grids(on):
-        for reshard in (True, False):
-            model = sharded(mesh, reshard_after_forward=reshard)
-            train(model, adam(model), [share(on, step) for step in range(4)])
-            same(model, wanted)
+    """Also with parameters that are divided by columns, and with shards that are kept on the CPU."""
+
+    def columns(parameter: nn.Parameter) -> Shard:
+        return Shard(1 if parameter.ndim > 1 and parameter.shape[1] % on.size == 0 else 0)
+
+    wanted, meshes = alone(4), grids(on)
+    cases = [(mesh, {"reshard_after_forward": bool(place)}) for place, mesh in enumerate(meshes)]
+    cases.append((meshes[0], {"shard_placement_fn": columns}))
+    cases.append((meshes[0], {"offload_policy": CPUOffloadPolicy(pin_memory=False)}))
+    for mesh, options in cases:
+        model = sharded(mesh, **options)
+        train(model, adam(model), [share(on, step) for step in range(4)])
+        same(model, wanted)
+
+
+def check_gradients(on: Ranks) -> None:
+    """They add up, with a reduction for each part of a batch or one for all; their norm is of all ranks."""
+    wanted = build()
+    for step in range(3):
+        (wanted(batch(step)).square().mean() / 3).backward()
+    norm = nn.utils.clip_grad_norm_(wanted.parameters(), 0.1)
+    for once in (True, False):
+        model = sharded(grids(on)[-1])
+        for step in range(3):
+            if once:
+                model.set_requires_gradient_sync(step == 2)
+            (model(share(on, step)).square().mean() / 3).backward()
+        assert torch.allclose(nn.utils.clip_grad_norm_(model.parameters(), 0.1).full_tensor(), norm)
+        for (name, mine), other in zip(model.named_parameters(), wanted.parameters()):
+            assert torch.allclose(mine.grad.full_tensor(), other.grad), (once, name)
 
 
 def check_two_levels(on: Ranks) -> None:
@@ -115,34 +138,6 @@ def check_two_levels(on: Ranks) -> None:
     same(model, alone(3))
 
 
-def check_gradients_are_clipped_by_their_norm_over_all_ranks(on: Ranks) -> None:
-    whole, model = build(), sharded(grids(on)[-1])
-    norms = []
-    for network, inputs in ((whole, batch(0)), (model, share(on, 0))):
-        (network(inputs).square().mean() * 50).backward()
-        norm = nn.utils.clip_grad_norm_(network.parameters(), 0.1)
-        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-    assert torch.allclose(norms[0], norms[1])
-    for mine, other in zip(model.parameters(), whole.parameters()):
-        assert torch.allclose(mine.grad.full_tensor(), other.grad)
-
-
-def check_gradients_accumulate(on: Ranks) -> None:
-    """With a reduction for each part of a batch, and with one for all of them."""
-    wanted = build()
-    for step in range(3):
-        (wanted(batch(step)).square().mean() / 3).backward()
-    for mesh in grids(on):
-        for once in (True, False):
-            model = sharded(mesh)
-            for step in range(3):
-                if once:
-                    model.set_requires_gradient_sync(step == 2)
-                (model(share(on, step)).square().mean() / 3).backward()
-            for (name, mine), other in zip(model.named_parameters(), wanted.parameters()):
-                assert torch.allclose(mine.grad.full_tensor(), other.grad), (mesh, once, name)
-
-
 def check_mixed_precision(on: Ranks) -> None:
     """bfloat16 is gathered and computed with; gradients are reduced in the type that the policy names."""
     for reduce in (torch.float32, torch.bfloat16):
@@ -158,69 +153,17 @@ def check_mixed_precision(on: Ranks) -> None:
         same(model, wanted, 0.15)  # a step of Adam is 0.02 long, also for a gradient that is nearly 0
 
 
-def check_offloaded_and_uneven_placements(on: Ranks) -> None:
-    """Parameters that are divided by columns, and the policy that keeps shards on the CPU."""
-
-    def columns(parameter: nn.Parameter) -> Shard:
-        return Shard(1 if parameter.ndim > 1 and parameter.shape[1] % on.size == 0 else 0)
-
-    wanted = alone(2)
-    mesh = grids(on)[0]
-    for options in ({"shard_placement_fn": columns}, {"offload_policy": CPUOffloadPolicy(pin_memory=False)}):
-        model = sharded(mesh, **options)
-        train(model, adam(model), [share(on, step) for step in range(2)])
-        same(model, wanted)
-
-
-def check_sharded_and_tensor_parallel(on: Ranks) -> None:
-    """Two dimensions of a mesh: FSDP2 shards what tensor parallelism has divided."""
-    if on.size % 2:
-        return
-    mesh = init_device_mesh("cpu", (2, on.size // 2), mesh_dim_names=("dp", "tp"))
-    plan = {"up": ColwiseParallel(use_local_output=False), "down": RowwiseParallel()}
-    model = build()
-    for layer in model:
-        parallelize_module(layer, mesh["tp"], plan)
-        layer.scale = nn.Parameter(distribute_tensor(layer.scale.detach(), mesh["tp"], [Replicate()]))
-        layer.forward = _forward_of(layer)
-        fully_shard(layer, mesh=mesh["dp"])
-    fully_shard(model, mesh=mesh["dp"])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    wanted = build()
-    train(model, optimizer, [batch(step).chunk(2)[dist.get_rank(mesh.get_group("dp"))] for step in range(3)])
-    train(wanted, torch.optim.SGD(wanted.parameters(), lr=0.1), [batch(step) for step in range(3)])
-    same(model, wanted)
-    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    for name, expected in wanted.state_dict().items():
-        assert torch.allclose(whole[name], expected), name
-
-
-def _forward_of(layer: Feed) -> Any:
-    """The layer's computation with its scale as a plain tensor."""
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return x + layer.scale.to_local() * layer.down(torch.tanh(layer.up(x)))
-
-    return forward
-
-
-def check_state_dictionaries(on: Ranks) -> None:
-    """The whole state on all ranks or on rank 0, and back from there."""
-    for mesh in grids(on):
-        model = sharded(mesh)
-        train(model, adam(model), [share(on, 0)])
-        wanted = {name: item.full_tensor() for name, item in model.state_dict().items()}
-        full = StateDictOptions(full_state_dict=True)
-        for name, item in get_model_state_dict(model, options=full).items():
-            assert torch.equal(item, wanted[name])
-        at_root = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        found = get_model_state_dict(model, options=at_root)
-        assert set(found) == (set(wanted) if on.rank == 0 else set())
-        again = sharded(mesh)
-        spread = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        set_model_state_dict(again, found, options=spread)
-        for name, item in again.state_dict().items():
-            assert torch.equal(item.full_tensor(), wanted[name])
+def check_the_whole_state_on_one_rank(on: Ranks) -> None:
+    model = sharded(grids(on)[0])
+    train(model, adam(model), [share(on, 0)])
+    wanted = {name: item.full_tensor() for name, item in model.state_dict().items()}
+    found = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    assert set(found) == (set(wanted) if on.rank == 0 else set())
+    again = sharded(grids(on)[0])
+    spread = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(again, found, options=spread)
+    for name, item in again.state_dict().items():
+        assert torch.equal(item.full_tensor(), wanted[name])
 
 
 def folder_of_all(on: Ranks) -> str:
@@ -260,20 +203,3 @@ def _continue(on: Ranks, folder: str, mesh: DeviceMesh, wanted: nn.Module) -> No
     set_state_dict(model, optimizer, model_state_dict=parts, optim_state_dict=states)
     train(model, optimizer, [batch(step).chunk(mesh.size())[on.rank] for step in range(2, 4)])
     same(model, wanted)
-
-
-def check_a_checkpoint_while_training_goes_on(on: Ranks) -> None:
-    folder = folder_of_all(on)
-    model = sharded(grids(on)[0])
-    optimizer = adam(model)
-    train(model, optimizer, [share(on, 0)])
-    wanted = {name: item.full_tensor() for name, item in model.state_dict().items()}
-    group = dist.new_group()  # the saving thread's collectives must not mix with those of the training
-    saving = checkpoint.async_save({"model": model.state_dict()}, checkpoint_id=folder, process_group=group)
-    train(model, optimizer, [share(on, step) for step in range(1, 4)])
-    saving.result()
-    again = sharded(grids(on)[0])
-    state = {"model": again.state_dict()}
-    checkpoint.load(state, checkpoint_id=folder)
-    for name, item in again.state_dict().items():
-        assert torch.equal(item.full_tensor(), wanted[name]), name

@@ -1,0 +1,198 @@
+"""Models divided among ranks, by layers or by tensors: the same numbers as one process."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Dict, List, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.adapters.torch_distributed.harness import Ranks
+
+WIDTH, WORDS = 12, 29
+"""``WIDTH`` can be divided by 2, 3 and 4 ranks; ``WORDS`` by none, so that its shards are uneven."""
+CPU = torch.device("cpu")
+
+
+class Block(nn.Module):
+    """One stage; a residual connection keeps the gradients of a long pipeline large enough."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        torch.manual_seed(100 + number)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH, dtype=torch.float64)
+        self.down = nn.Linear(2 * WIDTH, WIDTH, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+def batch(rows: int) -> List[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(rows, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2)]
+
+
+def same_gradients(found: Dict[int, nn.Module], stages: int, rows: int) -> None:
+    """The stages have those of a model of all stages in one process."""
+    model = nn.Sequential(*(Block(number) for number in range(stages)))
+    inputs, targets = batch(rows)
+    nn.functional.mse_loss(model(inputs), targets).backward()
+    for number, block in found.items():
+        for mine, wanted in zip(block.parameters(), model[number].parameters()):
+            torch.testing.assert_close(mine.grad, wanted.grad, rtol=1e-9, atol=1e-12)
+
+
+def check_pipelines(on: Ranks) -> None:
+    """One stage per rank; two, one after the other round all ranks; two, to the last rank and back."""
+    one, looped, in_a_v = [on.rank], [on.rank, on.rank + on.size], [on.rank, 2 * on.size - 1 - on.rank]
+    for schedule, numbers, microbatches, example in (
+        (ScheduleGPipe, one, 4, None),  # the stages find their inputs' shapes
+        (ScheduleGPipe, one, 5, torch.empty(2, WIDTH, dtype=torch.float64)),
+        (Schedule1F1B, one, 2 * on.size + 1, None),
+        (ScheduleInterleaved1F1B, looped, 2 * on.size, None),
+        (ScheduleLoopedBFS, looped, 2 * on.size, None),
+        (ScheduleInterleavedZeroBubble, looped, 2 * on.size, None),
+        (ScheduleZBVZeroBubble, in_a_v, 2 * on.size, None),
+        (ScheduleDualPipeV, in_a_v, 2 * on.size, None),
+    ):
+        count = len(numbers) * on.size
+        blocks = {number: Block(number) for number in numbers}
+        stages = [
+            PipelineStage(block, number, count, CPU, input_args=example, group=on.ring)
+            for number, block in blocks.items()
+        ]
+        given = stages[0] if len(stages) == 1 else stages
+        made = schedule(given, microbatches, loss_fn=nn.functional.mse_loss)
+        inputs, targets = batch(2 * microbatches)
+        given = [inputs] if 0 in numbers else []
+        made.step(*given, **({"target": targets} if count - 1 in numbers else {}))
+        same_gradients(blocks, count, 2 * microbatches)
+
+
+def check_a_pipeline_of_replicas(on: Ranks) -> None:
+    """Two pipelines side by side, whose stages average their gradients with DistributedDataParallel."""
+    if on.size % 2:
+        return
+    mesh = init_device_mesh("cpu", (2, on.size // 2), mesh_dim_names=("copies", "stages"))
+    copies, stages = mesh.get_group("copies"), mesh.get_group("stages")
+    number, last = dist.get_rank(stages), on.size // 2 - 1
+    block = DistributedDataParallel(Block(number), process_group=copies)
+    stage = PipelineStage(block, number, last + 1, CPU, group=stages)
+    schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
+    inputs, targets = (item.chunk(2)[dist.get_rank(copies)] for item in batch(16))
+    given = [inputs] if number == 0 else []
+    schedule.step(*given, **({"target": targets} if number == last else {}))
+    same_gradients({number: block}, last + 1, 16)
+
+
+def placed(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> DTensor:
+    """A tensor so placed; parts of a sum are equal on each rank."""
+    given = [Replicate() if item.is_partial() else item for item in placements]
+    local, parts = distribute_tensor(whole, mesh, given).to_local(), 1
+    for dimension, item in enumerate(placements):
+        parts *= mesh.size(dimension) if item.is_partial() else 1
+    local = local / parts if parts > 1 else local
+    return DTensor.from_local(
+        local, mesh, placements, shape=whole.shape, stride=whole.stride(), run_check=False
+    )
+
+
+def check_all_pairs_of_placements(on: Ranks) -> None:
+    """Every way to change the placement of a tensor, also of one whose rows cannot be divided evenly."""
+    kinds = [Shard(0), Shard(1), Replicate(), Partial()]
+    shapes = [(on.size,)] + ([(2, on.size // 2)] if on.size % 2 == 0 else [])
+    for mesh in (init_device_mesh("cpu", shape) for shape in shapes):
+        for rows, columns in ((8, 4), (5, 7), (0, 2)) if mesh.ndim == 1 else ((5, 7),):
+            whole = torch.arange(float(rows * columns)).reshape(rows, columns) * 12
+            for before, after in itertools.product(itertools.product(kinds, repeat=mesh.ndim), repeat=2):
+                if any(item.is_partial() for item in after):
+                    continue  # PyTorch makes no parts of a sum that it has not been given
+                moved = placed(whole, mesh, before).redistribute(mesh, after)
+                assert torch.equal(moved.full_tensor(), whole), (mesh, before, after)
+                wanted = distribute_tensor(whole, mesh, after).to_local()
+                assert torch.equal(moved.to_local(), wanted), (mesh, before, after)
+    for name, wanted in (("sum", sum(range(1, on.size + 1))), ("max", on.size), ("min", 1)):
+        mesh = init_device_mesh("cpu", (on.size,))
+        parts = DTensor.from_local(torch.arange(10.0) * (on.rank + 1), mesh, [Partial(name)], run_check=False)
+        for target in (Replicate(), Shard(0)):
+            got = parts.redistribute(mesh, [target]).full_tensor()
+            assert torch.equal(got, torch.arange(10.0) * wanted), (name, target)
+
+
+class Characters(nn.Module):
+    """Embedding, a layer, and scores of the next character."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(11)
+        self.embed, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.double()
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.embed(words)
+        return self.head(x + self.down(torch.tanh(self.up(x))))
+
+
+def check_tensor_parallel_training(on: Ranks) -> None:
+    """Columns, rows, an embedding whose 29 rows no number of ranks divides, and a divided loss."""
+    plan = {
+        "embed": RowwiseParallel(input_layouts=Replicate()), "up": ColwiseParallel(),
+        "down": RowwiseParallel(),
+        "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+    }  # fmt: skip
+    alone = Characters()
+    model = parallelize_module(Characters(), init_device_mesh("cpu", (on.size,)), plan)
+    optimizers = [torch.optim.SGD(item.parameters(), lr=0.1) for item in (model, alone)]
+    for step in range(3):
+        words = torch.randint(WORDS, (4, 9), generator=torch.Generator().manual_seed(step))
+        losses = []
+        for network, optimizer in zip((model, alone), optimizers):
+            optimizer.zero_grad()
+            with loss_parallel():
+                scores = network(words[:, :-1]).flatten(0, 1)
+                loss = nn.functional.cross_entropy(scores, words[:, 1:].flatten())
+                loss.backward()
+            optimizer.step()
+            losses.append(loss.full_tensor() if isinstance(loss, DTensor) else loss)
+        assert torch.allclose(losses[0], losses[1], rtol=1e-9), (step, losses)
+    for (name, found), expected in zip(model.named_parameters(), alone.parameters()):
+        whole = found.full_tensor() if isinstance(found, DTensor) else found
+        assert torch.allclose(whole, expected, rtol=1e-9, atol=1e-11), (name, (whole - expected).abs().max())
+
+
+def check_ring_attention(on: Ranks) -> None:
+    """What context parallelism sends; PyTorch has its ``context_parallel()`` for GPUs only."""
+    from torch.distributed.tensor.experimental._context_parallel import _attention as context
+
+    generator = torch.Generator().manual_seed(6)
+    q, k, v = (torch.randn(2, 3, 8 * on.size, 4, generator=generator) for _ in range(3))
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    mine = [item.chunk(on.size, dim=2)[on.rank] for item in (q, k, v)]
+    context._cp_options.enable_load_balance = False
+    for method, causal in itertools.product(("allgather", "alltoall"), (False, True)):
+        context.set_rotate_method(method)
+        wanted = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        got = context._templated_ring_attention(on.ring, 2, op, *mine, is_causal=causal)[0]
+        assert torch.allclose(got, wanted.chunk(on.size, dim=2)[on.rank], rtol=1e-4, atol=1e-5), method

@@ -1,0 +1,321 @@
+"""Messages, groups, threads, futures: what happens when."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from datetime import timedelta
+from functools import partial
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from ringcomm.errors import Misuse, PeerStalledError
+from tests.adapters.torch_distributed.harness import Ranks
+from tests.support.errors import raises
+
+SIZES = (0, 1, 17, 5000, 70_000, 300_000)
+"""Elements of messages: some go at once, the longest wait for their receive."""
+
+
+def message(source: int, target: int, number: int, count: int) -> torch.Tensor:
+    return torch.arange(count, dtype=torch.float32) + 1000 * source + 100 * target + number
+
+
+def in_threads(act: Callable[[int], None], count: int) -> None:
+    """Call ``act(number)`` in threads; raise their first error."""
+    problems: List[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            act(number)
+        except BaseException as problem:  # noqa: BLE001 - raised below
+            problems.append(problem)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if problems:
+        raise problems[0]
+
+
+def wait(works: Sequence[Any]) -> None:
+    for work in works:
+        work.wait()
+
+
+def check_waiting_in_any_order(on: Ranks) -> None:
+    order = random.Random(on.rank)
+    for _ in range(3):
+        tensors = [torch.full((1 + n * 997,), float(on.rank + n)) for n in range(20)]
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        sync = torch.ones(3)
+        dist.all_reduce(sync)
+        shuffled = order.sample(works, len(works))
+        wait(shuffled)
+        assert all(work.is_completed() and work.is_success() for work in works)
+        for n, tensor in enumerate(tensors):
+            assert bool((tensor == sum(rank + n for rank in range(on.size))).all())
+        assert bool((sync == on.size).all())
+
+
+def check_futures(on: Ranks) -> None:
+    """Also collectives inside of them, as PowerSGD's hook has them: their order is the same on all ranks."""
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    chained = work.get_future().then(lambda future: future.value()[0] * 2)
+    assert torch.equal(chained.wait(), torch.full((3,), 2.0 * on.size))
+    assert torch.equal(work.result()[0], torch.full((3,), float(on.size)))
+
+    def again(future: torch.futures.Future) -> torch.Tensor:
+        return dist.all_reduce(future.value()[0], async_op=True).get_future().wait()[0]
+
+    pause = random.Random(on.rank)
+    for _ in range(10):
+        chains = []
+        for n in range(5):
+            chains.append(dist.all_reduce(torch.ones(n + 1), async_op=True).get_future().then(again))
+            time.sleep(pause.choice((0, 0, 1e-3)))
+        for n, chain in enumerate(chains):
+            assert torch.equal(chain.wait(), torch.full((n + 1,), float(on.size**2)))
+
+
+def check_messages_of_all_types(on: Ranks) -> None:
+    """All send first, then all receive: no rank may wait for its own send before it receives."""
+    if on.size < 2:
+        return
+    right, left = (on.rank + 1) % on.size, (on.rank - 1) % on.size
+    kinds = [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.float8_e4m3fn]
+    for count, kind in [(count, torch.float32) for count in SIZES] + [(9, kind) for kind in kinds]:
+        got = torch.zeros(count, dtype=torch.uint8).to(kind)
+        work = dist.isend((torch.arange(count) % 5 + on.rank).to(kind), right)
+        assert dist.recv(got, left) == left
+        work.wait()
+        wanted = (torch.arange(count) % 5 + left).to(kind)
+        assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8)), (count, kind)
+    matrix = torch.arange(30.0).reshape(5, 6) + on.rank
+    columns, transposed = torch.zeros(5, 6), torch.zeros(6, 5)
+    batch = [dist.P2POp(dist.isend, item, right) for item in (matrix[:, ::2], matrix.t())]
+    batch += [dist.P2POp(dist.irecv, item, left) for item in (columns[:, 1::2], transposed)]
+    wait(dist.batch_isend_irecv(batch))
+    wanted = torch.arange(30.0).reshape(5, 6) + left
+    assert torch.equal(columns[:, 1::2], wanted[:, ::2]) and not columns[:, ::2].any()
+    assert torch.equal(transposed, wanted.t())
+
+
+def check_tags_and_order(on: Ranks) -> None:
+    """By tag messages are received in any order, and of one tag in the order in which they were sent."""
+    if on.size < 2 or on.rank > 1:
+        return
+    counts = [3, 200_000, 5, 100_000]
+    if on.rank == 0:
+        wait([dist.isend(torch.full((n,), float(tag)), 1, tag=tag) for tag, n in enumerate(counts)])
+        wait([dist.isend(torch.full((n,), float(place)), 1) for place, n in enumerate(counts)])
+    else:
+        time.sleep(0.05)  # so that some have come before they are asked for
+        for tag in (3, 0, 2, 1):
+            got = torch.zeros(counts[tag])
+            dist.recv(got, 0, tag=tag)
+            assert bool((got == tag).all())
+        places = [torch.zeros(n) for n in counts]
+        wait([dist.irecv(place, 0) for place in places][::-1])
+        assert [float(place[0]) for place in places] == [0, 1, 2, 3]
+    for tag in (2**31, -(2**31) - 1):
+        for act in (dist.isend, dist.irecv):
+            raises(Misuse, partial(act, torch.ones(1), 1 - on.rank, tag=tag), "32 bits")
+
+
+def check_messages_from_any_peer(on: Ranks) -> None:
+    if on.rank == 0:
+        seen = set()
+        for count in (2, 40_000):
+            for _ in range(on.size - 1):
+                got = torch.zeros(count)
+                source = dist.recv(got, tag=count)
+                assert bool((got == source).all())
+                seen.add((count, source))
+        assert len(seen) == 2 * (on.size - 1)
+    else:
+        for count in (2, 40_000):
+            dist.send(torch.full((count,), float(on.rank)), 0, tag=count)
+    on.together("received")
+
+
+def check_batches_in_any_order(on: Ranks) -> None:
+    """Only the order of messages of one pair and direction counts; each rank shuffles the rest its way."""
+    for turn in range(6):
+        queues: List[List[Any]] = []
+        expected: List[Tuple[torch.Tensor, torch.Tensor]] = []
+        for peer in set(range(on.size)) - {on.rank}:
+            counts = [SIZES[(number + turn) % len(SIZES)] for number in range(3)]
+            sends = [message(on.rank, peer, number, count) for number, count in enumerate(counts)]
+            queues.append([dist.P2POp(dist.isend, item, peer, on.ring) for item in sends])
+            wanted = [message(peer, on.rank, number, count) for number, count in enumerate(counts)]
+            places = [torch.full_like(item, -1.0) for item in wanted]
+            queues.append([dist.P2POp(dist.irecv, item, peer, on.ring) for item in places])
+            expected += zip(places, wanted)
+        chance, batch = random.Random(10 * turn + on.rank), []
+        while queues:
+            queue = chance.choice(queues)
+            batch.append(queue.pop(0))
+            queues = [item for item in queues if item]
+        works = dist.batch_isend_irecv(batch) if batch else []
+        wait(chance.sample(works, len(works)))
+        assert all(torch.equal(place, item) for place, item in expected)
+
+
+def check_messages_of_several_threads(on: Ranks) -> None:
+    """Some threads wait at once, some look now and then, some sleep first: any may move the messages."""
+
+    def exchange(thread: int) -> None:
+        for step in range(12):
+            chosen = random.Random(1000 * thread + step)  # the same on all ranks
+            pending: List[Tuple[Any, torch.Tensor, torch.Tensor]] = []
+            for number in range(chosen.randint(1, 4)):
+                source, target = chosen.sample(range(on.size), 2)
+                tag, count = 10_000 * thread + 10 * step + number, chosen.choice(SIZES)
+                content = message(source, target, tag, count)
+                if source == on.rank:
+                    pending.append((dist.isend(content, target, on.ring, tag), content, content))
+                elif target == on.rank:
+                    place = torch.full_like(content, -1.0)
+                    pending.append((dist.irecv(place, source, on.ring, tag), place, content))
+            own = random.Random(1000 * thread + 10 * step + on.rank)
+            for work, place, content in own.sample(pending, len(pending)):
+                way = own.randrange(3)
+                while way == 1 and not work.is_completed():
+                    time.sleep(1e-4)
+                time.sleep(0.004 * (way == 2))
+                work.wait()
+                assert torch.equal(place, content), (thread, step)
+
+    in_threads(exchange, 3 * (on.size > 1))
+
+
+def check_messages_and_collectives_do_not_disturb_each_other(on: Ranks) -> None:
+    if on.size < 2:
+        return
+    right, left = (on.rank + 1) % on.size, (on.rank - 1) % on.size
+    got = torch.zeros(500_000)
+    receiving = dist.irecv(got, left)
+    for _ in range(3):
+        tensor = torch.ones(100_000)
+        dist.all_reduce(tensor)
+        assert bool((tensor == on.size).all())
+    sending = dist.isend(torch.full((500_000,), float(on.rank)), right)
+    dist.barrier()
+    wait([receiving, sending])
+    assert bool((got == left).all())
+
+
+def check_many_messages_received_in_the_reverse_order(on: Ranks) -> None:
+    """More than may wait for a receive at the other end."""
+    if on.size < 2 or on.rank > 1:
+        return
+    tags = range(3000)
+    tensors = [torch.full((32_000,), tag % 251, dtype=torch.uint8) for tag in tags]
+    if on.rank == 0:
+        wait([dist.isend(tensor, 1, tag=tag) for tag, tensor in enumerate(tensors)])
+    else:
+        got = torch.zeros(32_000, dtype=torch.uint8)
+        for tag in reversed(tags):
+            dist.recv(got, 0, tag=tag)
+            assert torch.equal(got, tensors[tag]), tag
+
+
+def check_groups_beside_each_other(on: Ranks) -> None:
+    """Collectives, objects and barriers of several groups, which overlap, in different order."""
+    pairs: Dict[Tuple[int, int], Any] = {
+        (low, high): dist.new_group([low, high], group_desc=f"{low} and {high}")
+        for low in range(on.size) for high in range(low + 1, on.size)
+    }  # fmt: skip
+    own = [pair for pair in pairs if on.rank in pair]
+    sums = [torch.full((100,), float(on.rank)) for _ in own]
+    works = [dist.all_reduce(total, group=pairs[pair], async_op=True) for pair, total in zip(own, sums)]
+    wait(works[::-1])  # an operation of one group does not wait for one of another
+    for pair, total in zip(own, sums):
+        group, found = pairs[pair], [None, None]
+        assert bool((total == sum(pair)).all()) and group.group_desc == f"{pair[0]} and {pair[1]}"
+        dist.all_gather_object(found, on.rank, group=group)
+        assert found == list(pair)
+        if on.rank == pair[1]:
+            dist.send(total, pair[0], group=group)
+        else:
+            assert dist.recv(total, group=group) == pair[1], "its number among all ranks"
+    for pair in own:
+        dist.destroy_process_group(pairs[pair])
+
+
+def check_groups_in_threads(on: Ranks) -> None:
+    groups = [dist.new_group() for _ in range(3)]
+
+    def use(seed: int) -> None:
+        pause = random.Random(seed * 100 + on.rank)
+        for n in range(20):
+            tensor = torch.full((1 + n * 501,), float(seed))
+            dist.all_reduce(tensor, group=groups[seed], async_op=bool(n % 2)) and None
+            time.sleep(1e-3 * (pause.random() < 0.1))
+            dist.barrier(group=groups[seed])
+            assert bool((tensor == seed * on.size).all()), (seed, n)
+
+    in_threads(use, 3)
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+def check_meshes(on: Ranks) -> None:
+    """Slices of a mesh, and dimensions put together, have groups of their own."""
+    shape = (2, on.size // 2) if on.size % 2 == 0 else (1, on.size)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("down", "across"))
+    for name, count in (("down", shape[0]), ("across", shape[1])):
+        total = torch.ones(1)
+        dist.all_reduce(total, group=mesh[name].get_group())
+        assert int(total) == count
+    total = torch.ones(1)
+    dist.all_reduce(total, group=mesh["down", "across"]._flatten("all").get_group())
+    assert int(total) == on.size
+
+
+def check_a_receive_without_a_send_ends(on: Ranks) -> None:
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if on.size > 1:
+        raises(PeerStalledError, lambda: group.recv_anysource([torch.zeros(1)], 5).wait(), "1 s")
+    on.together("ended")
+    dist.barrier(group=group)
+    dist.destroy_process_group(group)
+
+
+def check_messages_while_another_rank_is_in_a_collective(on: Ranks) -> None:
+    """Ranks 0 and 1 exchange messages, long ones too; the others wait for them in an all-reduce meanwhile."""
+    if on.size < 3:
+        return
+    for count in (1, 3_000_000):
+        total = torch.ones(10)
+        if on.rank > 1:
+            thread = threading.Thread(target=_say_when_in_a_call, args=(on, f"{count}"))
+            thread.start()
+            dist.all_reduce(total)
+            thread.join()
+        else:
+            on.together(f"{count}")
+            mine, other = torch.full((count,), float(on.rank)), torch.zeros(count)
+            if on.rank:
+                dist.recv(other, 0)
+                dist.send(mine, 0)
+            else:
+                dist.send(mine, 1)
+                dist.recv(other, 1)
+            assert bool((other == 1 - on.rank).all())
+            dist.all_reduce(total)
+        assert bool((total == on.size).all())
+
+
+def _say_when_in_a_call(on: Ranks, word: str) -> None:
+    progress = on.ring._ops.runner.progress
+    while not progress().doing:
+        time.sleep(0.001)
+    on.together(word)
