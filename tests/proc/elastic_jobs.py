@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import secrets
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ import time
 from typing import Any, Callable, Dict, List, Sequence
 
 from tests.proc.test_ringrun_support import SOURCES
+from tests.support.service import free_port
 
 LIMIT_S = 120.0
 """For one event, unless frameworks are imported."""
@@ -67,8 +67,7 @@ class ElasticJob:
         self, *options: str, program: str, launch: Launch = launch_here, address: str = "127.0.0.1",
         limit_s: float = LIMIT_S, **environment: str,
     ) -> None:  # fmt: skip
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         self.program = program
         self.launch = launch
         self.limit_s = limit_s

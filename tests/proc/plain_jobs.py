@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import subprocess
 import sys
 from typing import List, Tuple
 
 from tests.proc.test_ringrun_support import LIMIT_S, SOURCES
+from tests.support.service import free_port
 
 
 def run_plain(program: str, size: int, **environment: str) -> List[Tuple[int, str]]:
@@ -17,8 +17,7 @@ def run_plain(program: str, size: int, **environment: str) -> List[Tuple[int, st
 
     TEST_NUMBER counts the processes, for programs that do without ``rc.init()``.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")},
         "PYTHONPATH": SOURCES,

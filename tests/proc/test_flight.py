@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.proc.test_ringrun_support import SOURCES, Launched, ringrun, wait_for_files
+from tests.support.service import free_port
 
 TRAIN = """
 import os, re, signal, sys, time
@@ -227,9 +227,7 @@ def test_the_programs_own_handler_stays(folder: Path, when: str) -> None:
 def test_without_ringrun_ranks_write_their_own(folder: Path) -> None:
     (folder / "key").write_text("ab" * 32)
     (folder / "key").chmod(0o600)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     env = {
         **os.environ, "PYTHONPATH": SOURCES, "RINGCOMM_SIZE": "2", "RINGCOMM_KEY_FILE": "key",
         "RINGCOMM_RENDEZVOUS": f"127.0.0.1:{port}", "RINGCOMM_DIAGNOSE_DIR": "records",

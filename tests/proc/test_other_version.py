@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -27,6 +26,7 @@ import pytest
 from ringcomm.version import __version__
 from ringcomm.wire.auth import PROTOCOL_VERSION
 from tests.proc.test_ringrun_support import LIMIT_S, ROOT, Launched
+from tests.support.service import free_port
 
 pytestmark = pytest.mark.release
 
@@ -121,8 +121,7 @@ def ended(process: subprocess.Popen[str]) -> str:
 
 
 def test_ranks_started_by_hand_refuse_the_other_version(both: Tuple[Installed, Installed]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     common = {"RINGCOMM_SIZE": "2", "RINGCOMM_RENDEZVOUS": address, "RINGCOMM_KEY": secrets.token_hex(32),
               "RINGCOMM_START_TIMEOUT": "5"}  # fmt: skip
     ranks = [start(each.python, SUM, **common) for each in both]
@@ -136,8 +135,7 @@ def test_ranks_started_by_hand_refuse_the_other_version(both: Tuple[Installed, I
 
 def test_a_rank_refuses_another_version_of_the_protocol_at_once() -> None:
     """Whichever of the two serves the rendezvous, the other one does not wait for its start's time limit."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     common = {"RINGCOMM_SIZE": "2", "RINGCOMM_RENDEZVOUS": address, "RINGCOMM_KEY": secrets.token_hex(32),
               "RINGCOMM_START_TIMEOUT": "15", "PYTHONPATH": str(ROOT)}  # fmt: skip
     other = f"import ringcomm.wire.auth as auth; auth.PROTOCOL_VERSION = 99; {SUM}"

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import List
 
 from tests.proc.test_ringrun_support import LIMIT_S, SOURCES
+from tests.support.service import free_port
 
 TRAIN = "import model\nimport ringcomm as rc\nrc.init()\nrc.barrier()\nprint(rc.size())\n"
 
 
 def start(tmp_path: Path, models: List[str]) -> List[str]:
     """One rank per version of ``model.py``, each in a folder of its own; what they say."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     running = []
     for rank, model in enumerate(models):
         folder = tmp_path / f"host{rank}"

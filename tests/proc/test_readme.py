@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import secrets
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from ringrun.plan.hosts import parse_hostfile, parse_hosts
 from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched
 from tests.support.programs import run_python
+from tests.support.service import free_port
 
 LIMIT_S = 100.0
 PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY"))]
@@ -73,8 +73,7 @@ def test_without_ringrun(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(block("# train.py\nimport"))
     (tmp_path / "job.key").write_text(secrets.token_hex(32) + "\n")
     (tmp_path / "job.key").chmod(0o600)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     env = {
         "PYTHONPATH": SOURCES, "RINGCOMM_SIZE": "2", "RINGCOMM_KEY_FILE": "job.key",
         "RINGCOMM_RENDEZVOUS": f"127.0.0.1:{port}",

@@ -15,6 +15,7 @@ from typing import Iterator, List, Optional
 import pytest
 
 from tests.proc.test_ringrun_support import MARK, SOURCES, Launched
+from tests.support.service import free_port
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 pytestmark = [
@@ -33,9 +34,7 @@ class Sshd:
             subprocess.run(
                 ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True
             )
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         Path("/run/sshd").mkdir(exist_ok=True)
         (folder / "sshd_config").write_text(
             f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {folder}/host_key\nPidFile none\n"

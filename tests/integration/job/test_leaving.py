@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,7 +14,7 @@ from ringcomm.errors import ConfigError, MismatchError, NotInitializedError, Pee
 from ringcomm.job.context import Context
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks
-from tests.support.service import eventually
+from tests.support.service import eventually, free_port
 
 LIMIT_S = 30.0
 SETTINGS = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0)
@@ -57,8 +56,7 @@ def test_a_late_step_of_joining_that_fails_leaves_nothing_open(no_leaks, tmp_pat
     """Without ringrun: rank 0 serves the rendezvous, and cannot open its timeline."""
     log = str(tmp_path / "missing" / "log")
     settings = replace(SETTINGS, timeline=log, measure=False)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     problems = {}
 
     def start(rank):

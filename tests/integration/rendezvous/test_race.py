@@ -17,6 +17,7 @@ from ringcomm.transport.nics import Interface
 from ringcomm.transport.reactor import READ, Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 from ringcomm.wire.messages import encode
+from tests.support.service import free_port
 
 KEY, JOB = b"k" * 32, job_digest("job")
 CLAIM = Claim(Purpose.PROBE, JOB, generation=3, source=0, target=1)
@@ -56,9 +57,7 @@ def test_every_wire_has_a_speed(mesh):
 
 
 def test_a_wire_without_a_listener_has_none(mesh):
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    gone = {"address": "127.0.0.1", "port": port, "scope": 0}
+    gone = {"address": "127.0.0.1", "port": free_port(), "scope": 0}
     first, second = wires(mesh)
     speeds = run(mesh, CLAIM, [first, gone, second])
     assert [speed is None for speed in speeds] == [False, True, False]
