@@ -112,7 +112,7 @@ def test_ranks_that_wait_for_different_operations_are_told():
     impatient = replace(PLAIN, late_after_s=10.0)
     errors = errors_of(3, work, transport="tcp", settings=impatient, timeout_s=60.0)
     assert any(isinstance(error, MismatchError) for error in errors)
-    for error in errors:  # a rank that has ended with it is lost to the others, and the text is that of its end
+    for error in errors:  # to the others, a rank that has ended with it first is lost because of it
         assert "MismatchError" in f"{type(error).__name__}: {error}"
         assert "'a'" in str(error) and "'b'" in str(error)
 
