@@ -20,7 +20,7 @@ cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
 unset PYTHONDONTWRITEBYTECODE # or each of thousands of processes compiles what it imports
 
-lane_1=(lint main clusters docs package pythons coverage) lane_2=(types hosts frameworks mxnet trainers slurm aarch64)
+lane_1=(lint main clusters mxnet docs package pythons coverage) lane_2=(types hosts frameworks trainers slurm aarch64)
 release=(docs package pythons coverage trainers slurm aarch64) # only with --all
 tier=quick only=() may_install=1 record="" beside=1
 while [ $# -gt 0 ]; do

@@ -23,7 +23,7 @@ DURATIONS = Path(__file__).with_name("durations.json")
 SLOWEST = 10
 RECORDED = 40
 """So many of the slowest tests, and of the slowest files, are in ``durations.json``."""
-MAX_UNSTABLE = 6
+MAX_UNSTABLE = 3
 """More tests that fail, and pass when they are repeated alone, fail the run."""
 OVER_BUDGET = 1.5
 """A stage may take so many times its budget; on a machine slower than the recorded one, as much more."""
