@@ -438,6 +438,8 @@ def test_15_to_17_answers_are_short_rare_and_for_questions_of_the_own_network(
         with contextlib.suppress(socket.timeout):
             while True:
                 answers.append(sock.recv(100))
+    port = host.address[1].to_bytes(2, "big")
+    answers = [answer for answer in answers if answer.endswith(port)]  # others are of tests beside this
     assert len(answers) <= 2 and len(answers[0]) == 29 < len(question)
     secret = host.code.secret.encode()
     assert not any(part in answers[0] for part in (secret, b"train", os.environ.get("USER", "root").encode()))
