@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,8 +21,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import machine
 from cells import RESULTS, duration, median, size_text
-from measure import QUICK, Collected, Pace, Sample, round_robin
-from peers.catalog import MPIS, PEERS, Peer, Tools, choose
+from measure import QUICK, Pace, Seconds, in_turns
+from peers.catalog import PEERS, Peer, choose
 
 KB, MB = 1024, 1_000_000
 SIZES = (8, KB, 16 * KB, 64 * KB, 256 * KB, MB, 4 * MB, 16 * MB, 64 * MB, 256 * MB)
@@ -52,9 +51,7 @@ RUNS = {
 }  # fmt: skip
 MODES: Dict[str, Tuple[str, ...]] = {
     "run_ringcomm.py": ("per-tensor", "grouped", "one-bucket", "small-buckets-view"),
-    "run_gloo.py": (
-        "per-tensor", "per-tensor-async", "ddp-buckets", "ddp-buckets-view", "small-buckets-view",
-    ),
+    "run_gloo.py": ("per-tensor", "ddp-buckets", "ddp-buckets-view", "small-buckets-view"),
     "run_mpi.py": ("per-tensor", "ddp-buckets", "ddp-buckets-view", "small-buckets-view"),
 }  # fmt: skip
 """How each kind of peer reduces ResNet-50's gradients."""
@@ -73,37 +70,25 @@ def measure_limits(quick: bool) -> List[Dict[str, Any]]:
     return found
 
 
-def rounds_of(samples: Sequence[Sample], task: str) -> Dict[str, Dict[str, List[Optional[float]]]]:
-    """By what was measured and by peer, the median of each round in seconds; None for one that failed."""
-    count = 1 + max(sample.round for sample in samples)
-    found: Dict[str, Dict[str, List[Optional[float]]]] = {}
-    for sample in samples:
-        peers = found.setdefault(task.format(np=sample.np, **sample.task), {})
-        peers.setdefault(sample.peer, [None] * count)[sample.round] = sample.median_s
-    return found
-
-
-def run(plan: Plan, tools: Tools, pace: Pace, wanted: Optional[Sequence[str]]) -> Collected:
+def run(plan: Plan, pace: Pace, wanted: Optional[Sequence[str]]) -> Tuple[Seconds, bool]:
     """All peers of a run in turns; those that are missing are left out."""
-    peers, left_out = choose([name for name in wanted or plan.peers if name in plan.peers], tools)
+    peers, left_out = choose([name for name in wanted or plan.peers if name in plan.peers])
     for name, reason in left_out.items():
         print(f"without {name}: {reason}", file=sys.stderr)
-    collected = Collected()
 
-    def steps(peer: Peer) -> List[Dict[str, Any]]:
-        return [{"kind": "step", "mode": mode} for mode in MODES[peer.worker]]
+    def tasks(peer: Peer) -> List[Dict[str, Any]]:
+        if not plan.collectives:
+            return [{"kind": "step", "mode": mode} for mode in MODES[peer.worker]]
+        return [
+            {"kind": "collective", "collective": name, "bytes": size}
+            for name in plan.collectives for size in plan.sizes
+        ]  # fmt: skip
 
-    batches: List[Any] = [
-        lambda peer, name=name: [
-            {"kind": "collective", "collective": name, "bytes": size} for size in plan.sizes
-        ]
-        for name in plan.collectives
-    ]
-    round_robin(peers, tools, plan.np, batches or [steps], pace, collected)
-    return collected
+    label = "{np} {collective} {bytes}" if plan.collectives else "{mode}"
+    return in_turns(peers, plan.np, tasks, label, pace)
 
 
-def show(seconds: Dict[str, Dict[str, List[Optional[float]]]]) -> None:
+def show(seconds: Seconds) -> None:
     """Print medians."""
     for name, peers in seconds.items():
         words = name.split()
@@ -123,12 +108,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="how often every peer has its turn")
     parser.add_argument("--quick", action="store_true", help="one short round: to see that it works")
     parser.add_argument("--wait", type=float, default=120.0, metavar="S", help="seconds to wait for quiet")
-    for mpi in MPIS:
-        variable = f"MPI4PY_{mpi.upper()}"
-        parser.add_argument(f"--mpi4py-{mpi}", metavar="DIR", default=os.environ.get(variable),
-                            help=f"the mpi4py built for {mpi} [${variable}]")  # fmt: skip
     args = parser.parse_args()
-    tools = Tools({mpi: getattr(args, f"mpi4py_{mpi}") or "" for mpi in MPIS})
     if not machine.wait_for_quiet(0.0 if args.quick else args.wait):
         print("This machine is not quiet; measuring all the same.", file=sys.stderr)
     results = json.loads(args.output.read_text()) if args.output.exists() else {"runs": {}}
@@ -139,24 +119,19 @@ def main() -> int:
             plan = plan._replace(sizes=tuple(args.sizes or QUICK_SIZES))
         pace = replace(QUICK if args.quick else Pace(), bind=plan.np == 2)
         pace = replace(pace, rounds=args.rounds or (1 if args.quick else plan.rounds))
-        collected = run(plan, tools, pace, args.peers)
-        code = max(code, collected.exit_code())
-        if not collected.samples:
-            continue
+        seconds, good = run(plan, pace, args.peers)
+        code = max(code, int(not good))
         source = f"{facts['when']}, {facts['cpu']}, {facts['cores']} cores; seconds: the median of each round"
         if name == "gradients":
-            rounds = rounds_of(collected.samples, "{mode}")
-            found = {
-                f"{peer}, {mode}": times for mode, each in rounds.items() for peer, times in each.items()
-            }
-            results["resnet50"] = {"source": source, "rounds": found}
+            results["resnet50"] = {"source": source, "rounds": {
+                f"{peer}, {mode}": times for mode, each in seconds.items() for peer, times in each.items()
+            }}  # fmt: skip
         else:
-            rounds = rounds_of(collected.samples, "{np} {collective} {bytes}")
             limits = measure_limits(args.quick) if name == "one" else []
             results["runs"][name] = {
-                "source": source, "cores": facts["cores"], "limits": limits, "seconds": rounds,
+                "source": source, "cores": facts["cores"], "limits": limits, "seconds": seconds,
             }  # fmt: skip
-        show(rounds)
+        show(seconds)
         args.output.write_text(json.dumps(results, indent=1) + "\n")
     return code
 

@@ -32,11 +32,12 @@ for place in (str(ROOT), str(Path(__file__).resolve().parent)):
 
 import machine  # noqa: E402
 from cells import duration, median, ratio  # noqa: E402
+from peers.steps import ddp_step, optimizer_step, torch_gradients  # noqa: E402
 
 STEPS = 3
 """Steps that follow each other, as in training; the first finds nothing of its own in the cache."""
 WARM_UP = 2
-"""Rounds before the first that counts. (After one step DistributedDataParallel makes its buckets anew.)"""
+"""Rounds before the first that counts. (After one step DistributedDataParallel rebuilds its buckets.)"""
 Step = Callable[[], Any]
 
 
@@ -52,85 +53,18 @@ def groups() -> Dict[str, Any]:
     return found
 
 
-def model_of_shapes(scale: float, device: str) -> Any:
-    """ResNet-50's parameters in a network that computes nothing: the gradients are there already.
-
-    What a backward pass still does is to add each gradient to the one that the bucket holds, and to
-    notify what waits for it. So a step is as long as its communication, and as what cannot be left out.
-    """
-    import torch
-    from peers.steps import resnet50_shapes
-
-    class Touch(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, total: Any, part: Any, gradient: Any) -> Any:
-            ctx.gradient = gradient
-            return total.clone()
-
-        @staticmethod
-        def backward(ctx: Any, flow: Any) -> Any:
-            return flow, ctx.gradient, None
-
-    class Shapes(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            shapes = [(max(1, int(shape[0] * scale)), *shape[1:]) for shape in resnet50_shapes()]
-            weights = [torch.nn.Parameter(torch.ones(shape, device=device)) for shape in shapes]
-            self.parts = torch.nn.ParameterList(weights)
-            self.gradients = [torch.full(shape, 1e-3, device=device) for shape in shapes]
-
-        def forward(self, factor: Any) -> Any:
-            for part, gradient in zip(self.parts, self.gradients):
-                factor = Touch.apply(factor, part, gradient)
-            return factor
-
-    return Shapes()
-
-
-def ddp_step(group: Any, scale: float, device: str) -> Step:
-    """One forward and backward pass; the gradients live in the buckets."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    shapes = model_of_shapes(scale, device)
-    model = DistributedDataParallel(shapes, process_group=group, gradient_as_bucket_view=True)
-    factor = torch.ones((), device=device)
-    return lambda: model(factor).backward()
-
-
-def optimizer_step(scale: float, device: str) -> Step:
-    """One forward and backward pass, and waiting for the gradients; the optimizer itself changes nothing."""
-    import torch
-
-    import ringcomm.torch as hvd
-
-    class Still(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:
-            """Leave the parameters as they are."""
-
-    model = model_of_shapes(scale, device)
-    optimizer = hvd.DistributedOptimizer(Still(model.parameters(), lr=0.1), model.named_parameters())
-    factor = torch.ones((), device=device)
-
-    def step() -> None:
-        model(factor).backward()
-        optimizer.step()
-
-    return step
-
-
 def measure_optimizer(
     group: Any, rounds: int, scale: float, device: str
 ) -> Dict[str, Dict[str, List[float]]]:
     """DistributedOptimizer over TCP and as it comes, each in turns with DDP over Gloo."""
     import ringcomm.torch as hvd
 
-    gloo = ddp_step(group, scale, device)
+    gloo = ddp_step(torch_gradients(scale, device), group)
     found = {}
     for name, transport in (("ringcomm-tcp", "tcp"), ("ringcomm", "auto")):
         os.environ["RINGCOMM_TRANSPORT"] = transport
         hvd.init()
-        steps = {name: optimizer_step(scale, device), "gloo": gloo}
+        steps = {name: optimizer_step(torch_gradients(scale, device)), "gloo": gloo}
         found[f"DistributedOptimizer ({transport}) beside DDP"] = measure(steps, rounds, STEPS)
         hvd.shutdown()
     return found
@@ -180,7 +114,7 @@ def work(rounds: int, quick: bool, device: str) -> Dict[str, Dict[str, List[floa
     found = groups()
     scale = 0.1 if quick else 1.0
     results = {}
-    steps = {name: ddp_step(group, scale, device) for name, group in found.items()}
+    steps = {name: ddp_step(torch_gradients(scale, device), group) for name, group in found.items()}
     results["DDP step, 161 parameters"] = measure(steps, rounds, STEPS)
     del steps
     gc.collect()  # models and reducers refer to each other; 600 MB more make everything slower

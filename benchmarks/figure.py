@@ -28,7 +28,7 @@ LOST = {"torchrun": "torchrun, Gloo", "ringcomm": "ringcomm"}
 TERMS = (
     "int8: gradients are sent in a quarter of the bytes.\n"
     "LocalSGD, 16 steps: each machine trains alone for 16 steps, then weights are averaged (int8).\n"
-    "balanced batches: a faster machine takes more of the data. torchrun: its agents start the others anew;\n"
+    "balanced batches: a faster machine takes more of the data. torchrun: its agents restart the others;\n"
     "in {unfinished} of {jobs} jobs training had not gone on after {limit_s:.0f} s."
 )
 """What the words in machines.svg mean."""
@@ -36,11 +36,7 @@ GREY, RED = "#9aa5b1", "#d1495b"
 
 
 def seconds_on_machines(folder: Path) -> Dict[str, Dict[str, float]]:
-    """The numbers of machines.svg: by the title of a panel and the name of a bar, medians in seconds.
-
-    Args:
-        folder: with the results of steps.py, unequal.py and lost_host.py.
-    """
+    """The numbers of machines.svg: by the title of a panel and the name of a bar, medians in seconds."""
     names = ("steps", "unequal", "lost_host")
     measured = {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
     panels: Dict[str, Dict[str, float]] = {}
@@ -60,11 +56,7 @@ def seconds_on_machines(folder: Path) -> Dict[str, Dict[str, float]]:
 
 
 def terms(folder: Path) -> str:
-    """The words below machines.svg, with what no bar can show.
-
-    Args:
-        folder: with the result of lost_host.py.
-    """
+    """The words below machines.svg, with what no bar can show."""
     lost = json.loads((folder / "lost_host.json").read_text())
     times = lost["seconds"]["torchrun"]
     return TERMS.format(unfinished=times.count(None), jobs=len(times), limit_s=lost["limit_s"])

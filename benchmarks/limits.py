@@ -13,9 +13,9 @@ import multiprocessing
 import os
 import sys
 import time
-from functools import partial
+from concurrent.futures import ProcessPoolExecutor
 from statistics import median
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy comes: forking is safe only without threads
 
@@ -24,41 +24,14 @@ import numpy as np
 MB = 1_000_000
 SPAN_BYTES = {"1 MB": MB, "64 MB": 64 * MB}
 Limit = Dict[str, Any]
+_start: Any = None
+"""The barrier of the processes that measure together."""
 
 
-def together(calls: Sequence[Callable[[], Any]]) -> List[Any]:
-    """Run each call in a process of its own at the same time; their results.
-
-    Raises:
-        RuntimeError: one of them failed.
-    """
-    fork = multiprocessing.get_context("fork")
-    ends = [fork.Pipe(duplex=False) for _ in calls]
-    workers = [
-        fork.Process(target=lambda call=call, end=end: end[1].send(call()), daemon=True)
-        for call, end in zip(calls, ends)
-    ]
-    for worker in workers:
-        worker.start()
-    try:
-        results = []
-        for worker, (reader, _) in zip(workers, ends):
-            while not reader.poll(0.1):
-                codes = [each.exitcode for each in workers]
-                if any(codes) or (worker.exitcode == 0 and not reader.poll(0)):
-                    raise RuntimeError(f"measuring failed; exit codes of its processes: {codes}")
-            results.append(reader.recv())
-        return results
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.join()
-
-
-def _memory(what: str, size_bytes: int, seconds: float, start: Any) -> float:
+def _memory(what: str, size_bytes: int, seconds: float) -> float:
     target, source = np.ones(size_bytes // 4, np.float32), np.zeros(size_bytes // 4, np.float32)
     times: List[float] = []
-    start.wait()
+    _start.wait()
     end = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < end:
         started = time.perf_counter()
@@ -72,8 +45,12 @@ def _memory(what: str, size_bytes: int, seconds: float, start: Any) -> float:
 
 def memory(what: str, size_bytes: int, processes: int, seconds: float) -> float:
     """Bytes per second that so many processes copy, or add in place, all together."""
-    start = multiprocessing.get_context("fork").Barrier(processes)
-    return float(sum(together([partial(_memory, what, size_bytes, seconds, start)] * processes)))
+    global _start
+    fork = multiprocessing.get_context("fork")
+    _start = fork.Barrier(processes)
+    with ProcessPoolExecutor(processes, fork) as pool:
+        calls = [pool.submit(_memory, what, size_bytes, seconds) for _ in range(processes)]
+        return sum(call.result() for call in calls)
 
 
 def process_counts(cores: int) -> List[int]:

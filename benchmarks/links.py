@@ -13,15 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Dict, Tuple
 
 import machine
 from cells import RESULTS, duration, median, size_text
-from compare import MB, rounds_of
-from measure import Collected, Pace, collect, run_command
-from peers.catalog import HERE, PEERS, ROOT, Tools, spawned
+from compare import MB
+from measure import Pace, in_turns
+from peers.catalog import PEERS, ROOT
 
 sys.path.insert(0, str(ROOT))
 from tests.hosts.netlab import Lab
@@ -44,33 +44,6 @@ def bound(size_bytes: int, speeds: Tuple[int, ...]) -> float:
     return max(bits / min(speeds), 2 * (ranks - 1) * bits / sum(speeds))
 
 
-def run_once(
-    lab: Lab, name: str, hosts: List[str], number: int, tasks: List[Dict[str, Any]], pace: Pace,
-    into: Collected,
-) -> None:  # fmt: skip
-    """One run of one peer over one network."""
-    peer = PEERS[name]
-    with tempfile.TemporaryDirectory(prefix="ringbench-") as made:
-        folder = Path(made)
-        plan = folder / "plan.json"
-        plan.write_text(json.dumps({"np": len(hosts), "pace": pace.plan(), "tasks": tasks}))
-        worker = [sys.executable, str(HERE / peer.worker), "--plan", str(plan), "--output", str(folder)]
-        environ = {**peer.environment(Tools()), "PATH": lab.environ()["PATH"]}
-        if name == "ringcomm":
-            launcher = [sys.executable, "-m", "ringrun", "-np", str(len(hosts)), "-H", ",".join(hosts)]
-            command = [*launcher, "-x", "PYTHONPATH", *worker]
-        else:
-            commands = [
-                lab.command(host, ["env", f"GLOO_SOCKET_IFNAME={lab.iface(host)}", *worker]) for host in hosts
-            ]
-            command = spawned(commands, folder)
-        code, output = run_command(command, environ, pace.limit_s)
-        collect(folder, name, len(hosts), number, tasks, into)
-    print(f"round {number + 1} {name}: {'done' if code == 0 else output}", file=sys.stderr, flush=True)
-    if code != 0:
-        into.failures.append({"peer": name, "np": len(hosts), "exit": code, "output": output})
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -84,26 +57,28 @@ def main() -> int:
     if reason is not None:
         raise SystemExit(f"cannot make hosts here: {reason}")
     pace, sizes = (QUICK, (4 * MB,)) if args.quick else (PACE, (4 * MB, 16 * MB, 64 * MB))
-    facts, rows, collected = machine.facts(), [], Collected()
+    pace = replace(pace, rounds=args.rounds or pace.rounds)
+    facts, rows, code = machine.facts(), [], 0
+    tasks = [{"kind": "collective", "collective": "allreduce", "bytes": size} for size in sizes]
     for network in args.networks:
         speeds = NETWORKS[network]
         hosts = [f"node{number}" for number in range(1, len(speeds) + 1)]
-        tasks = [{"kind": "collective", "collective": "allreduce", "bytes": size} for size in sizes]
-        collected.samples.clear()
         with Lab(*hosts, no_wlan=True, docker=False) as lab:
             for host, speed in zip(hosts, speeds):
                 lab.shape(host, "eth", f"{speed // 1_000_000}mbit", burst="256kb")
-            for number in range(args.rounds or pace.rounds):
-                for name in NAMES:
-                    run_once(lab, name, hosts, number, tasks, pace, collected)
-        for size, seconds in rounds_of(collected.samples, "{bytes}").items():
+            environ = {"PATH": lab.environ()["PATH"], "GLOO_SOCKET_IFNAME": lab.iface(hosts[0])}
+            options = ["-H", ",".join(hosts), "-x", "PYTHONPATH"]
+            peers = [PEERS[name] for name in NAMES]
+            found, good = in_turns(peers, len(hosts), lambda _: tasks, "{bytes}", pace, options, environ)
+        code = max(code, int(not good))
+        for size, seconds in found.items():
             least = bound(int(size), speeds)
             rows.append({"network": network, "bytes": int(size), "bound_s": least, "seconds": seconds})
             shown = ", ".join(f"{name} {duration(median(times))}" for name, times in seconds.items())
             print(f"{network}, {size_text(int(size))}: at least {duration(least)}, {shown}", flush=True)
     source = f"{facts['when']}, {facts['cpu']}, {facts['cores']} cores; seconds: the median of each round"
     args.output.write_text(json.dumps({"source": source, "rows": rows}, indent=1) + "\n")
-    return collected.exit_code()
+    return code
 
 
 if __name__ == "__main__":

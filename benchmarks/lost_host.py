@@ -11,7 +11,7 @@ measured:
 
 * ringcomm: an elastic job of ``ringrun``; the processes of the other hosts go on.
 * torchrun: ``torchrun --nnodes 2:3 --max-restarts 3`` on each host, the rendezvous (c10d) on the first; its
-  agents start the processes of the other hosts anew, which read the weights that were saved last.
+  agents restart the processes of the other hosts, which read the weights that were saved last.
 
 The first host is the one of torchrun's rendezvous in both: where that dies, torchrun's job ends.
 """

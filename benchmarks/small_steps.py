@@ -1,23 +1,30 @@
 """Steps of small models, where a step is not much longer than its communication.
 
     ringrun -np 2 benchmarks/small_steps.py [--framework torch] [--rounds 40] [--output FILE] [--quick]
+    sudo python benchmarks/small_steps.py --all [--python FILE …]
 
 Everything takes turns in the same processes, so whatever else the machine does hits all alike. Measured are
 direct and named all-reduces of 10 KB, and the steps of a model of 12 tensors and 50 KB: alone, over Gloo's
 DistributedDataParallel, over ringcomm's, and with DistributedOptimizer (``--framework torch``), or with
-variables of the same sizes in TensorFlow, in graph functions and in TensorFlow 1 sessions (``tensorflow``,
-``tensorflow1``). Without a framework there are the all-reduces only.
+variables of the same sizes in TensorFlow graph functions (``tensorflow``), TensorFlow 1 sessions
+(``tensorflow1``), Keras (``keras``) and MXNet (``mxnet``). Without one: all-reduces only.
 
 Rank 0 prints medians and fastest tenths, and both as a ratio to what the line is compared with: for
-all-reduces the time itself, for steps the time over that of the step alone.
+all-reduces the time itself, for steps the time over that of the step alone. ``--all`` runs every framework
+with 2 and 3 ranks of this machine, with 2 beside a busy process, and on two hosts of namespaces, with the
+first of the given interpreters that has it, and writes benchmarks/results/small_steps.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
@@ -29,6 +36,7 @@ for place in (str(ROOT), str(Path(__file__).resolve().parent)):
         sys.path.insert(0, place)
 
 import machine  # noqa: E402
+from cells import RESULTS, median  # noqa: E402
 
 import ringcomm as rc  # noqa: E402
 
@@ -36,21 +44,15 @@ Step = Callable[[], Any]
 LAYERS, WIDTH = 6, 44
 """6 matrices and 6 vectors, 47.5 KB."""
 WARM_UP = 5
-_STEPS = "PyTorch, DDP over Gloo"
-"""The one line that others are compared with from which the step alone is subtracted, too."""
+PLACES = ("2 ranks", "3 ranks", "2 ranks beside a busy process", "2 hosts")
 
 
 class Line(NamedTuple):
-    """A line of the table.
-
-    Attributes:
-        beside: the line that the ratio is to.
-        alone: the line that is subtracted from both first: the step without communication.
-    """
+    """A line of the table."""
 
     step: Step
-    beside: Optional[str] = None
-    alone: Optional[str] = None
+    beside: Optional[str] = None  # the line that the ratio is to
+    alone: Optional[str] = None  # the step without communication, which is subtracted first
 
 
 def all_reduces() -> Dict[str, Line]:
@@ -112,7 +114,7 @@ def torch_steps() -> Dict[str, Line]:
 
     return {
         "PyTorch, alone": Line(made(lambda model: model)),
-        "PyTorch, DDP over Gloo": Line(made(ddp("gloo"))),
+        "PyTorch, DDP over Gloo": Line(made(ddp("gloo")), None, "PyTorch, alone"),
         "PyTorch, DDP over ringcomm": Line(made(ddp("ringcomm")), "PyTorch, DDP over Gloo", "PyTorch, alone"),
         "PyTorch, DistributedOptimizer": Line(
             made(lambda model: model, True), "PyTorch, DDP over Gloo", "PyTorch, alone"
@@ -150,7 +152,7 @@ def tensorflow_steps() -> Dict[str, Line]:
     return {
         "TensorFlow, alone": Line(made(lambda tape: tape)),
         "TensorFlow, DistributedGradientTape": Line(
-            made(hvd.DistributedGradientTape), "1 direct", "TensorFlow, alone"
+            made(hvd.DistributedGradientTape), "12 direct", "TensorFlow, alone"
         ),
     }
 
@@ -180,13 +182,70 @@ def tensorflow1_steps() -> Dict[str, Line]:
     return {
         "TensorFlow 1, alone": Line(made(lambda optimizer: optimizer)),
         "TensorFlow 1, DistributedOptimizer": Line(
-            made(hvd.DistributedOptimizer), "1 direct", "TensorFlow 1, alone"
+            made(hvd.DistributedOptimizer), "12 direct", "TensorFlow 1, alone"
         ),
+    }
+
+
+def keras_steps() -> Dict[str, Line]:
+    """A model of Keras on TensorFlow, by ``train_on_batch``: alone, and with DistributedOptimizer."""
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    import keras
+
+    import ringcomm.keras as hvd
+
+    hvd.init()
+    data = np.random.default_rng(1).normal(size=(32, WIDTH)).astype(np.float32)
+
+    def made(wrap: Callable[[Any], Any]) -> Step:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.Dense(WIDTH) for _ in range(LAYERS)])
+        model.compile(optimizer=wrap(keras.optimizers.SGD(1e-4)), loss="mse")
+        return lambda: model.train_on_batch(data, data)
+
+    return {
+        "Keras, alone": Line(made(lambda optimizer: optimizer)),
+        "Keras, DistributedOptimizer": Line(made(hvd.DistributedOptimizer), "12 direct", "Keras, alone"),
+    }
+
+
+def mxnet_steps() -> Dict[str, Line]:
+    """A model of gluon: alone, and with DistributedTrainer."""
+    import mxnet as mx
+
+    import ringcomm.mxnet as hvd
+
+    hvd.init()
+    data = mx.nd.random.normal(shape=(32, WIDTH))
+
+    def made(make: Callable[..., Any]) -> Step:
+        network = mx.gluon.nn.Sequential()
+        network.add(*[mx.gluon.nn.Dense(WIDTH) for _ in range(LAYERS)])
+        network.initialize()
+        network(data)
+        trainer = make(network.collect_params(), "sgd", {"learning_rate": 1e-4})
+
+        def step() -> None:
+            with mx.autograd.record():
+                loss = network(data).square().mean()
+            loss.backward()
+            trainer.step(1)
+            mx.nd.waitall()
+
+        return step
+
+    def local(parameters: Any, *options: Any) -> Any:
+        return mx.gluon.Trainer(parameters, *options, kvstore=None)
+
+    return {
+        "MXNet, alone": Line(made(local)),
+        "MXNet, DistributedTrainer": Line(made(hvd.DistributedTrainer), "12 direct", "MXNet, alone"),
     }
 
 
 FRAMEWORKS: Dict[str, Callable[[], Dict[str, Line]]] = {
     "none": dict, "torch": torch_steps, "tensorflow": tensorflow_steps, "tensorflow1": tensorflow1_steps,
+    "keras": keras_steps, "mxnet": mxnet_steps,
 }  # fmt: skip
 
 
@@ -204,24 +263,51 @@ def measure(lines: Dict[str, Line], rounds: int, calls: int) -> Dict[str, List[f
     return times
 
 
-def table(lines: Dict[str, Line], times: Dict[str, List[float]]) -> List[str]:
-    """The lines as text: median, fastest tenth, and both as ratios."""
-    found = {}
+def summary(lines: Dict[str, Line], times: Dict[str, List[float]]) -> Dict[str, Dict[str, float]]:
+    """By line: the median and the mean of the fastest tenth, in seconds, and both as ratios."""
+    found: Dict[str, Dict[str, float]] = {}
     for name, each in times.items():
-        ordered = sorted(each)
-        tenth = ordered[: max(1, len(ordered) // 10)]
-        found[name] = (ordered[len(ordered) // 2], sum(tenth) / len(tenth))
-    rows = [f"{'':38}{'median ms':>10}{'fastest':>9}{'ratio':>8}{'fastest':>9}"]
+        tenth = sorted(each)[: max(1, len(each) // 10)]
+        found[name] = {"median_s": median(each), "fastest_s": sum(tenth) / len(tenth)}
+
+    def over(name: str, kind: str) -> float:
+        alone = lines[name].alone
+        return found[name][kind] - (found[alone][kind] if alone else 0.0)
+
     for name, line in lines.items():
-        row = f"{name:38}{found[name][0] * 1e3:10.2f}{found[name][1] * 1e3:9.2f}"
         if line.beside is not None:
-            for own, other, alone in zip(
-                found[name], found[line.beside], found[line.alone] if line.alone else (0.0, 0.0)
-            ):
-                other -= alone if line.beside == _STEPS else 0.0
-                row += f"{(own - alone) / other:8.2f} "
-        rows.append(row.rstrip())
-    return rows
+            for kind, ratio in (("median_s", "ratio"), ("fastest_s", "fastest_ratio")):
+                found[name][ratio] = over(name, kind) / over(line.beside, kind)
+    return found
+
+
+def run_all(pythons: List[str], rounds: int, output: Path) -> None:
+    """Every framework in every place; each run replaces its own in the file."""
+    results = json.loads(output.read_text()) if output.exists() else {}
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    modules = {"none": "numpy", "tensorflow1": "tensorflow"}
+    for framework in FRAMEWORKS:
+        test = f"import {modules.get(framework, framework)}"
+        with_it = [each for each in pythons if not subprocess.run([each, "-c", test], stderr=-1).returncode]
+        for place in PLACES if with_it else ():
+            with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
+                options, found = ["-np", place[0]], Path(folder) / "found.json"
+                if place == "2 hosts":
+                    from tests.hosts.netlab import Lab
+
+                    lab = stack.enter_context(Lab("node1", "node2", no_wlan=True, docker=False))
+                    options += ["-H", "node1,node2", "-x", "PYTHONPATH"]
+                    environ.update(PATH=lab.environ()["PATH"], GLOO_SOCKET_IFNAME=lab.iface("node1"))
+                if "busy" in place:
+                    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+                    stack.callback(busy.wait)
+                    stack.callback(busy.kill)
+                command = [with_it[0], "-m", "ringrun", "--threads", "1", *options, with_it[0], __file__]
+                command += ["--framework", framework, "--rounds", str(rounds), "--output", str(found)]
+                print(f"{framework}, {place}", flush=True)
+                if not subprocess.run(command, env=environ).returncode:
+                    results.setdefault(framework, {})[place] = json.loads(found.read_text())
+                    output.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def main() -> None:
@@ -229,17 +315,24 @@ def main() -> None:
     parser.add_argument("--framework", choices=FRAMEWORKS, default="none")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--calls", type=int, default=10, help="calls in a row [10]")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write all times and the machine")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write times and the machine")
     parser.add_argument("--quick", action="store_true", help="only see that it works")
+    parser.add_argument("--all", action="store_true", help="every framework in every place")
+    parser.add_argument("--python", nargs="+", default=[sys.executable], metavar="FILE", help="with --all")
     args = parser.parse_args()
+    rounds = 2 if args.quick else args.rounds
+    if args.all:
+        run_all(args.python, rounds, args.output or RESULTS / "small_steps.json")
+        return
     rc.init()
     lines = {**all_reduces(), **FRAMEWORKS[args.framework]()}
-    rounds = 2 if args.quick else args.rounds
-    times = measure(lines, rounds, args.calls)
+    found = summary(lines, measure(lines, rounds, args.calls))
     if rc.rank() == 0:
-        print("\n".join(table(lines, times)))
+        for name, line in found.items():
+            ratios = f"  ratio {line['ratio']:.2f} {line['fastest_ratio']:.2f}" if "ratio" in line else ""
+            print(f"{name:38}{line['median_s'] * 1e3:8.2f} ms, fastest {line['fastest_s'] * 1e3:.2f}{ratios}")
         if args.output is not None:
-            content = {"machine": machine.facts(), "ranks": rc.size(), "seconds": times}
+            content = {"machine": machine.facts(), "ranks": rc.size(), "lines": found}
             args.output.write_text(json.dumps(content, indent=1) + "\n")
     rc.shutdown()
 

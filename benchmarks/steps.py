@@ -27,87 +27,38 @@ for _place in (str(ROOT), str(Path(__file__).resolve().parent)):
     if _place not in sys.path:
         sys.path.insert(0, _place)
 
+from peers.steps import ddp_step, optimizer_step, still, torch_gradients  # noqa: E402
+
 LOCAL_STEPS = 16
 HOSTS = ("node1", "node2", "node3")
 Step = Callable[[], Any]
 
 
-def gradients_of(scale: float, backward_s: float) -> Any:
-    """ResNet-50's parameters as layers whose backward passes sleep, each by its share of all elements."""
-    import torch
-    from peers.steps import resnet50_shapes
-
-    shapes = [(max(1, int(shape[0] * scale)), *shape[1:]) for shape in resnet50_shapes()]
-    total = sum(torch.Size(shape).numel() for shape in shapes)
-
-    class Touch(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, flow: Any, part: Any, gradient: Any) -> Any:
-            ctx.gradient = gradient
-            return flow.clone()
-
-        @staticmethod
-        def backward(ctx: Any, flow: Any) -> Any:
-            time.sleep(backward_s * ctx.gradient.numel() / total)
-            return flow, ctx.gradient, None
-
-    class Layer(torch.nn.Module):
-        def __init__(self, shape: Any) -> None:
-            super().__init__()
-            self.part = torch.nn.Parameter(torch.ones(shape))
-            self.gradient = 1e-3 * torch.randn(shape)
-
-        def forward(self, flow: Any) -> Any:
-            return Touch.apply(flow, self.part, self.gradient)
-
-    return torch.nn.Sequential(*map(Layer, shapes))
-
-
 def variants(scale: float, backward_s: float) -> Dict[str, Callable[[], Step]]:
     """What makes the steps to compare; each is made when it is its turn, to save memory."""
     import torch
-    from torch.nn.parallel import DistributedDataParallel
 
     import ringcomm.torch as hvd
 
-    class Still(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:
-            """Leave the parameters as they are."""
-
-    factor = torch.ones(())
-
-    def ddp() -> Step:
-        model = DistributedDataParallel(gradients_of(scale, backward_s), gradient_as_bucket_view=True)
-        return lambda: model(factor).backward()
-
-    def distributed(compression: str) -> Step:
-        model = gradients_of(scale, backward_s)
-        optimizer = hvd.DistributedOptimizer(
-            Still(model.parameters(), lr=0.1), model.named_parameters(), compression=compression
-        )
-
-        def step() -> None:
-            model(factor).backward()
-            optimizer.step()
-
-        return step
+    def model() -> Any:
+        return torch_gradients(scale, backward_s=backward_s)
 
     def local() -> Step:
-        model = gradients_of(scale, backward_s)
-        optimizer = Still(model.parameters(), lr=0.1)
-        hvd.LocalSGD(model, optimizer, LOCAL_STEPS, compression="int8", max_drift=math.inf).__enter__()
+        network, factor = model(), torch.ones(())
+        optimizer = still(network.parameters())
+        hvd.LocalSGD(network, optimizer, LOCAL_STEPS, compression="int8", max_drift=math.inf).__enter__()
 
         def step() -> None:
             for _ in range(LOCAL_STEPS):
-                model(factor).backward()
+                network(factor).backward()
                 optimizer.step()
 
         return step
 
     return {
-        "DDP, Gloo": ddp,
-        "ringcomm float32": lambda: distributed("none"),
-        "ringcomm int8": lambda: distributed("int8"),
+        "DDP, Gloo": lambda: ddp_step(model()),
+        "ringcomm float32": lambda: optimizer_step(model(), compression="none"),
+        "ringcomm int8": lambda: optimizer_step(model(), compression="int8"),
         f"ringcomm LocalSGD {LOCAL_STEPS}, int8": local,
     }
 

@@ -1,11 +1,10 @@
 """Makes the tables of the documentation from benchmarks/results, and its pictures:
 
     python benchmarks/tables.py            rewrites the tables in docs/*.md
-    python benchmarks/tables.py --pictures draws docs/machines.svg anew, too (needs matplotlib)
+    python benchmarks/tables.py --pictures also draws docs/machines.svg (needs matplotlib)
     python benchmarks/tables.py --check    exit code 1 and the lines that differ, if a page has other numbers
 
 A table is found by the line of its head; its rows are replaced, and its head where that follows from results.
-
 """
 
 from __future__ import annotations
@@ -26,21 +25,13 @@ ROOT = HERE.parent
 
 
 class Table(NamedTuple):
-    """A table of a page.
-
-    Attributes:
-        page: its path.
-        head: the first cells of its head.
-        number: which one of the page's tables with this head, from 0.
-        rows: makes the rows.
-        columns: makes the whole head, where it depends on what was measured.
-    """
+    """A table of a page."""
 
     page: str
-    head: str
-    number: int
+    head: str  # the first cells of its head
+    number: int  # among the page's tables with this head, from 0
     rows: Callable[[], Rows]
-    columns: Optional[Callable[[], Sequence[str]]] = None
+    columns: Optional[Callable[[], Sequence[str]]] = None  # the whole head, where it depends on results
 
 
 ONE_HOST = "one_host"
@@ -80,11 +71,7 @@ def columns(run: str) -> Callable[[], List[str]]:
 
 
 def beside_peers(run: str) -> Callable[[], Rows]:
-    """One run of compare.py: medians of the rounds, and medians of the rounds' ratios.
-
-    Args:
-        run: its name in the results.
-    """
+    """One run of compare.py, by its name: medians of the rounds, and medians of the rounds' ratios."""
 
     def rows() -> Rows:
         found = result(ONE_HOST)
@@ -113,7 +100,6 @@ def gradients() -> Rows:
         "per-tensor": "one by one", "grouped": "grouped", "one-bucket": "in one bucket",
         "ddp-buckets": "in DDP's buckets", "ddp-buckets-view": "in DDP's buckets, as views of them",
         "small-buckets-view": "as views of buckets of 8 MiB",
-        "per-tensor-async": "one by one, asynchronous",
     }  # fmt: skip
     base, machine = found["gloo, ddp-buckets-view"], result(ONE_HOST)["runs"]["one"]
     bound = limits.lower_bound(machine["limits"], "allreduce", GRADIENT_BYTES, 2, machine["cores"])
@@ -135,6 +121,20 @@ def ddp() -> Rows:
         cells = [duration(median(times[way])) if way in times else "" for way in (*ways, "gloo")]
         ratios = [f"{ratio(times['gloo'], times[way]):.2f}" if way in times else "" for way in ways]
         yield [what, *cells, *ratios]
+
+
+def small_steps() -> Rows:
+    """Steps of a small model: milliseconds, and the overhead as a part of what it is compared with."""
+    found = result("small_steps")
+    shown = ("1 direct", "1 named", "12 direct", "12 named")
+    for framework, places in found.items():
+        for name in places["2 ranks"]["lines"]:
+            if framework == "none" or name not in shown:
+                lines = [places.get(place, {"lines": {}})["lines"].get(name, {}) for place in found["none"]]
+                yield [name, *(
+                    f"{1e3 * line['median_s']:.2f}" + (f" ({line['ratio']:.2f})" if "ratio" in line else "")
+                    for line in lines if line
+                )]  # fmt: skip
 
 
 def links() -> Rows:
@@ -249,6 +249,7 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/performance.md", "collective | size", 0, beside_peers("others"), columns("others")),
     Table("docs/performance.md", "peer | gradients", 0, gradients),
     Table("docs/performance.md", "what | ringcomm over TCP", 0, ddp),
+    Table("docs/performance.md", "step | 2 ranks", 0, small_steps),
     Table("docs/performance.md", "links | size", 0, links),
     Table("docs/gpu.md", "array and transport", 0, on_a_device),
     Table("docs/gpu.md", "step | transport", 0, steps_on_a_device),
@@ -272,7 +273,7 @@ def find(lines: Sequence[str], table: Table) -> Tuple[int, int]:
 
 
 def made(text: str, tables: Sequence[Table]) -> str:
-    """A page with its tables made anew."""
+    """A page with its tables from the results."""
     lines = text.split("\n")
     for table in tables:
         first, last = find(lines, table)

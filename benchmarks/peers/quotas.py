@@ -18,9 +18,9 @@ def path_of(name: str) -> Path:
     return (_FIRST if _FIRST.is_dir() else _ROOT) / name
 
 
-def limit(place: str, quota: float) -> None:
-    """Give a group this part of a core, from now on."""
-    path = path_of(place.partition("@")[0])
+def limit(name: str, quota: float) -> None:
+    """Give a group this part of a core."""
+    path = path_of(name)
     if _FIRST.is_dir():
         (path / "cpu.cfs_period_us").write_text(str(PERIOD_US))
         (path / "cpu.cfs_quota_us").write_text(str(int(quota * PERIOD_US)))
@@ -29,7 +29,7 @@ def limit(place: str, quota: float) -> None:
 
 
 def join(place: str, pid: int = 0) -> None:
-    """Move a process, or this one, into a group and onto a core; one of :attr:`Groups.places` names both."""
+    """Move a process, or this one, into a group and onto a core; a place of :class:`Groups` names both."""
     name, _, core = place.partition("@")
     (path_of(name) / "cgroup.procs").write_text(str(pid or os.getpid()))
     os.sched_setaffinity(pid, {int(core)})
@@ -54,28 +54,25 @@ def cores_of(quotas: Sequence[float], cores: Sequence[int]) -> List[int]:
 class Groups:
     """A control group for each quota, while the context lasts; processes in them leave them then.
 
+    Entering it returns the groups' places: their names, each with the core that its processes run on.
+
     Args:
         quotas: parts of a core.
-
-    Attributes:
-        names: of the groups, in the order of quotas.
-        places: the same, with the core that the processes of each run on.
     """
 
     def __init__(self, quotas: Sequence[float]) -> None:
-        self.names: List[str] = [f"ringcomm-{os.getpid()}-{number}" for number in range(len(quotas))]
-        cores = cores_of(quotas, sorted(os.sched_getaffinity(0)))
-        self.places = [f"{name}@{core}" for name, core in zip(self.names, cores)]
         self._quotas = list(quotas)
+        self._names = [f"ringcomm-{os.getpid()}-{number}" for number in range(len(quotas))]
 
-    def __enter__(self) -> Groups:
-        for name, quota in zip(self.names, self._quotas):
+    def __enter__(self) -> List[str]:
+        for name, quota in zip(self._names, self._quotas):
             path_of(name).mkdir()
             limit(name, quota)
-        return self
+        cores = cores_of(self._quotas, sorted(os.sched_getaffinity(0)))
+        return [f"{name}@{core}" for name, core in zip(self._names, cores)]
 
     def __exit__(self, *exception: Any) -> None:
-        for name in self.names:
+        for name in self._names:
             for pid in (path_of(name) / "cgroup.procs").read_text().split():
                 with contextlib.suppress(ProcessLookupError):
                     (path_of("") / "cgroup.procs").write_text(pid)

@@ -1,12 +1,11 @@
-"""A rank of torch.distributed over Gloo; RANK, WORLD_SIZE and STORE (a file) identify it."""
+"""A rank of torch.distributed over Gloo; ringrun sets RANK, WORLD_SIZE and MASTER_ADDR as torchrun does."""
 
 from __future__ import annotations
 
 import datetime
-import os
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Callable, Optional
 
 import numpy as np
 
@@ -19,11 +18,8 @@ from peers.worker import Adapter, Array, Operation, Run, main
 
 class Gloo(Adapter):
     def __init__(self) -> None:
-        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        dist.init_process_group(
-            "gloo", init_method=f"file://{os.environ['STORE']}", rank=self.rank, world_size=self.size,
-            timeout=datetime.timedelta(seconds=300),
-        )  # fmt: skip
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=300))
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def barrier(self) -> None:
         dist.barrier()
@@ -53,9 +49,6 @@ class Gloo(Adapter):
     def starter(self, array: Array) -> Optional[Callable[[], Run]]:
         tensor = torch.from_numpy(array)
         return lambda: dist.all_reduce(tensor, async_op=True).wait
-
-    def facts(self) -> Dict[str, Any]:
-        return {"version": torch.__version__}
 
     def close(self) -> None:
         dist.destroy_process_group()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Callable, Optional
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import mpi4py
 from mpi4py import MPI
 
 from peers.worker import Adapter, Array, Operation, Run, main
@@ -50,10 +49,6 @@ class Mpi(Adapter):
     def starter(self, array: Array) -> Optional[Callable[[], Run]]:
         world, here, buffer = self._world, MPI.IN_PLACE, [array, MPI.FLOAT]
         return lambda: world.Iallreduce(here, buffer, MPI.SUM).Wait
-
-    def facts(self) -> Dict[str, Any]:
-        library = " ".join(MPI.Get_library_version().replace("\0", "").split("\n")[0].split())
-        return {"version": library, "mpi4py": mpi4py.__version__}
 
     def close(self) -> None:
         MPI.Finalize()

@@ -56,9 +56,6 @@ class Ringcomm(Adapter):
     def grouped(self, arrays: List[Array]) -> Run:
         return lambda: rc.grouped_allreduce_(arrays, op=rc.Average)
 
-    def facts(self) -> Dict[str, Any]:
-        return {"version": rc.__version__}
-
     def close(self) -> None:
         rc.shutdown()
 

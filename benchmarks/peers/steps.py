@@ -3,7 +3,6 @@
 The modes, all of which leave the average of every gradient on every rank:
 
 * ``per-tensor``: one call after another, in place.
-* ``per-tensor-async``: all are started, then all are waited for.
 * ``grouped``: one call for all of them, in place.
 * ``one-bucket``: copied into one flat buffer, one call, copied back.
 * ``ddp-buckets``: torch's DistributedDataParallel: last gradient first, copied (and divided) into a bucket of
@@ -14,7 +13,8 @@ The modes, all of which leave the average of every gradient on every rank:
 
 from __future__ import annotations
 
-from typing import Callable, Iterator, List, Sequence, Tuple
+import time
+from typing import Any, Callable, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from .worker import Adapter, Array, Run
 Shape = Tuple[int, ...]
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = {"ddp-buckets": 25 << 20, "ddp-buckets-view": 25 << 20, "small-buckets-view": 8 << 20}
-MODES = ("per-tensor", "per-tensor-async", "grouped", "one-bucket", *BUCKET_BYTES)
 
 
 def resnet50_shapes() -> List[Shape]:
@@ -57,8 +56,6 @@ def prepare(adapter: Adapter, mode: str) -> Tuple[Run, List[Array]]:
     shapes = resnet50_shapes()
     if mode == "per-tensor":
         return _per_tensor(adapter, [adapter.array(shape) for shape in shapes])
-    if mode == "per-tensor-async":
-        return _per_tensor_async(adapter, [adapter.array(shape) for shape in shapes])
     if mode == "grouped":
         gradients = [adapter.array(shape) for shape in shapes]
         return adapter.grouped(gradients), gradients
@@ -110,18 +107,6 @@ def _started(adapter: Adapter, array: Array) -> Callable[[], Run]:
     return run
 
 
-def _per_tensor_async(adapter: Adapter, gradients: List[Array]) -> Tuple[Run, List[Array]]:
-    starters = [_started(adapter, gradient) for gradient in gradients]
-
-    def run() -> None:
-        waits = [start() for start in starters]
-        for wait, gradient in zip(waits, gradients):
-            wait()
-            _scale(adapter, gradient)
-
-    return run, gradients
-
-
 def _bucketed(adapter: Adapter, buckets: List[List[Shape]], view: bool = False) -> Tuple[Run, List[Array]]:
     flats, places, gradients = [], [], []
     for shapes in buckets:
@@ -158,3 +143,74 @@ def _bucketed(adapter: Adapter, buckets: List[List[Shape]], view: bool = False) 
                     np.copyto(gradient, inside)
 
     return run, gradients
+
+
+def torch_gradients(scale: float = 1.0, device: str = "cpu", backward_s: float = 0.0) -> Any:
+    """ResNet-50's parameters as layers whose gradients exist already, and whose backward passes only sleep.
+
+    A backward pass still adds each gradient to the one that the bucket holds, and notifies what waits for it.
+    So a step is as long as its communication and the sleep: ``backward_s`` seconds, divided by elements.
+    """
+    import torch
+
+    shapes = [(max(1, int(shape[0] * scale)), *shape[1:]) for shape in resnet50_shapes()]
+    total = sum(torch.Size(shape).numel() for shape in shapes)
+
+    class Touch(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, flow: Any, part: Any, gradient: Any) -> Any:
+            ctx.gradient = gradient
+            return flow.clone()
+
+        @staticmethod
+        def backward(ctx: Any, flow: Any) -> Any:
+            if backward_s:
+                time.sleep(backward_s * ctx.gradient.numel() / total)
+            return flow, ctx.gradient, None
+
+    class Layer(torch.nn.Module):
+        def __init__(self, shape: Shape) -> None:
+            super().__init__()
+            self.part = torch.nn.Parameter(torch.ones(shape, device=device))
+            self.gradient = torch.full(shape, 1e-3, device=device)
+
+        def forward(self, flow: Any) -> Any:
+            return Touch.apply(flow, self.part, self.gradient)
+
+    return torch.nn.Sequential(*map(Layer, shapes))
+
+
+def still(parameters: Any) -> Any:
+    """An optimizer that leaves the parameters as they are."""
+    import torch
+
+    class Still(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None: ...
+
+    return Still(parameters, lr=0.1)
+
+
+def ddp_step(model: Any, group: Any = None) -> Run:
+    """One forward and backward pass of DistributedDataParallel; the gradients live in the buckets."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+    factor = torch.ones((), device=next(model.parameters()).device)
+    return lambda: model(factor).backward()
+
+
+def optimizer_step(model: Any, **options: Any) -> Run:
+    """One forward and backward pass with DistributedOptimizer, and waiting for the gradients."""
+    import torch
+
+    import ringcomm.torch as hvd
+
+    optimizer = hvd.DistributedOptimizer(still(model.parameters()), model.named_parameters(), **options)
+    factor = torch.ones((), device=next(model.parameters()).device)
+
+    def step() -> None:
+        model(factor).backward()
+        optimizer.step()
+
+    return step

@@ -7,9 +7,9 @@ and calls :func:`main`. The plan is a JSON file, the same for all ranks:
         {"kind": "collective", "collective": "allreduce", "bytes": 1048576},
         {"kind": "step", "mode": "per-tensor"}]}
 
-Every rank writes OUTPUT/rank-N.jsonl: a line of facts, then one line per task with its own times in
-nanoseconds. The reader takes, for every iteration, the slowest rank (see ``measure.py``). With ``bind`` each
-rank stays on a core of its own, where there are as many.
+Every rank writes OUTPUT/rank-N.jsonl: one line per task with its own times in nanoseconds. The reader takes,
+for every iteration, the slowest rank (see ``measure.py``). With ``bind`` each rank stays on a core of its
+own, where there are as many.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import argparse
 import gc
 import json
 import os
-import platform
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -84,10 +83,6 @@ class Adapter(ABC):
     def grouped(self, arrays: List[Array]) -> Run:
         """The call that does what `reducer` does, for all of these arrays at once."""
         raise NotImplementedError
-
-    def facts(self) -> Dict[str, Any]:
-        """Versions, and which way the bytes went, if the peer can say so."""
-        return {}
 
     @abstractmethod
     def close(self) -> None:
@@ -214,12 +209,9 @@ def main(make: Callable[[], Adapter]) -> None:
     if plan.get("bind"):
         bind(adapter.rank, adapter.size)
     with (args.output / f"rank-{adapter.rank}.jsonl").open("w") as out:
-        facts = {"python": platform.python_version(), "numpy": np.__version__, **adapter.facts()}
-        print(json.dumps({"facts": facts}), file=out, flush=True)
         clock = Clock(adapter, **plan["pace"])
-        for number, task in enumerate(plan["tasks"]):
-            times = KINDS[task["kind"]](adapter, clock, task)
-            print(json.dumps({"task": number, "ns": times}), file=out, flush=True)
+        for task in plan["tasks"]:
+            print(json.dumps(KINDS[task["kind"]](adapter, clock, task)), file=out, flush=True)
     adapter.barrier()
     adapter.close()
     sys.stdout.flush()
