@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -65,6 +66,19 @@ def test_containers_that_sleep(lab: Lab, program: Program, tmp_path: Path) -> No
     job = ringrun(lab, "--via", "box -i {host} --", *line.split(), "-mca", "btl", "^openib", "python", MEMBER)
     assert places(job) == ["jetson1", "jetson2"], job.output
     assert logins(lab) == before
+
+
+def test_the_shells_variables_arrive_in_containers(
+    lab: Lab, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program("box", 'host=$2; shift 3; enter_$host "$@"')
+    value = b"a\n'\"$HOME`x`\\ \xc3\xa9 \xff" + b"x" * 100_000
+    monkeypatch.setenv("MY_TOKEN", os.fsdecode(value))
+    text = "import hashlib, os\nprint('got', hashlib.sha256(os.environb[b'MY_TOKEN']).hexdigest())\n"
+    (tmp_path / "show.py").write_text(text)
+    job = ringrun(lab, "--via", "box -i {host} --", "-H", "jetson1,jetson2", tmp_path / "show.py")
+    assert job.process.returncode == 0, job.output
+    assert job.values("got ([0-9a-f]+)") == [hashlib.sha256(value).hexdigest()] * 2, job.output
 
 
 def test_a_container_that_ends_is_named(lab: Lab, program: Program) -> None:

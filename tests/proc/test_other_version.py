@@ -1,7 +1,7 @@
-"""The version before this one beside this one: refused with both named, or it works (docs/stability.md).
+"""The last release beside this version: refused with both named, or it works (docs/stability.md).
 
-PREVIOUS_WHEEL is a wheel of that version. Otherwise its sources are those of the last commit with another
-number in ringcomm/version.py; without that history they are this tree's, with another number.
+PREVIOUS_WHEEL is a wheel of that release. Otherwise its sources are those of the last tag ``v*`` before this
+commit; without one they are this tree's, with another number.
 """
 
 from __future__ import annotations
@@ -54,23 +54,19 @@ def git(*words: str) -> bytes:
     return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True).stdout
 
 
-def earlier_commit() -> Optional[str]:
-    """The last commit whose version has another number."""
-    for commit in ["HEAD", *git("log", "--format=%H~1", "--", "ringcomm/version.py").decode().split()]:
-        found = NUMBER.search(git("show", f"{commit}:ringcomm/version.py").decode())
-        if found is not None and found.group(1) != __version__:
-            return commit
-    return None
+def last_release() -> Optional[str]:
+    """The tag of the last release before this commit, or None."""
+    return git("describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD~1").decode().strip() or None
 
 
 def unpack(folder: Path) -> List[Path]:
     """Put the packages of the previous version into a folder; returns the folders to import from."""
-    commit = earlier_commit()
+    release = last_release()
     if "PREVIOUS_WHEEL" in os.environ:
         zipfile.ZipFile(os.environ["PREVIOUS_WHEEL"]).extractall(folder)
         return [folder]
-    if commit is not None:
-        archive = git("archive", "--format=tar", commit, "ringcomm", "launcher")
+    if release is not None:
+        archive = git("archive", "--format=tar", release, "ringcomm", "launcher")
         with tarfile.open(fileobj=BytesIO(archive)) as files:
             files.extractall(folder, filter="data")
     else:
@@ -210,9 +206,3 @@ def test_saved_states_of_the_previous_version_are_loaded(
     for before, after in zip(saved, now):
         kept: Dict[str, object] = {name: after.get(name) for name in before}
         assert kept == before
-
-
-def test_no_public_name_of_the_previous_version_is_gone(both: Tuple[Installed, Installed]) -> None:
-    program = "import json, ringcomm; print(json.dumps(sorted(ringcomm.__all__)))"
-    this, previous = ({*json.loads(ended(start(each.python, program)))} for each in both)
-    assert previous - this == set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import subprocess
 import time
@@ -88,6 +90,16 @@ def test_an_allocation_needs_no_list_of_hosts(slurm: Slurm) -> None:
     assert re.search(r"hosts and slots are those of Slurm job \d+: jetson1:3, jetson2:1", done.stderr)
     assert done.stdout.count("foreign []") == 4  # nothing takes a rank for the one task of its agent's step
     assert re.findall(r"node (\d)", done.stdout).count("1") == 1
+
+
+def test_the_shells_variables_arrive_byte_for_byte(slurm: Slurm) -> None:
+    value = b"a\n'\"$HOME`x`\\ \xc3\xa9 \xff" + b"x" * 100_000
+    program = slurm.folder / "show.py"
+    text = "import hashlib, os\nprint('got', hashlib.sha256(os.environb[b'MY_TOKEN']).hexdigest())\n"
+    program.write_text(text)
+    environ = {**slurm.environ(), "MY_TOKEN": os.fsdecode(value)}
+    done = slurm.run("salloc", "-N2", "-n2", "ringrun", program, env=environ, errors="surrogateescape")
+    assert re.findall("got ([0-9a-f]+)", done.stdout) == [hashlib.sha256(value).hexdigest()] * 2, done.stdout
 
 
 def test_a_batch_job_with_two_tasks_per_node(slurm: Slurm, slurm_lab: Lab) -> None:
