@@ -49,3 +49,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"{found[1]}{os.path.relpath(place, Path(here).parent) if place else '#'}"
 
     return LINK.sub(redirect, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Remove the backslash of ``|`` in a table's code, which Markdown needs there and Python-Markdown keeps."""
+    return html.replace("\\|", "|")
