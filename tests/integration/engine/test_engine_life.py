@@ -98,16 +98,6 @@ def test_a_pause_during_which_the_job_fails(fails):
     assert run_ranks(2, work, settings=PLAIN) == ["", ""]
 
 
-def test_a_process_set_that_is_none_is_not_removed():
-    def work(context):
-        engine = context.engine
-        number = engine.add_process_set([2, 1])
-        removed = [engine.remove_process_set(item) for item in (0, 7, number, number)]
-        return number, removed
-
-    assert run_ranks(3, work, settings=PLAIN) == [(1, [False, False, True, False])] * 3
-
-
 def test_a_process_set_goes_on_without_ranks_that_are_not_in_it():
     def work(context):
         engine = context.engine

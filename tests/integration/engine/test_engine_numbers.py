@@ -5,20 +5,16 @@ from __future__ import annotations
 import random
 import threading
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ringcomm.collective.options import Options
-from ringcomm.config import Settings
-from ringcomm.engine import coordinator
-from ringcomm.engine.cache import IssuedIds
+from ringcomm.engine import coordinator, pending
 from ringcomm.errors import Misuse, ShapeError
 from ringcomm.ops import Adasum, Average, Max, Min, Product, Sum
 from ringcomm.testing.cluster import run_ranks
-
-LIMIT_S = 30.0
+from tests.integration.engine.engines import LIMIT_S, plain
 
 
 def test_more_rows_than_an_array_can_have_fail_that_operation_alone():
@@ -51,10 +47,6 @@ def test_a_name_with_a_lone_surrogate_is_refused_in_every_form():
         return float(context.allreduce(np.ones(1), Sum, name="größe")[0])
 
     assert run_ranks(2, work) == [2.0, 2.0]
-
-
-def plain(**changes) -> Settings:
-    return replace(Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0), **changes)
 
 
 def values(rank: int, seed: int, *shape: int, dtype=np.float64):
@@ -118,25 +110,6 @@ class TestNumbers:
                 np.testing.assert_allclose(mean, sum(values(r, step, 5) for r in range(size)) / size)
                 np.testing.assert_array_equal(last, values(size - 1, step + 50, 3))
 
-    def test_neighbours_in_memory_are_reduced_in_place(self):
-        def work(context):
-            results = []
-            for together in (True, False):
-                # One rank's arrays are neighbours, the others' are not: they must still fit together.
-                owner = values(context.rank, 5, 30)
-                parts = [owner[:10], owner[10:14], owner[14:]]
-                if context.rank or not together:
-                    parts = [part.copy() for part in parts]
-                context.engine.allreduce(parts, Sum).wait(LIMIT_S)
-                results.append((np.concatenate(parts), owner))
-            return results
-
-        expected = sum(values(rank, 5, 30) for rank in range(3))
-        results = run_ranks(3, work)
-        for (parts, _), (apart, _) in results:
-            np.testing.assert_array_equal(parts, expected)
-            np.testing.assert_array_equal(apart, expected)
-        np.testing.assert_array_equal(results[0][0][1], expected)
 
     @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
     def test_adasum(self, size):
@@ -165,16 +138,6 @@ class TestNumbers:
             np.testing.assert_allclose(by_name, expected)
             assert by_name.tobytes() == in_order.tobytes() == results[0][0].tobytes()
 
-    def test_adasum_is_scaled_before_and_after(self):
-        def work(context):
-            array = np.array([1.0, 2.0]) * (1 - 2 * context.rank)  # opposite, and so added up to nothing
-            alike = np.array([1.0, 2.0])
-            context.engine.allreduce([array], Adasum, "opposite", prescale_factor=3.0).wait(LIMIT_S)
-            scales = {"prescale_factor": 3.0, "postscale_factor": 2.0}
-            context.engine.allreduce([alike], Adasum, "alike", **scales).wait(LIMIT_S)
-            return array.tolist(), alike.tolist()
-
-        assert run_ranks(2, work) == [([0.0, 0.0], [6.0, 12.0])] * 2
 
     def test_adasum_of_what_is_too_large_is_no_warning(self):
         """Warnings are errors in these tests, and one in the engine's thread would end the job."""
@@ -192,7 +155,8 @@ class TestOrder:
     def test_each_rank_has_an_order_of_its_own(self, on_ranks, monkeypatch):
         """Names hit and miss the cache, shapes change, sets and groups are mixed in."""
         rounds, names = 4, 40
-        monkeypatch.setattr(coordinator, "IssuedIds", lambda size, _: IssuedIds(size, 25))
+        for module in (coordinator, pending):
+            monkeypatch.setattr(module, "MAX_NUMBERS", 25)
 
         def work(context):
             engine, rank, size = context.engine, context.rank, context.size
@@ -261,13 +225,6 @@ class TestOrder:
             assert sums == [(size - 1 - turn // 2) / size for turn in range(rank * 2)]
             assert last == size - 1 and after == [size, size]
 
-    def test_join_ends_also_if_rank_0_is_the_last(self):
-        def work(context):
-            if context.rank == 0:  # the other has joined when this is over
-                context.engine.allreduce([np.ones(4)], Sum).wait(LIMIT_S)
-            return context.engine.join().wait(LIMIT_S)
-
-        assert run_ranks(2, work) == [0, 0]
 
     @pytest.mark.parametrize("op, neutral", [(Min, 7), (Max, -7), (Product, 3)])
     def test_joined_ranks_change_nothing(self, op, neutral):

@@ -7,16 +7,10 @@ from typing import Any, List
 import pytest
 
 from ringcomm.collective.progress import Progress
+from ringcomm.engine.failure_detector import SilenceLimits
 from ringcomm.engine.observer import Observer
-from ringcomm.engine.operation_history import OperationHistory
-from ringcomm.engine.peer_channels import SilenceLimits
 from ringcomm.engine.request import Handle
-from ringcomm.errors import (
-    NotInitializedError,
-    PeerLostError,
-    PeerStalledError,
-    ProtocolError,
-)
+from ringcomm.errors import NotInitializedError, PeerLostError, PeerStalledError, ProtocolError
 from ringcomm.transport.base import Stopped
 from tests.unit.engine.driven import NOTHING, Job, error_of
 
@@ -59,30 +53,6 @@ class TestSettled:
         assert isinstance(error_of(request.handle), ProtocolError)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"run": [[99, 0]]},
-        {"fresh": [[1, ["too short"]]]},
-        {"fresh": [["x", []]]},
-        {"settled": [[1, 2]]},
-        {"failed": [[["a", "b"], "mismatch", "text", []]]},
-        {"totals": ["x"]},
-        {"totals": [None]},
-    ],
-    ids=str,
-)
-def test_responses_that_make_no_sense_are_an_error_of_rank_0(content):
-    job = Job()
-    request = job.submit(1, "a", 1.0, weighted=True)
-    job.turn()
-    if "totals" in content:
-        content = {**content, "fresh": [[1, request.signature.to_json()]], "run": [[1, 0]]}
-    job.responses(**content)
-    with pytest.raises(ProtocolError, match="Rank 0 sent responses that this rank cannot execute"):
-        job.turn()
-
-
 def test_what_a_rank_may_not_send_is_refused():
     job = Job(3)
     job.states[0].peers.messages.send({"type": "joined"}, 1)
@@ -99,7 +69,6 @@ class TestFailures:
         job = Job()
         request = job.submit(1, "a", 1.0, urgent=False)
         state = job.states[1]
-        state.history = OperationHistory(8, lambda _: 0)
         seen = []
         state.history.on_failure = lambda error: seen.append((str(error), request.handle.done()))
         job.turn()
@@ -156,7 +125,6 @@ class TestFailures:
         state = job.states[1]
         request = job.submit(1, "a", 1.0)
         join = state.join = Handle("join")
-        state.history = OperationHistory(8, lambda _: 0)
         seen: List[BaseException] = []
         state.history.on_failure = seen.append
         failure = PeerLostError("rank 0 was lost", rank=0)
@@ -228,17 +196,6 @@ class TestLate:
                 job.turn(2)
 
 
-def test_what_it_does_is_the_call_before_the_oldest_operation():
-    job = Job()
-    state = job.states[1]
-    assert state.doing() == ""
-    job.submit(1, "first", 1.0)
-    job.submit(1, "second", 1.0)
-    assert state.doing() == "allreduce(shape (2,), float64, op=Sum) 'first'"
-    job.running[1] = Progress(2, 0, "barrier()", (0,))
-    assert state.doing() == "barrier(), call number 1, 0 bytes into it"
-
-
 def test_joined_ranks_are_told_of_the_last_one():
     job = Job()
     for state in job.states:
@@ -250,14 +207,3 @@ def test_joined_ranks_are_told_of_the_last_one():
     job.responses(joined=1)  # nothing waits for it any more
     job.turn()
     assert all(state.broken is None for state in job.states)
-
-
-def test_numbers_that_rank_0_withdraws_are_forgotten_and_confirmed():
-    job = Job()
-    job.responses(fresh=[[5, job.submit(1, "a", 1.0).signature.to_json()]])
-    job.turn()
-    assert job.states[1].pending.ids.known() == [5]
-    job.responses(forget=1)
-    job.turn()
-    assert job.states[1].pending.ids.known() == []
-    assert not job.states[1].outbox

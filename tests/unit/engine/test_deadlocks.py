@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.engine.coordinator import Tuning
 from ringcomm.engine.deadlocks import DEADLOCK_S
 from tests.unit.engine.coordinated import Job, sig
 
@@ -102,7 +101,7 @@ def test_a_rank_goes_from_a_direct_call_to_one_by_name():
 @pytest.mark.parametrize("rank", [0, 2])
 def test_an_operation_that_ends_meanwhile_may_be_what_a_rank_waited_for(rank):
     """Another thread of the rank waits for it, and may then submit what is missing."""
-    job = crossed(tuning=Tuning(1 << 20, 100 * DEADLOCK_S))
+    job = crossed(cycle_s=100 * DEADLOCK_S)
     job.ready(rank, sig("all"))
     blocked(job, 0, 2)
     for other in {0, 1, 2} - {rank}:

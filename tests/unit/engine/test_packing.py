@@ -13,7 +13,6 @@ from ringcomm.engine.packing import (
     as_one,
     bucket_text,
     groups_by_index,
-    groups_of,
     in_blocks,
     neutral,
     side_by_side,
@@ -75,7 +74,6 @@ def test_small_arrays_of_a_type_travel_together_and_large_ones_alone():
     small, large = np.zeros(3, np.float32), np.zeros(ALONE_BYTES // 4, np.float32)
     other = np.zeros(2, np.int64)
     assert groups_by_index([small, large, other, small]) == [[0, 3], [1], [2]]
-    assert [len(group) for group in groups_of([small, large, other, small])] == [2, 1, 1]
 
 
 def test_each_array_begins_with_a_block_of_its_own():
@@ -131,11 +129,3 @@ def test_small_arrays_travel_side_by_side_and_get_their_results_back():
     unpack()
     assert [array.tolist() for array in group] == [[0.0, 2.0, 4.0], [0.0, 2.0], []]
     assert noted == ["MEMCPY_IN_FUSION_BUFFER", "", "MEMCPY_OUT_FUSION_BUFFER", ""]
-
-
-def test_neighbours_in_memory_and_single_arrays_stay_in_place():
-    whole = np.arange(5.0)
-    for group in ([whole], [whole[:2], whole[2:]]):
-        packed, unpack = side_by_side(group, FusionBuffer())
-        unpack()
-        assert packed.tolist() == whole.tolist() and np.shares_memory(packed, whole)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.collective.progress import Progress
-from ringcomm.engine.peer_channels import PeerChannels, SilenceLimits
+from ringcomm.engine.failure_detector import SilenceLimits
+from ringcomm.engine.peer_channels import PeerChannels
 from ringcomm.errors import PeerLostError, PeerStalledError, ProtocolError
 from ringcomm.transport.base import StoppableWatch, Stopped, Watch
 from ringcomm.transport.memory import memory_fabrics
@@ -108,7 +109,7 @@ def test_after_the_goodbye_it_is_nowhere_and_nothing_is_lost():
     job = Job(SilenceLimits(3.0, 0.0, 0.0))
     job.doing[1] = (Progress(2, 3, "barrier()"), Progress())
     job.peers[1].close()
-    assert job.peers[1].doing() == "" and isinstance(job.peers[1].lost(0, "why", "lost"), Stopped)
+    assert isinstance(job.peers[1].lost(0, "why", "lost"), Stopped)
     job.fabrics[1].close()
     job.run(10.0, ranks=(0, 2))
     assert job.peers[0].said_goodbye == {1} and not job.peers[0].settled(())

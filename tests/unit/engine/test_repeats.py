@@ -168,12 +168,15 @@ def test_elements_that_do_not_fit_are_an_error_of_the_peer():
     ids=str,
 )  # fmt: skip
 def test_what_is_not_a_small_plain_all_reduce_of_all_ranks_does_not_repeat(changes):
-    assert may_repeat([sig("a"), sig("b")], 2)
-    assert not may_repeat([sig("a", **changes)], 2)
-    assert not may_repeat([sig("a"), sig("b", dtypes=("float64",))], 2)
-    assert not may_repeat([sig(), sig(shapes=((5,),))], 2), "two without a name are told apart by order only"
-    assert not may_repeat([sig("a")], 1) and not may_repeat([], 2)
-    assert not may_repeat([sig("a", dtypes=(), shapes=()), sig("b")], 2), "a group without arrays"
+    def may(*signatures: Any, size: int = 2) -> bool:
+        return may_repeat(signatures, size, sum(item.nbytes for item in signatures))
+
+    assert may(sig("a"), sig("b"))
+    assert not may(sig("a", **changes))
+    assert not may(sig("a"), sig("b", dtypes=("float64",)))
+    assert not may(sig(), sig(shapes=((5,),))), "two without a name are told apart by order only"
+    assert not may(sig("a"), size=1) and not may()
+    assert not may(sig("a", dtypes=(), shapes=()), sig("b")), "a group without arrays"
 
 
 class TestPolicy:

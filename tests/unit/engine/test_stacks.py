@@ -17,12 +17,6 @@ def deeper(levels: int, then: Callable[[], Any]) -> Any:
     return then() if levels == 0 else deep(levels - 1, then)
 
 
-def test_the_main_thread_with_its_innermost_call_last():
-    text = main_stack()
-    assert "test_the_main_thread_with_its_innermost_call_last" in text
-    assert text.rstrip().splitlines()[-2].endswith("in main_stack")
-
-
 def test_of_a_deep_stack_the_inner_frames_stay():
     text = deep(50, main_stack)
     assert "in main_stack" in text and "test_of_a_deep_stack" not in text

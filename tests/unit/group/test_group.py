@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ringcomm.config import Settings
-from ringcomm.engine.single_rank import OwnTrace
+from ringcomm.engine.observer import OwnTrace
 from ringcomm.errors import NotInitializedError, PeerLostError
 from ringcomm.group.failures import Reporter
 from ringcomm.group.group import Group
