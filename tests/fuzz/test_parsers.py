@@ -27,8 +27,7 @@ from ringcomm.engine.coordinator import Coordinator
 from ringcomm.engine.peer_channels import ControlMessages
 from ringcomm.engine.process_sets import ProcessSets
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError, RingcommError, StartupError
-from ringcomm.group.message_channel import OVERHEAD_BYTES, Channel, Disagreement
-from ringcomm.group.message_matching import Matcher, Receive
+from ringcomm.group.message_channel import OVERHEAD_BYTES, Channel, Disagreement, Matcher, Receive
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.rendezvous import launched
 from ringcomm.rendezvous.actions import Seat

@@ -44,15 +44,6 @@ def test_all_functions_work_alone(alone, name):
         np.testing.assert_array_equal(result, np.ones((2, 2)))
 
 
-def test_frameworks_finish_before_this_process_leaves(alone, monkeypatch):
-    monkeypatch.setattr(default_context, "_before_leaving", [])
-    seen = []
-    api.before_leaving(lambda: seen.append(rc.is_initialized()))
-    rc.shutdown()
-    rc.shutdown()
-    assert seen == [True]
-
-
 def test_what_precedes_direct_calls_is_kept_for_the_next_job(alone, monkeypatch):
     monkeypatch.setattr(default_context, "_before_calls", None)
     seen = []
@@ -63,14 +54,6 @@ def test_what_precedes_direct_calls_is_kept_for_the_next_job(alone, monkeypatch)
     rc.init(Membership())
     rc.allgather(np.ones(3))
     assert 0 < before < len(seen)
-
-
-def test_alone_the_arithmetic_is_the_same(alone):
-    assert rc.allreduce(np.array([7, -7]), postscale_factor=0.5).tolist() == [3, -3]
-    assert rc.allreduce([2.0], rc.Sum, prescale_factor=2.0, postscale_factor=3.0).tolist() == [12.0]
-    assert rc.allreduce(np.array([2**60 + 1]))[0] == 2**60 + 1
-    array, received = rc.alltoall(np.arange(3), [3])
-    assert (array.tolist(), received.tolist()) == ([0, 1, 2], [3])
 
 
 @pytest.mark.parametrize(
@@ -127,12 +110,6 @@ def test_steps_are_counted_and_calls_are_written_to_a_timeline(alone, tmp_path):
     assert "allreduce.loss" in path.read_text()
 
 
-def test_a_function_is_run_by_the_launcher():
-    from ringrun.function import run
-
-    assert rc.run is run
-
-
 OF_CONTEXTS_ONLY = {"announce", "close", "restart", "suspend", "take_changes"}
 
 
@@ -155,10 +132,6 @@ def test_an_unknown_name_of_the_package_suggests_the_one_that_is_meant(name, wor
     with pytest.raises(AttributeError, match=f"'ringcomm' has no attribute '{name}'.*{words}"):
         getattr(rc, name)
     assert not hasattr(rc, "_ipython_display_")
-
-
-def test_dir_lists_what_a_user_imports():
-    assert dir(rc) == sorted([*rc.__all__, "elastic"])
 
 
 @pytest.mark.parametrize("call", [rc.synchronize, rc.poll])

@@ -82,20 +82,6 @@ def test_negative_zero_and_nan_are_compared_by_their_bits(on_ranks):
         assert same is None and different is not None
 
 
-def test_some_ranks_among_themselves(on_ranks):
-    def check(context):
-        number = context.engine.add_process_set([0, 2])
-        found = None
-        if context.rank != 1:
-            found = caught(context, [("x", np.array([context.rank]))], number)
-        context.barrier()
-        return found
-
-    results = on_ranks(3, check)
-    assert results[0] == results[2]
-    assert "rank 0 (" in results[0][2] and "rank 2 (" in results[0][2]
-
-
 def test_those_that_have_run_out_of_data_do_not_count(on_ranks):
     def check(context):
         if context.rank == 2:

@@ -28,14 +28,6 @@ def test_each_rank_gets_the_rows_of_the_list(ranks_of, form):
     ]  # fmt: skip
 
 
-def test_arrays_of_a_group_are_divided_alike(ranks_of):
-    def work(context):
-        arrays = [np.ones((3, 2)), np.ones(3, np.float32)]
-        return [part.shape for part in rc.grouped_reducescatter(arrays, splits=[1, 2], name="both")]
-
-    assert ranks_of(2, work) == [[(1, 2), (1,)], [(2, 2), (2,)]]
-
-
 @pytest.mark.parametrize(
     ("splits", "words"),
     [

@@ -9,7 +9,7 @@ import pytest
 
 import ringcomm as rc
 from ringcomm.configuration.bucket_sizes import ALONE_BYTES
-from ringcomm.errors import MismatchError, Misuse
+from ringcomm.errors import MismatchError
 
 
 def fails(call, *words):
@@ -113,29 +113,6 @@ def test_exchanging_different_numbers_of_rows_in_place(ranks_of, every_rank):
     assert all(ranks_of(3 if every_rank else 4, work))
 
 
-def test_lists_cannot_be_overwritten(ranks_of):
-    def work(context):
-        for some in (None, rc.add_process_set([0, 1])):
-            for name in ("reducescatter_", "allgather_", "alltoall_"):
-                if context.rank < 2:
-                    with pytest.raises(Misuse, match=name):
-                        getattr(rc, name)([1.0, 2.0], process_set=some)
-        return True
-
-    assert all(ranks_of(3, work))
-
-
-def test_a_root_is_a_whole_number(ranks_of):
-    def work(context):
-        with pytest.raises(Misuse, match="root_rank=1.0 is not a whole number"):
-            rc.broadcast(np.ones(2), 1.0)
-        with pytest.raises(Misuse, match="root_rank=1.0 is not a whole number"):
-            rc.broadcast_async(np.ones(2), 1.0, name="root")
-        return True
-
-    assert all(ranks_of(2, work))
-
-
 @pytest.mark.parametrize("codec", [None, "bf16"])
 def test_a_weighted_average_that_fits_into_float16(ranks_of, codec):
     """The product of a number and its weight relative to the mean does not fit."""
@@ -169,31 +146,3 @@ def test_numbers_that_a_codec_cannot_hold_are_no_warning(ranks_of, form):
         return float(rc.allreduce(1.0))
 
     assert ranks_of(2, work) == [1.0, 1.0]
-
-
-def test_one_rank_sends_nothing_so_a_codec_rounds_nothing(ranks_of):
-    def work(context):
-        return float(rc.allreduce(np.full(1, 1e300), compression="bf16")[0])
-
-    assert ranks_of(1, work) == [1e300]
-
-
-def test_a_product_that_is_scaled_needs_every_rank(ranks_of):
-    def work(context):
-        if context.rank == 0:
-            with pytest.raises(rc.RingcommError, match="a product without a prescale factor"):
-                rc.allreduce_async(np.full(3, 3.0), op=rc.Product, prescale_factor=2.0, name="a").wait()
-            least = rc.allreduce_async(np.full(3, 3.0), op=rc.Min, prescale_factor=-1.0, name="b").wait()
-            assert least.tolist() == [-3.0] * 3
-        rc.join()
-        return True
-
-    assert all(ranks_of(2, work))
-
-
-def test_adasum_scales_half_types_in_a_wider_one(ranks_of):
-    def work(context):
-        return float(rc.allreduce(np.full(8, 0.001, np.float16), op=rc.Adasum, postscale_factor=1e5)[0])
-
-    for found in ranks_of(2, work):
-        assert abs(found - 100.0) < 0.2

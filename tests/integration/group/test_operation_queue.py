@@ -105,19 +105,6 @@ def test_a_running_work_may_wait_for_what_is_queued(manual):
     assert {first.thread, second.thread} == {threading.get_ident()}
 
 
-def test_what_a_running_work_starts_runs_at_once(manual):
-    log = []
-
-    def run():
-        manual.submit(Task("inner", lambda: log.append("inner")), inline=False)
-        log.append("outer")
-
-    manual.submit(Task("before", lambda: log.append("before")), inline=False)
-    last = manual.submit(Task("outer", run), inline=False)
-    manual.help(last)
-    assert log == ["before", "inner", "outer"]
-
-
 def test_an_interrupted_caller_leaves_a_queue_that_goes_on(queue):
     def interrupt():
         raise KeyboardInterrupt
@@ -142,14 +129,6 @@ class TestDrain:
         timer.join()
         assert gate.work.is_completed() and behind.is_completed()
 
-    def test_its_time_may_be_over_before(self, queue):
-        gate = Gate()
-        queue.submit(gate.work, inline=False)
-        assert gate.running.wait(LIMIT_S)
-        queue.drain(Deadline(0.0))
-        assert not gate.work.is_completed()
-        gate.opened.set()
-
 
 class TestClose:
     def test_queued_works_fail_and_no_more_are_accepted(self, queue):
@@ -165,9 +144,3 @@ class TestClose:
         gate.opened.set()
         closing.join(LIMIT_S)
         assert gate.work.ended() is None and not closing.is_alive(), "what runs ends as it does"
-
-    def test_an_idle_thread_ends(self, queue):
-        queue.submit(Task("work"), inline=False).ended()
-        thread = queue._thread
-        queue.close("over", OVER)
-        assert not thread.is_alive()

@@ -61,17 +61,6 @@ def test_the_sums_of_a_rank(history):
     assert (totals.kinds[KIND].runs, totals.kinds[KIND].moved_bytes) == (2, 12)
 
 
-def test_the_wait_for_a_message_from_any_rank_counts_for_its_sender(history):
-    work = Task("x")
-    wait = history.begin_wait(history.post(RECEIVE, None, 0, 7, 8, work), work)
-    work.source = 2
-    history.end_wait(wait)
-    totals = Totals()
-    history.add_to(totals)
-    assert list(totals.peers) == [2] and totals.peers[2].slept_s > 0.0
-    assert history.channel("messages", [0, 1, 2])["operations"][0]["peer"] is None
-
-
 def test_what_was_waited_for_has_failed(history):
     found = []
     history.on_failure = found.append
