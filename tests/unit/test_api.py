@@ -10,7 +10,6 @@ import pytest
 import ringcomm as rc
 from ringcomm import api
 from ringcomm.config import Membership
-from ringcomm.job import default_context
 from ringcomm.job.context import Context
 
 ARGUMENTS = {
@@ -44,18 +43,6 @@ def test_all_functions_work_alone(alone, name):
         np.testing.assert_array_equal(result, np.ones((2, 2)))
 
 
-def test_what_precedes_direct_calls_is_kept_for_the_next_job(alone, monkeypatch):
-    monkeypatch.setattr(default_context, "_before_calls", None)
-    seen = []
-    api.before_calls(lambda: seen.append(1))
-    rc.allgather(np.ones(3))
-    rc.shutdown()
-    before = len(seen)
-    rc.init(Membership())
-    rc.allgather(np.ones(3))
-    assert 0 < before < len(seen)
-
-
 @pytest.mark.parametrize(
     "call, words",
     [
@@ -80,12 +67,6 @@ def test_results_are_new_arrays(alone):
         assert np.shares_memory(getattr(rc, name + "_")(array), array)
 
 
-def test_after_shutdown_the_message_says_so(alone):
-    rc.shutdown()
-    with pytest.raises(rc.NotInitializedError, match=r"shutdown\(\) was called.*ringcomm\.init\(\) first"):
-        rc.rank()
-
-
 def test_init_and_shutdown_may_be_repeated(alone):
     context = api.context()
     rc.init(Membership())
@@ -95,19 +76,6 @@ def test_init_and_shutdown_may_be_repeated(alone):
     assert not rc.is_initialized()
     rc.init(Membership())
     assert api.context() is not context
-
-
-def test_steps_are_counted_and_calls_are_written_to_a_timeline(alone, tmp_path):
-    path = tmp_path / "timeline.json"
-    rc.start_timeline(str(path))
-    with pytest.raises(rc.Misuse):
-        rc.start_timeline(str(path))
-    for _ in range(3):
-        rc.allreduce_async(np.ones(2), name="loss").wait()
-        rc.count_step()
-    rc.stop_timeline()
-    assert rc.stats()["ringcomm/steps"] == 3
-    assert "allreduce.loss" in path.read_text()
 
 
 OF_CONTEXTS_ONLY = {"announce", "close", "restart", "suspend", "take_changes"}

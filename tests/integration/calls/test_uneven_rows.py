@@ -63,11 +63,6 @@ def test_ranks_that_disagree_by_name(ranks_of):
         assert "lists of sizes" in text and "[3, 0] rows by rank" in text and "[1, 2] rows by rank" in text
 
 
-def test_ranks_that_disagree_by_order(ranks_of):
-    for text in disagree(ranks_of, "direct"):
-        assert "rank 1 makes another call" in text or "rank 0 makes another call" in text
-
-
 @pytest.mark.parametrize("weight", [None, 1.0])
 def test_ranks_that_disagree_with_a_codec(ranks_of, weight):
     for text in disagree(ranks_of, "direct", compression="int8", weight=weight):

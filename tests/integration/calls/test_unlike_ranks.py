@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 
@@ -75,14 +73,6 @@ def test_what_only_one_rank_knows_decides_nothing(ranks_of, rows, codec):
     assert ranks_of(3, work) == [([rows + 2, 2, rows + 2], 4.0 * (rows + 4), 2.0)] * 3
 
 
-def test_groups_without_arrays(ranks_of):
-    def work(context):
-        twice = [rc.grouped_allreduce([], name="none") for _ in range(2)]
-        return [*twice, rc.grouped_reducescatter([]), rc.grouped_allgather([]), float(rc.allreduce(1.0))]
-
-    assert ranks_of(2, work) == [[[], [], [], [], 1.0]] * 2
-
-
 @pytest.mark.parametrize("every_rank", [True, False])
 def test_completing_arrays_of_different_lengths(ranks_of, every_rank):
     def work(context):
@@ -129,20 +119,3 @@ def test_a_weighted_average_that_fits_into_float16(ranks_of, codec):
         return [bool((abs(found.astype(float) - 40000) < 200).all()) for found in results]
 
     assert ranks_of(3, work) == [[True] * 5] * 3
-
-
-@pytest.mark.parametrize("form", ["direct", "by name"])
-def test_numbers_that_a_codec_cannot_hold_are_no_warning(ranks_of, form):
-    def work(context):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for dtype, value in (("float64", 1e300), ("float16", 6e4)):
-                array = np.full(300, value if context.rank else 1.0, dtype)
-                if form == "direct":
-                    rc.allreduce(array, op="sum", compression="bf16")
-                else:
-                    rc.allreduce_async(array, op="sum", compression="bf16", name=dtype).wait()
-            rc.allreduce(np.ones(3), postscale_factor=1e-300)
-        return float(rc.allreduce(1.0))
-
-    assert ranks_of(2, work) == [1.0, 1.0]

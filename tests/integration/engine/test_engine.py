@@ -129,11 +129,6 @@ class TestTrouble:
         assert all(on_ranks(2, work))
 
 
-def test_the_thread_ends_with_the_context(no_leaks):
-    for _ in range(5):
-        assert run_ranks(3, lambda context: context.engine.allreduce([np.ones(1)], Sum).wait(LIMIT_S), "tcp")
-
-
 def test_one_rank_needs_no_thread():
     before = threading.active_count()
 

@@ -70,7 +70,6 @@ class TestInterrupts:
 
         assert "interrupted (Stop)" in str(lost_by_rank_0(work))
 
-
     def test_between_the_parts_of_a_call(self):
         """No other rank could find out that the rest does not come."""
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ringcomm.errors import MismatchError, PeerLostError
+from ringcomm.errors import MismatchError
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import errors_of, run_ranks
 from tests.integration.engine.engines import PLAIN
@@ -83,23 +83,6 @@ def test_steps_from_a_seed_get_the_right_sums_whatever_deviates(size, transport)
 
     [runs] = set(run_ranks(size, work, transport, PLAIN, timeout_s=100.0))
     assert runs > 30
-
-
-def test_a_rank_that_leaves_while_others_are_in_a_repeat_is_named():
-    def work(context):
-        for step in range(6):
-            finish(context, start(context, "a", step), step)
-        assert repeated(context)
-        if context.rank == 1:
-            raise SystemExit(3)
-        finish(context, start(context, "a", 7), 7)
-
-    try:
-        run_ranks(3, work, "tcp", PLAIN, timeout_s=60.0)
-    except Exception as failure:  # noqa: BLE001 - looked at
-        errors = failure.errors
-    assert isinstance(errors[1], SystemExit)
-    assert all(isinstance(errors[rank], PeerLostError) and errors[rank].rank == 1 for rank in (0, 2))
 
 
 def test_ranks_that_wait_for_different_operations_are_told():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 
@@ -41,16 +40,6 @@ class TestThreads:
 
         assert run_ranks(2, work, settings=PLAIN) == [["a", "b"]] * 2
 
-    def test_a_thread_that_waits_for_a_limited_time_may_submit_afterwards(self):
-        def work(context):
-            if context.rank == 1:
-                return [reduced(context, name).wait() for name in "ba"]
-            first = reduced(context, "a")
-            with pytest.raises(TimeoutError):
-                first.wait(3 * DEADLOCK_S)
-            return [reduced(context, "b").wait(), first.wait()]
-
-        assert run_ranks(2, work, settings=PLAIN) == [["b", "a"]] * 2
 
     def test_two_threads_wait_for_one_handle(self):
         """The second one waits until the first one has converted the result."""
@@ -76,21 +65,6 @@ class TestThreads:
             return results
 
         assert run_ranks(2, work, settings=PLAIN) == [["converted"] * 2] * 2
-
-
-def test_a_factor_that_is_no_number_is_the_same_on_all_ranks():
-    def work(context):
-        nan = float("nan")
-        found = []
-        for name in ("first", "first"):  # once by its signature, once by its number
-            array = np.ones(3)
-            factors = {"prescale_factor": nan, "postscale_factor": math.inf}
-            context.engine.allreduce([array], Sum, name, **factors).wait()
-            found += array.tolist()
-        found += context.allreduce(np.ones(2), prescale_factor=nan).tolist()
-        return all(math.isnan(value) for value in found)
-
-    assert run_ranks(2, work, settings=PLAIN) == [True] * 2
 
 
 class TestArraysOfTheCaller:

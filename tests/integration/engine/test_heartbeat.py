@@ -76,14 +76,6 @@ def sides(no_leaks):
         side.end()
 
 
-def test_a_rank_that_hangs_up_is_reported_and_one_that_leaves_is_not(sides):
-    sides[0].begin(LONG)
-    sides[1].begin(LONG).stop()
-    sides[1].fabric.close()
-    assert eventually(lambda: sides[0].heartbeat._peers.messages.gone)
-    assert sides[0].reporter.closed == []
-
-
 def test_a_rank_that_hangs_up_without_a_word_is_reported(sides):
     sides[0].begin(LONG)
     sides[1].fabric.close()
@@ -100,17 +92,6 @@ def test_a_late_rank_is_named_with_its_stack(sides, caplog):
     assert "on rank 0 (desk) for rank 1 (jetson1)" in first
     assert "Rank 1 (jetson1), for which others wait, is here" in caplog.text
     assert "test_a_late_rank_is_named" in caplog.text  # its main thread is this one
-
-
-def test_a_rank_that_waits_elsewhere_reports_where(sides, caplog):
-    with caplog.at_level(logging.WARNING, "ringcomm.engine"):
-        sides[1].begin(
-            SilenceLimits(30.0, 0.2, 0.0), elsewhere="in process group 8: barrier(), call number 3"
-        )
-        sides[0].begin(SilenceLimits(30.0, 0.2, 0.0), WAITS)
-        assert eventually(lambda: "for which others wait, is here" in caplog.text)
-    assert "is here:\n  in process group 8: barrier(), call number 3\n" in caplog.text
-    assert "File " not in caplog.text
 
 
 def test_a_bug_in_it_ends_the_group(sides, caplog):

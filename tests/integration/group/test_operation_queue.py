@@ -88,35 +88,6 @@ def test_a_thread_that_waits_leaves_a_running_work_to_its_thread(manual):
     assert behind.is_completed()
 
 
-def test_a_running_work_may_wait_for_what_is_queued(manual):
-    """Of a callback that waits for a collective of another thread."""
-    log = []
-    first, second, third = (Task(name, lambda name=name: log.append(name)) for name in "abc")
-
-    def run():
-        in_thread(lambda: [manual.submit(work, inline=True) for work in (first, second, third)])
-        assert not first.is_completed()
-        manual.help(second)
-        log.append("outer")
-
-    outer = manual.submit(Task("outer", run), inline=True)
-    assert outer.ended() is None
-    assert log == ["a", "b", "outer"] and not third.is_completed()
-    assert {first.thread, second.thread} == {threading.get_ident()}
-
-
-def test_an_interrupted_caller_leaves_a_queue_that_goes_on(queue):
-    def interrupt():
-        raise KeyboardInterrupt
-
-    interrupted = Task("interrupted", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        queue.submit(interrupted, inline=True)
-    assert isinstance(interrupted.error, KeyboardInterrupt)
-    assert queue.submit(Task("next"), inline=False).ended() is None
-    assert queue.submit(Task("last"), inline=True).ended() is None
-
-
 class TestDrain:
 
     def test_it_waits_for_what_runs_and_what_is_queued(self, queue):

@@ -15,7 +15,6 @@ from ringcomm.errors import (
 )
 from tests.integration.group.conftest import LONG, OVER, TAG
 from tests.integration.group.works import LIMIT_S, Task
-from tests.support.service import eventually
 
 
 @pytest.mark.parametrize("content", [b"", b"abcd", LONG], ids=["empty", "short", "long"])
@@ -91,27 +90,6 @@ class TestCallers:
         server.join(LIMIT_S)
         assert not server.is_alive()
 
-    def test_two_callers_wait_at_once(self, ranks):
-        one, two = ranks(2)
-        works = [one.receive(1, 4, tag=tag) for tag in range(2)]
-
-        def wait(work):
-            work.waiters += 1
-            one.engine.help(work)
-            work.ended()
-
-        callers = [threading.Thread(target=wait, args=(work,)) for work in works]
-        for caller in callers:
-            caller.start()
-        assert eventually(lambda: one.engine._turn.wanted)
-        two.send(0, b"1111", tag=1)
-        assert works[1].ended() is None
-        two.send(0, b"0000", tag=0)
-        assert works[0].ended() is None
-        for caller in callers:
-            caller.join(LIMIT_S)
-            assert not caller.is_alive()
-
 
     def test_nothing_moves_after_an_interrupt(self, ranks):
         one, two = ranks(2)
@@ -143,16 +121,6 @@ class TestLostPeers:
         assert "recv from rank 1: it closed the connection" in str(errors[0])
         assert one.send(1, b"late").ended() is errors[0], "the engine has ended"
 
-
-    def test_a_peer_that_is_not_needed_may_leave(self, ranks):
-        one, two, three = ranks(3)
-        waiting = one.receive(2, 4)
-        two.leave()
-        assert one.has_lost(1)
-        three.send(0, b"abcd")
-        assert waiting.ended() is None
-        error = one.send(1, b"abcd").ended()
-        assert isinstance(error, PeerLostError) and error.rank == 1
 
     def test_what_it_sent_before_it_left_is_received(self, ranks):
         one, two, three = ranks(3)
@@ -203,15 +171,6 @@ class TestLimits:
         assert "recv from rank 1: not done within 0.01 s" in str(error)
         assert one.reporter.abort_error is not None
 
-    def test_without_a_peer_only_the_receive_ends(self, ranks):
-        one, two = ranks(2)
-        waiting = one.receive(1, 4, tag=6)
-        error = one.receive(None, 8, limit_s=0.01).ended()
-        assert isinstance(error, PeerStalledError) and error.rank is None
-        assert str(error) == "recv from rank None: no peer has sent a message; not done within 0.01 s."
-        two.send(0, b"abcd", tag=6)
-        assert waiting.ended() is None
-
 
 class TestClose:
     def test_what_is_pending_fails_and_so_does_what_is_started_later(self, ranks):
@@ -220,21 +179,3 @@ class TestClose:
         one.engine.close(OVER)
         one.engine.close(NotInitializedError("again"))
         assert [work.ended() for work in [*works, one.receive(None, 8)]] == [OVER] * 3
-
-    def test_its_own_thread_may_close_it(self, ranks):
-        """From a callback of a message."""
-        one, two = ranks(2)
-        closed = threading.Event()
-
-        class Closing(Task):
-            def finish(self, error=None):
-                super().finish(error)
-                one.engine.close(OVER)
-                closed.set()
-
-        work = Closing("recv from rank 1")
-        one.engine.receive(1, TAG, memoryview(bytearray(4)), work, None)
-        behind = one.receive(1, 4, tag=6)
-        two.send(0, b"abcd")
-        assert work.ended() is None and closed.wait(LIMIT_S)
-        assert behind.ended() is OVER

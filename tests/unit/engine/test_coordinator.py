@@ -84,21 +84,6 @@ def test_disagreement_fails_on_all_and_disturbs_nothing_else(what):
     assert sorted(map(sorted, job.run())) == [["a", "b"]]
 
 
-def test_without_names_the_number_counts():
-    job = Job()
-    for number in (1, 2):
-        for rank in range(3):
-            job.ready(rank, sig(shapes=((number,),)), number=number)
-    responses = job.responses()
-    assert responses is not None
-    assert sorted(tuple(item[1] for item in bucket) for bucket in responses["run"]) == [(1, 2)]
-    job.ready(0, sig(), number=3)
-    job.ready(1, sig(kind=int(Collective.BARRIER), op=NO_OP, shapes=(), dtypes=()), number=3)
-    job.ready(2, sig(), number=3)
-    ((_, text),) = job.failures()
-    assert "without a name (number 3)" in text and "barrier()" in text
-
-
 class TestLines:
     """The lines of the program at which ranks submit operations."""
 
@@ -186,16 +171,6 @@ def test_weights_are_added_up_and_parts_are_absent_that_no_rank_has():
     own.learn([[number, average.to_json()]])
     [(_, taken)] = own.take_bucket([[number, count, more]])
     assert taken is request and request.absent == 5 and request.total == Total.of([0.1, 0.2])
-
-
-def test_no_weight_at_all():
-    job = Job()
-    average = sig("w", op=int(ReduceOp.AVERAGE), weighted=True)
-    for rank in range(3):
-        operations = [[average.to_json(), 0, 0, {"weight": 0.0}]]
-        job.send(rank, {"type": "ready", "operations": operations, "sites": [], "urgent": False})
-    ((_, text),) = job.failures()
-    assert "weights of all ranks are 0" in text
 
 
 @pytest.mark.parametrize(

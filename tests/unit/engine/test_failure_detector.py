@@ -6,7 +6,6 @@ import pytest
 
 from ringcomm.collective.progress import Progress
 from ringcomm.engine.failure_detector import (
-    BEATS,
     CALLS,
     ENGINE,
     FailureDetector,
@@ -28,12 +27,6 @@ def test_silence_means_death_after_the_limit():
         life.received(2, second)
         assert life.silent(float(second)) is None
     assert life.silent(30.0) == (1, 30.0)
-
-
-def test_heartbeats_are_frequent_enough():
-    life = detector(1)
-    assert [second for second in range(1, 21) if life.due(float(second))] == [5, 10, 15, 20]
-    assert life.interval_s == 30.0 / BEATS and 0.0 < life.alarm_s(21.0) <= 4.0
 
 
 def test_a_rank_that_was_frozen_itself_does_not_blame_others():
@@ -84,10 +77,6 @@ class TestStuck:
         own = calling(4, 20, 0, 2, exchanged=((0, 5, 5), (2, 8, 7)))
         assert self.stuck_at(own, others, channel) == (30, 2)
 
-    def test_bytes_that_it_does_not_expect_yet_are_not_missing(self):
-        others = {0: calling(4, 10, 2, exchanged=((1, 5, 5),)), 2: calling(4, 30, 1, exchanged=((1, 8, 8),))}
-        own = calling(4, 20, 0, exchanged=((0, 5, 5), (2, 8, 7)))
-        assert self.stuck_at(own, others) is None
 
     def test_both_wait_for_each_other_because_of_a_third(self):
         others = {0: calling(4, 10, 2), 2: calling(4, 30, 1, exchanged=((1, 7, 8),))}
@@ -144,23 +133,12 @@ class TestLate:
         assert [late.ranks for _, late in said] == [[1]]
         assert self.watch(1000, {0: calling(5), 1: calling(4), 2: calling(4)}) == []
 
-    def test_no_rank_waits(self):
-        assert self.watch(1000, {0: between(5), 1: between(3), 2: between(4)}) == []
-        assert self.watch(1000, {0: calling(5), 1: calling(5), 2: calling(5)}) == []
 
     def test_a_pause_stops_the_clock(self):
         calls = {0: calling(4), 1: between(3), 2: calling(4)}
         assert self.watch(5000, calls, lambda _: {1}) == []
         said = self.watch(200, calls, lambda second: {1} if second < 100 else ())
         assert [second for second, _ in said] == [155]
-
-    def test_never(self):
-        state = reports(0, SilenceLimits())
-        for second in range(0, 100_000, 1000):
-            state.report(0, CALLS, calling(4, 0, 1), float(second))
-            state.report(1, CALLS, between(3), float(second))
-            assert state.late((), float(second)) is None
-            assert state.stuck(float(second)) is None
 
 
 @pytest.mark.parametrize("data", [[], [1, 2, "x", 5, []], ["x", 2, "x", [], []], [1, 2, "x", [], [[1, 2]]]])

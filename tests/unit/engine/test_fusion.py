@@ -24,12 +24,6 @@ def test_fills_up_to_the_threshold():
     assert planned([member(n, 10) for n in range(5)]) == [[0, 1], [2, 3], [4]]
 
 
-def test_looks_ahead_past_what_does_not_fit():
-    other = {"dtypes": ("int32",)}
-    members = [member(0), member(1, **other), member(2), member(3, **other), member(4, op=int(ReduceOp.MAX))]
-    assert planned(members) == [[0, 2], [1, 3], [4]]
-
-
 def test_never_across_sets_scales_or_kinds():
     kinds = [
         member(0),

@@ -52,16 +52,6 @@ def test_an_operation_from_its_first_announcement_to_its_end():
     assert not observer.collected
 
 
-def test_at_the_end_what_is_open_ends_once():
-    observer = Observer()
-    observer.announced(Key(0, "loss", 0), 0, SIGNATURE)
-    observer.drain()
-    for _ in range(2):
-        observer.finish()
-    observer.negotiated(Key(0, "other", 0))  # not announced while it observed
-    assert phases(observer) == [("allreduce.loss", "E", "")]
-
-
 @pytest.fixture
 def clock(monkeypatch):
     """The time in microseconds, which the test sets."""
@@ -82,15 +72,6 @@ def test_clocks_are_compared_by_the_quickest_answer_from_the_middle_of_its_way(c
         assert observer.offset_us == (4002.0 if now > 2500.0 else 4000.0)
     observer.call_made("send")
     assert observer.drain()[0][3] == 2510.0 + 4002.0
-
-
-def test_events_are_taken_by_rank_0_and_others_are_left_alone():
-    taken, first = [], Tracing(lambda *message: None, 0)
-    assert first.take(1, {"type": "trace", "events": [[1]]}), "before a timeline begins they are dropped"
-    first.attach(Observer(), lambda peer, events: taken.append((peer, events)))
-    assert first.take(1, {"type": "trace", "events": [[2]]})
-    assert taken == [(1, [[2]])]
-    assert not first.take(1, {"type": "ready"})
 
 
 @pytest.mark.parametrize(("rank", "limit_s"), [(0, 0.05), (1, 0.25)])

@@ -53,15 +53,6 @@ def failure_of(act):
     return caught.value
 
 
-def test_a_group_of_one_ends_by_abort_only():
-    watch = GroupWatch(None, (3,))
-    assert watch.fileno() == -1 and watch.abort_error is None
-    watch.check()
-    error = NotInitializedError("it called abort()")
-    watch.abort(error)
-    assert failure_of(watch.check) is error
-
-
 def test_the_root_cause_names_a_rank_of_the_job(watch, control):
     control.abort_error = PeerLostError("rank 1 (jetson, rank 2 of all) was lost", rank=1, host="jetson")
     for _ in range(3):
@@ -87,13 +78,6 @@ def test_after_an_abort_nothing_else_is_the_root_cause(watch, control):
     assert watch.root_cause(PeerLostError("lost", rank=2)) is error
     assert failure_of(watch.check) is error
     assert control.abort_error is None
-
-
-def test_an_interruption_that_two_threads_report_names_this_rank(watch):
-    """Both get the same error of the control connection, which is renumbered for each."""
-    errors = [watch.note_interrupted("allreduce", "KeyboardInterrupt") for _ in range(3)]
-    assert [(error.rank, error.host) for error in errors] == [(1, "desk")] * 3
-    assert watch.failure.rank == 1
 
 
 def test_a_failure_on_this_rank_ends_the_group(watch):

@@ -8,7 +8,7 @@ import pytest
 
 from ringcomm.config import Settings
 from ringcomm.engine.observer import OwnTrace
-from ringcomm.errors import NotInitializedError, PeerLostError
+from ringcomm.errors import NotInitializedError
 from ringcomm.group.failures import Reporter
 from ringcomm.group.group import Group
 from ringcomm.group.view import Peer
@@ -45,16 +45,6 @@ def make():
 
 def joined(control):
     return SimpleNamespace(control=control, generation=4)
-
-
-def test_all_waits_for_data_watch_for_an_abort(make):
-    control = Control()
-    group = make(joined=joined(control))
-    assert group.generation == 4 and group.reporter is control
-    control.report_lost(2, "", "its cable is out")
-    for fabric in (group.channels.direct, group.channels.background):
-        with pytest.raises(PeerLostError, match="cable"):
-            fabric.watch.check()
 
 
 @pytest.mark.parametrize(

@@ -104,17 +104,6 @@ class TestInvalidFrames:
         assert f"sends short messages beyond the limit of {2 * (OVERHEAD_BYTES + 4)} bytes" in text
 
 
-def test_a_receive_that_is_posted_while_its_message_arrives(end):
-    head = message_channel._HEAD.pack(message_channel._MAGIC, SHORT, *TAG, 0, 1, 4)
-    end.link.send([memoryview(head + b"ab")])
-    end.channel.advance()
-    receive = end.post(4)
-    assert receive.work.ended == [] and not end.channel.in_transit(receive.work)
-    end.link.send([memoryview(b"cd")])
-    end.channel.advance()
-    assert receive.work.ended == [None] and bytes(receive.view) == b"abcd" and receive.work.source == 0
-
-
 @pytest.mark.parametrize("capacity", [1, 7, 24, 25, 4096, 1 << 20])
 @pytest.mark.parametrize("seed", range(3))
 def test_every_message_arrives_whole_and_in_order(capacity, seed, monkeypatch):
@@ -176,17 +165,6 @@ class TestFlowControl:
         """Room for ten messages of 1000 bytes."""
         monkeypatch.setattr(message_channel, "HELD_BYTES", 10 * (1000 + message_channel.OVERHEAD_BYTES))
 
-    def test_what_no_receive_asks_for_does_not_hold_up_what_is_behind_it(self):
-        pair, contents = Pair(4096), [bytes([number]) * 1000 for number in range(50)]
-        notes = [pair.send((0, tag), content) for tag, content in enumerate(contents)]
-        pair.move()
-        places = [receive(0, 1000, (0, tag)) for tag in range(50)]
-        for place in reversed(places):
-            pair.post(place)
-            pair.move()
-        assert [bytes(place.view) for place in places] == contents
-        assert all(note.ended == [None] for note in notes)
-        assert pair.sides[0].unfinished() == pair.sides[1].unfinished() == []
 
     def test_the_receiver_holds_no_more_than_the_limit(self):
         pair = Pair()

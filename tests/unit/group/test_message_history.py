@@ -34,21 +34,6 @@ def test_messages_are_numbered_by_peer_and_way_and_the_last_one_is_kept(history)
     assert channel["messages"] == {"11": [0, 6], "12": [1, 0]} and channel["operations"][0]["peer"] == 12
 
 
-def test_a_message_that_is_waited_for_is_running(history):
-    work, other = Task("activations"), Task("other")
-    wait = history.begin_wait(history.post(RECEIVE, 1, 0, 7, 8, work), work)
-    assert states(history) == [("recv", 1, "running")]
-    history.post(SEND, 2, 0, 7, 8, other)
-    assert states(history) == [("send", 1, "submitted"), ("recv", 1, "running")]
-    assert list(history.waits()) == [("activations", 1)]
-    before_s = history.waited_s
-    assert 0.0 < before_s < history.waited_s  # also of a wait that has not ended
-    work.finish()
-    history.end_wait(wait)
-    assert list(history.waits()) == [] and history.waited_s == history.waited_s
-    assert states(history) == [("send", 1, "submitted")]
-
-
 def test_the_sums_of_a_rank(history):
     work = Task("x")
     wait = history.begin_wait(history.post(RECEIVE, 1, 0, 7, 8, work), work)
