@@ -21,20 +21,24 @@ from ..errors import ShapeError
 from ..ops import Collective, ReduceOp
 from ..transport.base import Fabric
 from ..transport.subset import Subset
+from ..wire.signature import Signature
 from .adasum import adasum
-from .mirrors import Mirrors, fetch_all, is_shared, mirrors_of, store_all
 from .packing import (
     FusionBuffer,
+    Mirrors,
     Work,
     arrays_of,
     bucket_text,
+    fetch_all,
     groups_by_index,
-    groups_of,
     in_blocks,
+    is_shared,
+    mirrors_of,
     nothing,
     per_work,
     residuals_of,
     side_by_side,
+    store_all,
     tensors_of,
 )
 from .process_sets import ProcessSets
@@ -52,7 +56,7 @@ class BucketRunner:
         self.on_activity: Optional[Callable[[str], None]] = None
         self._fabric = fabric
         self._make_runner = make_runner
-        self._sets = sets
+        self.sets = sets
         self._runners: Dict[Tuple[int, ...], Runner] = {}
         self._buckets = 0
         self._active: Optional[Runner] = None
@@ -141,21 +145,17 @@ class BucketRunner:
 
         return delivered(self._fabric)
 
-    def members(self, process_set: int) -> Tuple[int, ...]:
-        """The ranks of a process set."""
-        return self._sets.members(process_set)
-
     def moved_bytes(self, process_set: int) -> int:
         """Return how far the collective has come that runs in a process set, or has failed there.
 
         For any thread.
         """
-        runner = self._runners.get(self._sets.members(process_set))
+        runner = self._runners.get(self.sets.members(process_set))
         rows = runner.rows() if runner is not None else []
         return int(rows[-1].get("moved", 0)) if rows else 0
 
     def _runner(self, process_set: int) -> Runner:
-        members = self._sets.members(process_set)
+        members = self.sets.members(process_set)
         runner = self._runners.get(members)
         if runner is None:
             whole = len(members) == self._fabric.size
@@ -166,44 +166,34 @@ class BucketRunner:
     # ---- reductions --------------------------------------------------------------------------
 
     def _all_reduce(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
-        first = bucket[0][0]
-        op = ReduceOp(first.op)
+        first, mirrors = bucket[0][0], self._mirrors
         arrays = [array for work in bucket for array in arrays_of(work)]
-        mirrors = self._mirrors
-        whole = bool(mirrors) and bool(first.weighted or first.codec or op == ReduceOp.ADASUM)
-        if whole:
-            fetch_all(arrays, mirrors, runner)
+        if not (first.weighted or first.codec or first.op == ReduceOp.ADASUM):
+            self._reduce(runner, first, arrays, mirrors)
+            return [None] * len(bucket)
+        fetch_all(arrays, mirrors, runner)
         weighted = _weighted(runner, bucket, arrays)
-        self._reduce_all(runner, bucket, weighted, {} if whole else mirrors)
-        for array, result in zip(arrays, weighted):
-            restore(array, result)
-        if whole:
-            store_all(arrays, mirrors)
-        return [None] * len(bucket)
-
-    def _reduce_all(
-        self, runner: Runner, bucket: Sequence[Work], arrays: Sequence[Array], mirrors: Mirrors
-    ) -> None:
-        """Reduce the arrays of a bucket; one with a mirror that runs alone may be reduced on its device."""
-        first = bucket[0][0]
-        op = ReduceOp(first.op)
-        if op == ReduceOp.ADASUM:
+        if first.op == ReduceOp.ADASUM:
             for array in arrays:
                 adasum(runner, array, first.prescale, first.postscale)
-            return
-        if first.codec:
-            self._all_reduce_coded(runner, bucket, arrays)
-            return
-        for group in groups_of(arrays):
+        elif first.codec:
+            self._all_reduce_coded(runner, bucket, weighted)
+        else:
+            self._reduce(runner, first, weighted, {})
+        for array, result in zip(arrays, weighted):
+            restore(array, result)
+        store_all(arrays, mirrors)
+        return [None] * len(bucket)
+
+    def _reduce(self, runner: Runner, like: Signature, arrays: Sequence[Array], mirrors: Mirrors) -> None:
+        """Reduce arrays alike; one with a mirror that runs alone may be reduced on its device."""
+        for indices in groups_by_index(arrays):
+            group = [arrays[index] for index in indices]
             mirror = mirrors.get(id(group[0])) if mirrors and len(group) == 1 else None
             if mirrors and mirror is None:
                 fetch_all(group, mirrors, runner)
-            packed, unpack = side_by_side(group, self._buffer, self._note)
-            self._note("RINGCOMM_ALLREDUCE")
-            runner.all_reduce(
-                packed, op, prescale=first.prescale, postscale=first.postscale, mirror=mirror,
-            )  # fmt: skip
-            self._note("")
+            packed, unpack = side_by_side(group, self._buffer, self.on_activity)
+            self._call(runner, packed, like, mirror=mirror)
             unpack()
             if mirrors and mirror is None:
                 store_all(group, mirrors)
@@ -222,18 +212,19 @@ class BucketRunner:
                     for array, item in zip(group, kept)
                 ]
                 feedback, unpack_feedback = in_blocks(present, self._residuals)
-            self._note("RINGCOMM_ALLREDUCE")
-            runner.all_reduce(
-                packed, ReduceOp(first.op), prescale=first.prescale, postscale=first.postscale,
-                codec=first.codec, residuals=feedback,
-            )  # fmt: skip
-            self._note("")
+            self._call(runner, packed, first, codec=first.codec, residuals=feedback)
             unpack()
             unpack_feedback()
 
-    def _note(self, activity: str) -> None:
-        if self.on_activity is not None:
-            self.on_activity(activity)
+    def _call(self, runner: Runner, packed: Array, like: Signature, **options: Any) -> None:
+        note = self.on_activity
+        if note is not None:
+            note("RINGCOMM_ALLREDUCE")
+        runner.all_reduce(
+            packed, ReduceOp(like.op), prescale=like.prescale, postscale=like.postscale, **options
+        )
+        if note is not None:
+            note("")
 
     def _reduce_scatter(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
         first = bucket[0][0]
@@ -286,7 +277,7 @@ class BucketRunner:
 
     def _broadcast(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
         for work in bucket:
-            root = self._sets.members(work[0].process_set).index(work[0].root)
+            root = self.sets.members(work[0].process_set).index(work[0].root)
             arrays, mirrors = arrays_of(work), self._mirrors
             # Memory that the device shares is written to only after what the device has still to do there.
             waits = runner.rank == root
@@ -319,7 +310,7 @@ class BucketRunner:
 
     def _process_set(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
         runner.barrier()
-        return [self._sets.apply(signature.name) for signature, _ in bucket]
+        return [self.sets.apply(signature.name) for signature, _ in bucket]
 
 
 def _weighted(runner: Runner, bucket: Sequence[Work], arrays: Sequence[Array]) -> Sequence[Array]:
@@ -330,7 +321,7 @@ def _weighted(runner: Runner, bucket: Sequence[Work], arrays: Sequence[Array]) -
     left = iter(weighted)
     for signature, request in bucket:
         for array in islice(left, len(signature.shapes)):
-            if request is not None:
+            if request is not None and request.total is not None:
                 weigh(array, request.total.share(request.weight, runner.size))
     return weighted
 

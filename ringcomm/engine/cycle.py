@@ -8,36 +8,27 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import contextmanager
 from math import inf
-from typing import Collection, Iterable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Collection, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
 from ..clock import Clock
 from ..collective.progress import Progress
-from ..collective.weighted import Total
-from ..errors import (
-    MismatchError,
-    NotInitializedError,
-    PeerStalledError,
-    ProtocolError,
-    RingcommError,
-)
+from ..errors import MismatchError, NotInitializedError, PeerStalledError, ProtocolError, RingcommError
 from ..group.failures import FailureReporter
 from ..transport.base import Fabric, Link, StoppableWatch, Stopped
 from ..wire.messages import Message
 from ..wire.signature import Key
-from .announcements import masks_of, totals_of
 from .bucket_runner import BucketRunner
-from .coordinator import Coordinator
+from .coordinator import Coordinator, RankReports
 from .observer import labels_of
-from .operation_history import OperationHistory, began, finish
+from .packing import Work
 from .peer_channels import PeerChannels
-from .pending import Pending, Work
+from .pending import Pending
 from .piggyback import unpack
 from .repeats import Repeats
-from .request import Handle, Request
+from .request import Handle, OperationHistory, Request
 from .stacks import main_stack
 from .waiters import NOTHING_REPORTED, Waiters
 
@@ -47,17 +38,6 @@ GIVE_UP_S = 0.1
 """How long a rank waits in a repeat before rank 0 is to find out what the others do."""
 _DECIDE_S = 1e-3
 """How often a rank that only repeats does the rest of a cycle."""
-
-
-@contextmanager
-def _making_sense() -> Iterator[None]:
-    """Errors in executing what rank 0 sent are errors of its message."""
-    try:
-        yield
-    except (LookupError, ValueError, TypeError, OverflowError) as problem:
-        if isinstance(problem, RingcommError):
-            raise
-        raise ProtocolError(f"Rank 0 sent responses that this rank cannot execute: {problem!r}.") from None
 
 
 class Rest(NamedTuple):
@@ -84,6 +64,7 @@ class EngineState:
         watch: StoppableWatch,
         reporter: FailureReporter,
         clock: Clock,
+        history: OperationHistory,
     ) -> None:
         self._reporter = reporter
         self.rank = fabric.rank
@@ -102,7 +83,7 @@ class EngineState:
         self._skipped = False
         self.broken: Optional[BaseException] = None
         self.executed = 0  # responses
-        self.history: Optional[OperationHistory] = None
+        self.history = history
         self.peers = peers
         self.bucket_runner = bucket_runner
         bucket_runner.repeated = self.repeats.all_sets
@@ -123,10 +104,9 @@ class EngineState:
             self._cut_short.clear()
             self.repeats.current = None
             join, self.join = self.join, None
-        if self.history is not None and self.history.on_failure is not None:
-            self.history.on_failure(error)  # while callers still wait
+        self.history.failed(error)
         for request in requests:
-            finish(request, error=error)
+            request.finish(error=error)
         if join is not None:
             join.finish(error=error)
 
@@ -210,7 +190,7 @@ class EngineState:
             self.pending.hold()
             self.urgent = False
         for request in requests:
-            began(request)
+            request.begin()
         repeat = self.repeats.begin(chosen, requests)
         self._repeat_began_s = now_s
         message = repeat.message()
@@ -230,7 +210,7 @@ class EngineState:
             for request in ended.requests:
                 self.pending.take(request.key)
         for request in ended.requests:
-            finish(request)
+            request.finish()
         return True
 
     def _give_up_in_s(self, now_s: float) -> float:
@@ -260,32 +240,37 @@ class EngineState:
         responses = coordinator.decide(self._clock())
         if coordinator.deadlock:
             raise self._reporter.report_mismatch(self.rank, coordinator.deadlock)
-        self._look_for_late(coordinator)
-        for text in coordinator.warnings:
-            logger.warning("%s", text)
-        coordinator.warnings.clear()
-        for rank in coordinator.to_explain:
-            if rank == self.rank:
-                coordinator.take(rank, {"type": "stack", "text": main_stack()}, self._clock())
-            else:
-                self.peers.messages.send({"type": "explain"}, rank)
-        coordinator.to_explain.clear()
+        self._look_for_late(coordinator.reports)
+        if coordinator.reports.warnings:
+            self._report(coordinator.reports)
         decisions, coordinator.to_all = coordinator.to_all, []
         for decision in decisions + ([] if responses is None else [responses]):
             self.peers.messages.send(decision)
             self._take_decision(decision)
 
-    def _look_for_late(self, coordinator: Coordinator) -> None:
+    def _report(self, reports: RankReports) -> None:
+        """Log what rank 0 has noticed, and ask the ranks that do not come where they are."""
+        for text in reports.warnings:
+            logger.warning("%s", text)
+        reports.warnings.clear()
+        for rank in reports.to_explain:
+            if rank == self.rank:
+                reports.take_stack(rank, main_stack())
+            else:
+                self.peers.messages.send({"type": "explain"}, rank)
+        reports.to_explain.clear()
+
+    def _look_for_late(self, reports: RankReports) -> None:
         """Direct calls to which some ranks do not come. (What has a name is the coordinator's affair.)"""
-        late = self.peers.progress_reports.late(coordinator.paused, self._clock())
+        late = self.peers.progress_reports.late(reports.paused, self._clock())
         if late is None:
             return
         if late.given_up:
             why = f"{late.text}, and is given up (RINGCOMM_LATE_AFTER sets the limit)"
-            stack = coordinator.stack_of(late.ranks[0])
-            raise self.peers.lost(late.ranks[0], f"{why}. {stack}".rstrip(". "), "late")
-        coordinator.warnings.append(f"{late.text}.")
-        coordinator.to_explain += [rank for rank in late.ranks if rank not in coordinator.to_explain]
+            raise self.peers.lost(
+                late.ranks[0], f"{why}. {reports.stack_of(late.ranks[0])}".rstrip(". "), "late"
+            )
+        reports.warn(f"{late.text}.", late.ranks)
 
     def _announce(self, now_s: float) -> bool:
         if not self._has_work():
@@ -354,7 +339,7 @@ class EngineState:
             self._fabric.wake()
 
     def _has_work(self) -> bool:
-        return bool(self.outbox) or self.pending.unannounced
+        return bool(self.outbox or self.pending.unannounced)
 
     def _check_gone(self) -> None:
         """A link has ended: that matters if an operation needs the peer, or if it sent no goodbye."""
@@ -362,7 +347,7 @@ class EngineState:
         for peer in self.repeats.missing():
             if peer in gone:
                 raise self.peers.lost(peer, gone[peer], "lost")
-        nearest = {peer: reason for peer, reason in gone.items() if peer in self.peers.nearest}
+        nearest = {peer: reason for peer, reason in gone.items() if peer in self.peers.messages.nearest}
         if nearest and self._is_waiting(nearest):
             peer, reason = next(iter(nearest.items()))
             raise self.peers.lost(peer, reason, "lost")
@@ -388,65 +373,55 @@ class EngineState:
     # ---- responses ----------------------------------------------------------------------------
 
     def _execute(self, responses: Message) -> None:
-        with self.lock, _making_sense():
+        with self.lock:
             self.pending.learn(responses["fresh"])
             for epoch, number, ids in responses["repeats"]:
-                repeated = [self.pending.ids.signature(item) for item in ids]
-                self.repeats.learn(int(epoch), int(number), repeated)
-            failures = [
-                (Key(int(number), str(name), int(count)), str(kind), str(text), [int(rank) for rank in late])
-                for (number, name, count), kind, text, late in responses["failed"]
-            ]
-            settled = [(int(number), int(count), str(text)) for number, count, text in responses["settled"]]
-            totals, absent = totals_of(responses["totals"]), masks_of(responses["absent"])
-        for failure in failures:
-            self._fail_one(*failure)
-        for result in settled:
-            self._settle(*result)
+                self.repeats.learn(epoch, number, [self.pending.signatures[item] for item in ids])
+        for (process_set, name, count), kind, text, late in responses["failed"]:
+            self._fail_one(Key(process_set, name, count), kind, text, late)
+        for number, count, text in responses["settled"]:
+            self._settle(number, count, text)
         for run in responses["run"]:
-            self._run(run, totals, absent)
+            self._run(run)
         if responses["joined"] >= 0:
             with self.lock:
                 join, self.join = self.join, None
             if join is not None:
                 join.finish(responses["joined"])
         with self.lock:
-            self.executed += 1  # no caller waits any more for what they have finished
-        if responses["forget"]:
-            with self.lock:
-                self.pending.ids.forget()
-                self.outbox.append({"type": "forgot", "epoch": responses["forget"]})
+            self.pending.forget(responses["fresh"])
+            self.executed += 1  # their callers are gone
 
     def _fail_one(self, key: Key, kind: str, text: str, missing: Sequence[int]) -> None:
         with self.lock:
             request = self.pending.take(key)
-        if request is not None:
-            error: RingcommError = MismatchError(text)
-            if kind == "stalled":
-                error = PeerStalledError(text, rank=missing[0] if missing else None)
-                if self.history is not None and self.history.on_failure is not None:
-                    self.history.on_failure(error)
-            finish(request, error=error)
+        if request is None:
+            return
+        error: RingcommError = MismatchError(text)
+        if kind == "stalled":
+            error = PeerStalledError(text, rank=missing[0] if missing else None)
+            self.history.failed(error)
+        request.finish(error=error)
 
     def _settle(self, number: int, count: int, text: str) -> None:
         """An operation that needs no collective: its result came with the responses."""
-        with self.lock, _making_sense():
-            [(signature, request)] = self.pending.take_bucket([number, count], iter((Total(1.0, 0),)))
+        with self.lock:
+            signature = self.pending.signatures[number]
+            request = self.pending.take(signature.key(count))
         if request is None:
             return  # of a process set to which this rank does not belong
-        began(request)
+        request.begin()
         observer = self.peers.tracing.observer
         if observer is not None:
-            traced = labels_of([signature], [number, count])
+            traced = labels_of([signature], [[number, count]])
             observer.started(traced)
             observer.ended(traced)
         try:
-            with _making_sense():
-                unpack(request, text)
+            unpack(request, text)
         except ProtocolError as problem:
-            finish(request, error=problem)
+            request.finish(error=problem)
             raise
-        finish(request)
+        request.finish()
 
     def _check_submitted(self, bucket: Sequence[Work]) -> None:
         """Without this, a rank would take part with neutral numbers, and its program would wait for ever."""
@@ -457,41 +432,39 @@ class EngineState:
                 f"rank ({self.rank}) has not submitted."
             )
 
-    def _run(self, run: Sequence[int], totals: Iterable[Total] = (), absent: Iterable[int] = ()) -> None:
-        with self.lock, _making_sense():
-            bucket = self.pending.take_bucket(run, totals, absent)
+    def _run(self, run: Sequence[Sequence[Any]]) -> None:
+        with self.lock:
+            bucket = self.pending.take_bucket(run)
+            members = self.bucket_runner.sets.members(bucket[0][0].process_set)
         self.bucket_runner.next_bucket()
-        with _making_sense():
-            members = self.bucket_runner.members(bucket[0][0].process_set)
         if self.rank not in members:
             return
         self._check_submitted(bucket)
-        for _, request in bucket:
-            began(request)
+        requests = [request for _, request in bucket if request is not None]
+        for request in requests:
+            request.begin()
         observer = self.peers.tracing.observer
-        traced = labels_of([signature for signature, _ in bucket], run) if observer is not None else []
+        traced = [] if observer is None else labels_of([signature for signature, _ in bucket], run)
         if observer is not None:
             observer.started(traced)
             self.bucket_runner.on_activity = lambda name: observer.activity(traced, name)
         try:
             results = self.bucket_runner.run(bucket)
-        except BaseException as problem:
-            error = problem
+        except Exception as problem:
+            error: Exception = problem
             if isinstance(problem, Stopped):
                 error = NotInitializedError("ringcomm has been shut down while this operation was running.")
-            requests = [request for _, request in bucket if request is not None]
-            if not isinstance(problem, Exception):
-                # Ctrl-C in the thread that does the engine's work. Other threads, which may wait for the
-                # same operations, get the error of an interrupted rank from fail_all.
-                self._cut_short += requests
-                raise
             for request in requests:
-                finish(request, error=error)
+                request.finish(error=error)
+            raise
+        except BaseException:
+            # Ctrl-C in the thread that does the engine's work. Other threads, which may wait for the
+            # same operations, get the error of an interrupted rank from fail_all.
+            self._cut_short += requests
             raise
         if observer is not None:
             observer.ended(traced)
-        for (_, request), result in zip(bucket, results):
-            if request is not None and isinstance(result, RingcommError):
-                finish(request, error=result)  # of this operation alone, on all ranks
-            elif request is not None:
-                finish(request, result)
+        for work, result in zip(bucket, results):
+            if work[1] is not None:
+                failed = isinstance(result, RingcommError)  # this operation alone, on all ranks
+                work[1].finish(None if failed else result, result if failed else None)

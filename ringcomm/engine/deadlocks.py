@@ -32,10 +32,9 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
+    Set,
     Tuple,
-)
-
-from .wait_graph import waiting_for_each_other
+)  # fmt: skip
 
 DEADLOCK_S = 0.5
 """How long ranks must have waited for each other, with no thread left that could submit anything, before they
@@ -49,6 +48,30 @@ EVERY_RANK, NO_RANK = -1, -2
 
 Operations = Iterable[Tuple[Collection[int], Collection[int]]]
 """Of each incomplete operation, the ranks that have announced it, and those that it lacks."""
+
+
+def behind(waits: Mapping[int, Collection[int]]) -> List[int]:
+    """Return the ranks that others wait for and that do not wait themselves; ``waits`` has, for each rank
+    that waits, the ranks that it waits for.
+    """
+    return sorted({other for others in waits.values() for other in others}.difference(waits))
+
+
+def waiting_for_each_other(blocked: Collection[int], operations: Operations) -> Set[int]:
+    """Return the blocked ranks of which none can go on before another one of them does.
+
+    Whatever one of the returned ranks has announced lacks another one of them, so no other rank can release
+    them.
+    """
+    stuck = set(blocked)
+    waits = [(stuck.intersection(announced), stuck.intersection(lacks)) for announced, lacks in operations]
+    while True:
+        waiting = {rank for announced, _ in waits for rank in announced}
+        released = {rank for announced, lacks in waits if not lacks & stuck for rank in announced}
+        left = (stuck & waiting) - released
+        if left == stuck:
+            return stuck
+        stuck = left
 
 
 class Deadlock(NamedTuple):
@@ -78,6 +101,7 @@ class BlockedRanks:
         self._stall_warning_s = stall_warning_s
         self._blocked: Dict[int, _Blocked] = {}
         self._counts_from: Dict[int, int] = {}
+        self._issued = 0  # responses
         self._changed_s = 0.0
         self._looked_at = -1.0  # value of changed_s when all ranks were last looked at
         self._given_up_s: Optional[float] = None
@@ -108,9 +132,13 @@ class BlockedRanks:
         """A rank has submitted something, or reports that it is no longer blocked."""
         self._blocked.pop(rank, None)
 
-    def will_go_on(self, ranks: Collection[int], response: int) -> None:
-        """Note that operations of these ranks have ended, or may run, from a response on."""
-        self._counts_from.update(dict.fromkeys(ranks, response))
+    def responded(self) -> None:
+        """Rank 0 has issued responses."""
+        self._issued += 1
+
+    def will_go_on(self, ranks: Collection[int]) -> None:
+        """Note that operations of these ranks end, or may run, from the next response on."""
+        self._counts_from.update(dict.fromkeys(ranks, self._issued + 1))
         for rank in ranks if self._blocked else ():
             self._blocked.pop(rank, None)
 

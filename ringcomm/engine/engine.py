@@ -7,6 +7,8 @@ Arrays are flat, contiguous and native here; shapes travel beside them. Every op
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
@@ -19,10 +21,11 @@ from ..collective.progress import Progress
 from ..collective.reduce import kernel
 from ..collective.rows import check_rows, cumulative, row_counts, scatter_layout
 from ..collective.runner import Runner
+from ..collective.weighted import NO_WEIGHTS, Total
 from ..config import Settings
 from ..dtypes import Array, check_weighable, code_of_name, dtype_named, type_names
-from ..errors import ConfigError, RingcommError, UnsupportedDtypeError, describe_error
-from ..group.failures import FailureReporter, Reporter
+from ..errors import ConfigError, Misuse, RingcommError, UnsupportedDtypeError, describe_error
+from ..group.failures import FailureReporter
 from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of, root_of, weight_of
 from ..schedule.select import Selector
 from ..transport.base import Channels, Fabric, StoppableWatch
@@ -30,11 +33,9 @@ from ..wire.frames import NO_OP, NO_ROOT
 from ..wire.signature import Shape, Signature
 from .adasum import check_adasum
 from .bucket_runner import BucketRunner
-from .observer import Observer, Sink
-from .operation_history import OperationHistory
+from .observer import Observer, OwnTrace, Sink, label_of
 from .process_sets import GLOBAL_SET, ProcessSets
-from .request import Handle, Request
-from .single_rank import SingleRank
+from .request import Handle, OperationHistory, Request
 
 if TYPE_CHECKING:
     from .coordinator import Coordinator
@@ -55,12 +56,12 @@ class Engine:
         self,
         channels: Channels,
         settings: Settings,
-        generation: int = 0,
-        spin_s: float = 0.0,
-        reporter: Optional[FailureReporter] = None,
-        hosts: Sequence[str] = ("localhost",),
-        selector: Optional[Selector] = None,
-        calls: Callable[[], Progress] = Progress,
+        generation: int,
+        spin_s: float,
+        reporter: FailureReporter,
+        hosts: Sequence[str],
+        selector: Optional[Selector],
+        calls: Callable[[], Progress],
     ) -> None:
         self.rank = channels.background.rank
         self.size = channels.background.size
@@ -70,7 +71,6 @@ class Engine:
         self.repeated = StepClock()
         self._known: Dict[Tuple[Any, ...], Signature] = {}
         self._thread: Optional[EngineThread] = None
-        reporter = Reporter() if reporter is None else reporter
 
         def make_runner(fabric: Fabric) -> Runner:
             whole = fabric is channels.background
@@ -80,30 +80,21 @@ class Engine:
 
         self.buckets = BucketRunner(channels.background, make_runner, self.sets)
         if self.size == 1:
-            self._single = SingleRank(self.buckets)
+            self._alone = _Alone(self.buckets)
             return
-        from .peer_channels import SilenceLimits  # what follows is not needed by a rank that is alone
+        from .failure_detector import SilenceLimits  # what follows is not needed by a rank that is alone
         from .thread import EngineThread
 
         watch = StoppableWatch(channels.background.watch)
         channels.background.watch = channels.control.watch = watch
         if self.rank == 0:
             self.coordinator = self._make_coordinator(settings, hosts, selector)
-        self._thread = EngineThread(
-            channels.control,
-            channels.background,
-            self.buckets,
-            self.coordinator,
-            watch,
-            reporter,
-            calls,
-            hosts,
-            channels.direct.wake,
-            spin_s,
-            SilenceLimits(settings.dead_after_s, settings.stall_warning_s, settings.late_after_s),
-        )
         self.history = OperationHistory(KEPT, self.buckets.moved_bytes)
-        self._thread.record(self.history)
+        limits = SilenceLimits(settings.dead_after_s, settings.stall_warning_s, settings.late_after_s)
+        self._thread = EngineThread(
+            channels, self.buckets, self.coordinator, watch, reporter, calls, hosts, spin_s, limits,
+            self.history,
+        )  # fmt: skip
 
     def _make_coordinator(
         self, settings: Settings, hosts: Sequence[str], selector: Optional[Selector]
@@ -118,14 +109,11 @@ class Engine:
             single = kernel(ReduceOp(first.op), dtype, self.size).needs_single_fold
             return selector is None or selector.one_round(count, dtype.itemsize, single, NEGOTIATION_S)
 
-        return Coordinator(
-            hosts,
-            self.sets.members,
-            Tuning(settings.fusion_bytes, settings.cycle_ms * 1e-3),
-            settings.stall_warning_s,
-            settings.late_after_s,
-            one_round=one_round,
-        )
+        tuning = Tuning(
+            settings.fusion_bytes, settings.cycle_ms * 1e-3, settings.stall_warning_s, settings.late_after_s,
+            one_round,
+        )  # fmt: skip
+        return Coordinator(hosts, self.sets.members, tuning)
 
     def allreduce(
         self,
@@ -150,15 +138,13 @@ class Engine:
         that no rank has.
         """
         chosen = op if isinstance(op, Options) else Options(op, **options)
-        request = self._reduction(
-            Collective.ALLREDUCE, chosen, arrays, shapes, name, process_set, convert, mirrors
-        )
-        request.residuals, request.absent = residuals, absent
+        request = self._reduction(Collective.ALLREDUCE, chosen, arrays, shapes, name, process_set, convert)
+        request.mirrors, request.residuals, request.absent = mirrors, residuals, absent
         return self._submit(request, urgent)
 
     def _reduction(
         self, kind: Collective, options: Options, arrays: Sequence[Array], shapes: Optional[Sequence[Shape]],
-        name: Optional[str], process_set: int, convert: Convert, mirrors: Mirrors, bounds: Sequence[int] = (),
+        name: Optional[str], process_set: int, convert: Convert, bounds: Sequence[int] = (),
     ) -> Request:  # fmt: skip
         """Return the request of a reduction with these options, checked the first time."""
         op, prescale, postscale = options.op, options.prescale_factor, options.postscale_factor
@@ -183,8 +169,11 @@ class Engine:
                     self._known[described] = signature
         elif process_set != GLOBAL_SET:
             self.sets.check_member(process_set)
-        request = self._request(signature, arrays, convert, mirrors)
-        request.weight = self._weight(options.weight, arrays, op)
+        request = self._request(signature, arrays, convert)
+        if options.weight is not None:
+            for array in arrays:
+                check_weighable(array.dtype, op)
+            request.weight = weight_of(options.weight)
         return request
 
     def reducescatter(
@@ -201,10 +190,11 @@ class Engine:
         layout = scatter_layout(shapes, len(self.sets.check_member(process_set)), options)
         if options.op == ReduceOp.ADASUM:
             raise UnsupportedDtypeError("Adasum exists for allreduce only.")
+        bounds = [edge for edges in layout.edges for edge in edges]
         request = self._reduction(
-            Collective.REDUCESCATTER, options, arrays, shapes, options.name, process_set, convert, mirrors,
-            [edge for edges in layout.edges for edge in edges],
-        )  # fmt: skip
+            Collective.REDUCESCATTER, options, arrays, shapes, options.name, process_set, convert, bounds
+        )
+        request.mirrors = mirrors
         return self._submit(request, urgent)
 
     def allgather(
@@ -354,14 +344,14 @@ class Engine:
     @property
     def observer(self) -> Optional[Observer]:
         """The observer that receives the engine's events, if there is one."""
-        return self._single.trace.observer if self._thread is None else self._thread.observer
+        return self._alone.trace.observer if self._thread is None else self._thread.observer
 
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
         """Report what happens from now on to an observer, or none: :meth:`~.thread.EngineThread.observe`."""
         if self._thread is not None:
             self._thread.observe(observer, sink)
         else:
-            self._single.trace.observe(observer, sink)
+            self._alone.trace.observe(observer, sink)
 
     @property
     def waited(self) -> Stopwatch:
@@ -371,7 +361,7 @@ class Engine:
     @property
     def late_s(self) -> Dict[int, float]:
         """On rank 0: by rank, how long operations have waited for it alone; empty on other ranks."""
-        return {} if self.coordinator is None else dict(self.coordinator.late_s)
+        return {} if self.coordinator is None else dict(self.coordinator.reports.late_s)
 
     def finish_earlier(self, name: str, process_set: int = GLOBAL_SET) -> None:
         """Wait for this rank's own operation of this name, if one is on its way that its program has left.
@@ -387,13 +377,6 @@ class Engine:
         return self._thread.pending() if self._thread is not None else []
 
     # ---- the way in --------------------------------------------------------------------------
-
-    def _weight(self, weight: Optional[float], arrays: Sequence[Array], op: ReduceOp) -> float:
-        if weight is None:
-            return 1.0
-        for array in arrays:
-            check_weighable(array.dtype, op)
-        return weight_of(weight)
 
     def _check_reducible(
         self, arrays: Sequence[Array], op: ReduceOp, prescale: float, postscale: float
@@ -444,7 +427,36 @@ class Engine:
     def _submit(self, request: Request, urgent: bool) -> Handle:
         if self._thread is not None:
             return self._thread.submit(request, urgent)
-        result = self._single.run(request)
-        request.handle.absent = request.absent
-        request.handle.finish(result)
+        request.finish(self._alone.run(request))
         return request.handle
+
+
+class _Alone:
+    """Runs the requests of a job of one rank, and reports them to an observer while there is one."""
+
+    def __init__(self, buckets: BucketRunner) -> None:
+        self.trace = OwnTrace()
+        self._buckets = buckets
+        self._lock = threading.Lock()
+        self._unnamed: Counter[int] = Counter()
+
+    def run(self, request: Request) -> Any:
+        """Run an operation in the calling thread; return its result."""
+        signature, observer = request.signature, self.trace.observer
+        if signature.weighted:
+            if not request.weight:
+                raise Misuse(f"{signature.describe(named=False)}: {NO_WEIGHTS}")
+            request.total = Total.of([request.weight])
+        if observer is None:
+            return self._buckets.run([(signature, request)])[0]
+        with self._lock:
+            if not signature.name:
+                self._unnamed[signature.process_set] += 1
+            traced = [(label_of(signature, self._unnamed[signature.process_set]), signature)]
+            observer.started(traced)
+            self._buckets.on_activity = lambda name: observer.activity(traced, name)
+            try:
+                return self._buckets.run([(signature, request)])[0]
+            finally:
+                self._buckets.on_activity = None
+                observer.ended(traced)

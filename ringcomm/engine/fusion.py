@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from ..ops import Collective, ReduceOp
 from ..wire.signature import Signature
@@ -11,11 +11,12 @@ FUSIBLE = (Collective.ALLREDUCE, Collective.REDUCESCATTER, Collective.ALLGATHER)
 
 
 class Ready(NamedTuple):
-    """An operation that is ready on every rank, with the number of its signature in the cache."""
+    """An operation that is ready on every rank; ``more`` is what ranks are told of it besides."""
 
-    id: int
-    number: int
     signature: Signature
+    number: int
+    nbytes: int
+    more: Dict[str, Any]
 
 
 Bucket = List[Ready]
@@ -31,8 +32,7 @@ def fuse(ready: Sequence[Ready], threshold_bytes: int) -> List[Bucket]:
     buckets: List[Bucket] = []
     open_buckets: Dict[Tuple[object, ...], Tuple[Bucket, int]] = {}
     for member in ready:
-        signature = member.signature
-        nbytes = signature.nbytes
+        signature, nbytes = member.signature, member.nbytes
         if signature.kind not in FUSIBLE or signature.op == ReduceOp.ADASUM or not threshold_bytes:
             buckets.append([member])
             continue
@@ -42,11 +42,9 @@ def fuse(ready: Sequence[Ready], threshold_bytes: int) -> List[Bucket]:
             signature.codec,
         )  # fmt: skip
         bucket, filled = open_buckets.get(alike, ([], 0))
-        if bucket and filled + nbytes <= threshold_bytes:
-            bucket.append(member)
-            open_buckets[alike] = (bucket, filled + nbytes)
-        else:
-            bucket = [member]
+        if not bucket or filled + nbytes > threshold_bytes:
+            bucket, filled = [], 0
             buckets.append(bucket)
-            open_buckets[alike] = (bucket, nbytes)
+        bucket.append(member)
+        open_buckets[alike] = (bucket, filled + nbytes)
     return buckets

@@ -15,9 +15,10 @@ from ..collective.progress import Progress
 from ..errors import BrokenInvariantError, ProtocolError, RingcommError
 from ..transport.base import Fabric, StoppableWatch, Stopped
 from ..wire.messages import Message
+from .failure_detector import SilenceLimits
 from .mismatch import whereabouts
 from .observer import Observer, Sink
-from .peer_channels import PeerChannels, SilenceLimits
+from .peer_channels import PeerChannels
 from .stacks import main_stack
 
 logger = logging.getLogger("ringcomm.engine")

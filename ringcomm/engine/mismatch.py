@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Collection, Dict, Iterable, List, Mapping, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from ..wire.signature import Key, Signature, first_difference
+from .deadlocks import BUSY_FACTOR, Deadlock
 
 
 def ranks_text(ranks: Sequence[int], hosts: Sequence[str], most: int = 8) -> str:
@@ -39,18 +40,11 @@ def calls_text(signatures: Mapping[int, Signature], sites: Mapping[int, str], ho
 
 
 def deadlock_text(
-    stuck: Collection[int],
-    calls: Iterable[Tuple[Mapping[int, Signature], Mapping[int, str]]],
-    hosts: Sequence[str],
-    busy: Sequence[int],
-    waited_s: float,
-    factor: float,
-    direct: Mapping[int, str],
+    found: Deadlock, calls: Iterable[Tuple[Mapping[int, Signature], Mapping[int, str]]], hosts: Sequence[str]
 ) -> str:
     """Return what ranks are told that wait for each other.
 
-    ``calls``: of each operation that fails, what ranks have submitted, and from where. ``factor``: how many
-    times the time until a warning that must be if threads of ``busy`` ranks do not wait.
+    ``calls``: of each operation that fails, what ranks have submitted, and from where.
     """
     signatures: Dict[int, Signature] = {}
     sites: Dict[int, str] = {}
@@ -58,20 +52,21 @@ def deadlock_text(
         for rank in announced.keys() - signatures.keys():
             signatures[rank], sites[rank] = announced[rank], places[rank]
     what = "every rank waits for something that the others have not called"
-    if len(stuck) < len(hosts):
-        some = ranks_text(sorted(stuck), hosts)
+    if len(found.ranks) < len(hosts):
+        some = ranks_text(sorted(found.ranks), hosts)
         what = f"{some} wait for each other, each for something that another one of them has not called"
     text = f"Mismatched calls: {what}: {calls_text(signatures, sites, hosts)}."
-    if direct:
-        others = "; ".join(f"{ranks_text([rank], hosts)}: {call}" for rank, call in sorted(direct.items()))
+    if found.calls:
+        direct = sorted(found.calls.items())
+        others = "; ".join(f"{ranks_text([rank], hosts)}: {call}" for rank, call in direct)
         text = (
             f"{text[:-1]}; {others}, which returns the result itself and is matched by order, not by name. "
             "Every rank has to make the same kind of call."
         )
-    if busy:
+    if found.busy:
         text += (
-            f" (Other threads of {ranks_text(busy, hosts)} could still call it, but no thread has called "
-            f"anything for {waited_s:.0f} s, {10 * factor:g} % of RINGCOMM_LATE_AFTER.)"
+            f" (Other threads of {ranks_text(found.busy, hosts)} could still call it, but no thread has "
+            f"called anything for {found.waited_s:.0f} s, {10 * BUSY_FACTOR:g} % of RINGCOMM_LATE_AFTER.)"
         )
     return text
 

@@ -1,4 +1,8 @@
-"""Events of the engine, for the timeline. Without an observer they cost nothing."""
+"""Events of the engine, and how they come to rank 0, for the timeline. Without an observer they cost nothing.
+
+Clocks are compared as in NTP: a rank asks rank 0 what time it is, and takes the answer that came back
+quickest to be from the middle of its way.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,25 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
 
 from ..ops import Collective
+from ..wire.messages import Message
 from ..wire.signature import Key, Signature
+
+FLUSH_S = 0.25
+"""How long events are collected before they are sent."""
+OWN_FLUSH_S = 0.02
+"""The same for rank 0's own, which need no message: programs read the file after a collective, as Horovod's
+tests do."""
+CLOCK_ASKS = 8
+"""How often a rank asks for the time."""
 
 Event = Tuple[str, str, str, float, Optional[Dict[str, Any]]]
 """Tensor, phase (B, E, X, i), activity, microseconds on this rank's clock, arguments."""
 
 Sink = Callable[[int, Sequence[Sequence[Any]]], None]
 """Takes a rank's events."""
+
+Send = Callable[[Message, int], None]
+"""Sends a message to a rank."""
 
 
 def now_us() -> float:
@@ -32,9 +48,9 @@ def label_of(signature: Signature, number: int) -> str:
     return f"{kind}.{signature.name}" if signature.name else f"{kind}.noname.{number}"
 
 
-def labels_of(signatures: Sequence[Signature], run: Sequence[int]) -> List[Tuple[str, Signature]]:
+def labels_of(signatures: Sequence[Signature], run: Sequence[Sequence[Any]]) -> List[Tuple[str, Signature]]:
     """The members of a bucket with their labels; ``run`` is how responses name them."""
-    return [(label_of(signature, count), signature) for signature, count in zip(signatures, run[1::2])]
+    return [(label_of(signature, item[1]), signature) for signature, item in zip(signatures, run)]
 
 
 class Observer:
@@ -120,6 +136,81 @@ class Observer:
         ]
 
 
+class Tracing:
+    """One engine's part in the timeline. Used by the engine's thread, except for :attr:`observer`."""
+
+    def __init__(self, send: Send, rank: int) -> None:
+        self.observer: Optional[Observer] = None
+        self._sink: Optional[Sink] = None
+        self._send = send
+        self._rank = rank
+        self._interval_s = FLUSH_S if rank else OWN_FLUSH_S
+        self._asked = 0
+        self._quickest_us = float("inf")
+        self._flushed_s = 0.0
+
+    def _ask_time(self) -> Message:
+        self._asked += 1
+        return {"type": "clock", "sent_us": now_us(), "there_us": 0.0}
+
+    def attach(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> List[Message]:
+        """Collect with another observer, or with none; return what is to be delivered because of that."""
+        last, self.observer = self.observer, observer
+        if sink is not None:
+            self._sink = sink
+        if observer is not None:
+            # Compare clocks anew.
+            self._asked, self._quickest_us = 0, float("inf")
+            return [self._ask_time()] if self._rank else []
+        if last is None:
+            return []
+        last.finish()
+        return [{"type": "trace", "events": last.drain()}] if last.collected else []
+
+    def take(self, peer: int, message: Message) -> bool:
+        """A message, if it is about the timeline; whether it was."""
+        if message["type"] == "trace":
+            if self._sink is not None:
+                self._sink(peer, message["events"])
+        elif message["type"] != "clock":
+            return False
+        elif self._rank == 0:
+            self._send({**message, "there_us": now_us()}, peer)
+        else:
+            self._learn_time(message)
+        return True
+
+    def _learn_time(self, answer: Message) -> None:
+        now = now_us()
+        took_us = now - float(answer["sent_us"])
+        if self.observer is not None and took_us < self._quickest_us:
+            self._quickest_us = took_us
+            self.observer.offset_us = float(answer["there_us"]) + took_us / 2.0 - now
+        if self._asked < CLOCK_ASKS:
+            self._send(self._ask_time(), 0)
+
+    def flush(self, now_s: float) -> None:
+        """Send what was collected, if it is time."""
+        observer = self.observer
+        if observer is not None and now_s - self._flushed_s >= self._interval_s:
+            self._flushed_s = now_s
+            if observer.collected:
+                self.deliver({"type": "trace", "events": observer.drain()})
+
+    def deliver(self, message: Message) -> None:
+        """Bring a message of :meth:`attach` to rank 0."""
+        if self._rank:
+            self._send(message, 0)
+        else:
+            self.take(0, message)
+
+    def alarm_s(self, now_s: float) -> Optional[float]:
+        """In how many seconds :meth:`flush` is to be called again."""
+        if self.observer is None or not self.observer.collected:
+            return None
+        return max(0.0, self._flushed_s + self._interval_s - now_s)
+
+
 class EventSource(Protocol):
     """What brings a rank's events to rank 0: an engine, a failure detector, or the trace of a rank alone."""
 
@@ -137,3 +228,35 @@ class EventSource(Protocol):
 
     def stop(self) -> None:
         """End it."""
+
+
+class OwnTrace:
+    """The timeline of a rank that is alone: every event goes straight to the file's thread."""
+
+    rank = 0
+
+    def __init__(self) -> None:
+        self.observer: Optional[Observer] = None
+        self._sink: Optional[Sink] = None
+
+    def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
+        """Set the observer, or none; what the last one has collected goes to its sink."""
+        last, self.observer = self.observer, observer
+        if last is not None:
+            last.on_added = None
+            self._flush(last)
+        if sink is not None:
+            self._sink = sink
+        if observer is not None:
+            observer.on_added = lambda: self._flush(observer)
+
+    def _flush(self, observer: Observer) -> None:
+        events = observer.drain()
+        if events and self._sink is not None:
+            self._sink(0, events)
+
+    def settle(self, limit_s: float) -> None:
+        """There is no peer to send events to."""
+
+    def stop(self) -> None:
+        """There is no thread to end."""

@@ -7,11 +7,13 @@ them must make the same calls.
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ..codec.base import BLOCK_ITEMS
+from ..collective.mirror import Mirror
+from ..collective.runner import Runner
 from ..configuration.bucket_sizes import ALONE_BYTES
 from ..dtypes import Array, dtype_named
 from ..errors import RingcommError
@@ -19,6 +21,9 @@ from ..ops import ReduceOp
 from ..wire.signature import Key, Signature
 from .request import Request
 
+Mirrors = Dict[int, Mirror]
+"""Of arrays that devices hold, by the identity of the array that is the mirror's block. They are loaded when
+they are submitted (:mod:`ringcomm.arrays`), so here only the rest of that is waited for."""
 Work = Tuple[Signature, Optional[Request]]
 """A member of a bucket; without a request if this rank has joined, and contributes nothing."""
 
@@ -88,7 +93,7 @@ def residuals_of(work: Work) -> Sequence[Optional[Array]]:
 
 
 def side_by_side(
-    group: Sequence[Array], buffer: FusionBuffer, note: Callable[[str], None] = lambda activity: None
+    group: Sequence[Array], buffer: FusionBuffer, note: Optional[Callable[[str], None]] = None
 ) -> Tuple[Array, Callable[[], None]]:
     """Return the arrays of one type as one, and what brings the results back.
 
@@ -100,25 +105,29 @@ def side_by_side(
     joined = as_one(group)
     if joined is not None:
         return joined, nothing
-    packed = buffer.items(sum(array.size for array in group), group[0].dtype)
-    note("MEMCPY_IN_FUSION_BUFFER")
+    packed = buffer.items(sum([array.size for array in group]), group[0].dtype)
+    if note is not None:
+        note("MEMCPY_IN_FUSION_BUFFER")
     np.concatenate(group, out=packed)
-    note("")
+    if note is not None:
+        note("")
 
     def unpack() -> None:
-        note("MEMCPY_OUT_FUSION_BUFFER")
+        if note is not None:
+            note("MEMCPY_OUT_FUSION_BUFFER")
         start = 0
         for array in group:
             stop = start + array.size
             array[:] = packed[start:stop]
             start = stop
-        note("")
+        if note is not None:
+            note("")
 
     return packed, unpack
 
 
 def in_blocks(group: Sequence[Array], buffer: FusionBuffer) -> Tuple[Array, Callable[[], None]]:
-    """The arrays as one, each from the start of a codec's block on, and what brings the results back."""
+    """As :func:`side_by_side`, each array from the start of a codec's block on."""
     if len(group) == 1:
         return group[0], nothing
     starts = [0]
@@ -153,11 +162,6 @@ def per_work(outputs: Sequence[Any], bucket: Sequence[Work]) -> List[Any]:
     return results
 
 
-def groups_of(arrays: Sequence[Array]) -> List[List[Array]]:
-    """The arrays by :func:`groups_by_index`."""
-    return [[arrays[index] for index in indices] for indices in groups_by_index(arrays)]
-
-
 def groups_by_index(arrays: Sequence[Array], sizes: Sequence[int] = ()) -> List[List[int]]:
     """Return which arrays travel as one: small ones of the same type together, large ones alone.
 
@@ -188,5 +192,37 @@ def as_one(arrays: Sequence[Array]) -> Optional[Array]:
         if array.base is not owner or array.__array_interface__["data"][0] != end:
             return None
         end += array.nbytes
-    total = sum(array.size for array in arrays)
+    total = sum([array.size for array in arrays])
     return np.lib.stride_tricks.as_strided(first, (total,), (first.itemsize,))
+
+
+# ---- arrays on devices ---------------------------------------------------------------------------
+
+
+def mirrors_of(requests: Iterable[Optional[Request]]) -> Mirrors:
+    """The mirrors of some requests; of arrays in host memory there are none."""
+    return {
+        id(array): mirror
+        for request in requests
+        if request is not None and request.mirrors
+        for array, mirror in zip(request.arrays, request.mirrors)
+        if mirror is not None
+    }
+
+
+def fetch_all(arrays: Sequence[Any], mirrors: Mirrors, runner: Runner) -> None:
+    """Wait until those of the arrays that devices hold have been loaded."""
+    if mirrors:
+        runner.fetch([mirrors[id(array)] for array in arrays if id(array) in mirrors])
+
+
+def is_shared(array: Any, mirrors: Mirrors) -> bool:
+    """Return whether an array is memory of a device that the host uses without a copy."""
+    return bool(mirrors) and id(array) in mirrors and mirrors[id(array)].shared
+
+
+def store_all(arrays: Sequence[Any], mirrors: Mirrors) -> None:
+    """Start copying those of the arrays that devices hold back to them."""
+    for array in arrays:
+        if id(array) in mirrors:
+            mirrors[id(array)].store(0, array.nbytes)

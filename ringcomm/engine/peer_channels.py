@@ -4,48 +4,130 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple
 
 from ..clock import Clock, Deadline
 from ..collective.progress import Progress
 from ..group.failures import FailureReporter
-from ..transport.base import Fabric, Stopped
-from ..wire.messages import Message
-from .control_messages import ControlMessages
-from .failure_detector import BEATS, FailureDetector
-from .progress_reports import CALLS, ENGINE, ProgressReports
-from .tracing import Tracing
+from ..transport.base import Fabric, Link, LinkClosed, Stopped
+from ..wire.messages import MAX_RESPONSES_BYTES, Message, MessageReader, body_of, framed, repeat_framed
+from .failure_detector import CALLS, ENGINE, FailureDetector, ProgressReports, SilenceLimits
+from .observer import Tracing
 
 logger = logging.getLogger("ringcomm.engine")
 
 Lost = Callable[[int, str, str], BaseException]
 """(peer, why, kind): makes the error to raise for a peer that is gone."""
 
-MAX_INTERVAL_S = 5.0
-"""Heartbeats are sent at least this often, in seconds, unless no limit depends on them."""
-
+_READ_BYTES = 64 * 1024
 _LOOK_S = 0.002
 """How often to look whether all has been sent, at the end."""
 LOOK_AGAIN_S = 0.5
 """How long after a look that has found this rank in a new direct call it looks again, in seconds."""
 
 
-class SilenceLimits(NamedTuple):
-    """How long others may be silent, in seconds; 0: for ever.
+class ControlMessages:
+    """Queues of outgoing control messages, and readers of arriving ones. No method waits.
 
-    ``dead_after_s``: without a heartbeat or in a transfer that stands still. ``warning_s`` and
-    ``late_after_s``: with a rank whose program does not come, before saying so and before giving it up.
+    ``nearest`` are the peers of the negotiation: all others for rank 0, rank 0 for any other. ``gone`` has
+    those whose link has ended, with the reason.
     """
 
-    dead_after_s: float = 0.0
-    warning_s: float = 0.0
-    late_after_s: float = 0.0
+    def __init__(self, fabric: Fabric) -> None:
+        self.gone: Dict[int, str] = {}
+        self.nearest = frozenset(range(1, fabric.size) if fabric.rank == 0 else [0])
+        self._links: Dict[int, Link] = {
+            peer: fabric.link(peer) for peer in range(fabric.size) if peer != fabric.rank
+        }
+        self._end_found: Set[int] = set()
+        self._readers = {
+            peer: MessageReader(MAX_RESPONSES_BYTES, link.session, repeats=True)
+            for peer, link in self._links.items()
+        }
+        self._unsent: Dict[int, bytearray] = {peer: bytearray() for peer in self._links}
+        # Bytes that a link was given and has not accepted yet. The peer may read them in place, so they
+        # must not move.
+        self._given: Dict[int, memoryview] = {peer: memoryview(b"") for peer in self._links}
+        self._buffer = memoryview(bytearray(_READ_BYTES))
 
-    @property
-    def interval_s(self) -> float:
-        """How often to give heartbeats, so that none of the limits is missed by much."""
-        limits_s = [limit_s / BEATS for limit_s in self if limit_s]
-        return min(MAX_INTERVAL_S, *limits_s) if limits_s else 3600.0
+    def send(self, message: Message, to: Optional[int] = None) -> None:
+        """Send to one peer, or to the nearest ones as far as they are still there."""
+        self._send_to(message, self.nearest if to is None else (to,))
+
+    def send_all(self, message: Message) -> None:
+        """Send to every peer that is still there."""
+        self._send_to(message, tuple(self._links))
+
+    def send_repeat(self, message: Message, elements: memoryview) -> None:
+        """Send a message of the kind ``repeat`` and its elements to every peer that is still there."""
+        for peer, link in self._links.items():
+            if peer not in self._end_found:
+                self._unsent[peer] += repeat_framed(message, link.session)
+                self._unsent[peer] += elements
+        self.flush()
+
+    def _send_to(self, message: Message, peers: Collection[int]) -> None:
+        body = body_of(message)
+        for peer in peers:
+            if peer in self._links and peer not in self._end_found:
+                self._unsent[peer] += framed(body, self._links[peer].session)
+        self.flush()
+
+    def flush(self) -> None:
+        """Give the links as many bytes as they accept now."""
+        for peer, unsent in self._unsent.items():
+            while unsent or self._given[peer]:
+                if not self._given[peer]:
+                    self._given[peer] = memoryview(bytes(unsent))
+                    unsent.clear()
+                try:
+                    taken = self._links[peer].send([self._given[peer]])
+                except LinkClosed:
+                    # Receiving finds the end too, after the peer's last messages.
+                    self._end_found.add(peer)
+                    self._forget(peer)
+                    break
+                if not taken:
+                    break
+                self._given[peer] = self._given[peer][taken:]
+
+    def _forget(self, peer: int) -> None:
+        """Drop what is queued for the peer."""
+        self._unsent[peer].clear()
+        self._given[peer] = memoryview(b"")
+
+    def has_unsent(self) -> bool:
+        """Return whether the links have not taken all that was sent."""
+        return any(self._unsent.values()) or any(self._given.values())
+
+    def receive(self, all_peers: bool = True) -> List[Tuple[int, Message]]:
+        """Return all messages that have arrived, each with its sender.
+
+        ``all_peers``: read from every peer, not only from the nearest; that costs a system call per peer.
+        """
+        messages: List[Tuple[int, Message]] = []
+        for peer, link in list(self._links.items()):
+            if not all_peers and peer not in self.nearest:
+                continue
+            try:
+                while True:
+                    got = link.recv([self._buffer])
+                    if not got:
+                        break
+                    messages += [(peer, item) for item in self._readers[peer].feed(bytes(self._buffer[:got]))]
+                    if got < _READ_BYTES:
+                        break
+            except LinkClosed as closed:
+                self.gone[peer] = closed.reason
+                del self._links[peer]
+                self._forget(peer)
+        return messages
+
+    def waiting_for(self) -> Tuple[List[Link], List[Link]]:
+        """The links to wait for: (readable, writable)."""
+        reading = list(self._links.values())
+        unsent = [link for peer, link in self._links.items() if self._unsent[peer] or self._given[peer]]
+        return reading, unsent
 
 
 class PeerChannels:
@@ -63,18 +145,17 @@ class PeerChannels:
         progress: Callable[[], Tuple[Progress, Progress]],
         clock: Clock,
     ) -> None:
-        self.nearest = nearest_of(fabric.rank, fabric.size)
-        self.messages = ControlMessages(fabric, self.nearest)
-        self.tracing = Tracing(self.messages, fabric.rank)
+        self.messages = ControlMessages(fabric)
+        self.tracing = Tracing(self.messages.send, fabric.rank)
         self.interval_s = limits.interval_s
-        self.progress_reports = ProgressReports(fabric.rank, hosts, *limits, self.interval_s)
+        self.progress_reports = ProgressReports(fabric.rank, hosts, limits)
         self.said_goodbye: Set[int] = set()
         self._noted: Set[int] = set()
         self.lost = lost
         peers = [peer for peer in range(fabric.size) if peer != fabric.rank]
         self._rank = fabric.rank
         self._hosts = hosts
-        self._detector = FailureDetector(peers, limits.dead_after_s, clock(), self.interval_s)
+        self._detector = FailureDetector(peers, limits.dead_after_s, self.interval_s, clock())
         self._progress = progress
         self._slow_links = fabric.slow_links
         self._clock = clock
@@ -144,17 +225,13 @@ class PeerChannels:
 
     def _silent(self, peer: int, silent_s: float) -> BaseException:
         heard, silent = self._detector.divided(self._clock())
+        kind, whose = "silent", "no heartbeat"
+        why = "its process is stopped, swapped out or cut off, or a C call keeps the interpreter lock"
         if not heard and len(silent) > 1:
-            why = (
-                f"no heartbeat from any rank for {silent_s:.0f} s: its "
-                f"host, {self._hosts[self._rank]}, is cut off (RINGCOMM_DEAD_AFTER sets the limit)"
-            )
-            return self.lost(peer, why, "cut off")
-        why = (
-            f"no heartbeat for {silent_s:.0f} s: its process is stopped, swapped out or cut off, "
-            "or a C call keeps the interpreter lock (RINGCOMM_DEAD_AFTER sets the limit)"
-        )
-        return self.lost(peer, why, "silent")
+            kind, whose = "cut off", "no heartbeat from any rank"
+            why = f"its host, {self._hosts[self._rank]}, is cut off"
+        text = f"{whose} for {silent_s:.0f} s: {why} (RINGCOMM_DEAD_AFTER sets the limit)"
+        return self.lost(peer, text, kind)
 
     def divided(self) -> Tuple[List[int], List[int]]:
         """(peers with a recent heartbeat, peers without one or with a link that ended without a goodbye)."""
@@ -214,8 +291,3 @@ def _ended(peer: int, why: str, kind: str) -> BaseException:
 
 def _nowhere() -> Tuple[Progress, Progress]:
     return Progress(), Progress()
-
-
-def nearest_of(rank: int, size: int) -> List[int]:
-    """The peers of the negotiation: all others for rank 0, rank 0 for any other."""
-    return list(range(1, size)) if rank == 0 else [0]

@@ -9,7 +9,7 @@ the piggybacked bytes are dropped. So no rank depends on what the others do.
 from __future__ import annotations
 
 from binascii import a2b_base64, b2a_base64
-from typing import Mapping, Optional, Sequence
+from typing import Mapping, Sequence
 
 import numpy as np
 
@@ -29,13 +29,13 @@ _KINDS = (int(Collective.ALLREDUCE), int(Collective.BROADCAST), int(Collective.B
 
 def may_piggyback(request: Request) -> bool:
     """Return whether the numbers of an operation may travel with its announcement."""
-    kind, arrays = request.signature.kind, request.arrays
-    if kind not in _KINDS or request.signature.op == ReduceOp.ADASUM or request.signature.codec:
+    signature, arrays = request.signature, request.arrays
+    if signature.kind not in _KINDS or signature.op == ReduceOp.ADASUM or signature.codec:
         return False
-    if request.mirrors:
-        return False  # The device has still to copy the numbers.
-    if request.absent:
-        return False  # A settled result does not say which parts all ranks lack.
+    # With a mirror the device has still to copy the numbers; a settled result does not say which parts all
+    # ranks lack.
+    if request.mirrors or request.absent:
+        return False
     return len(arrays) <= 1 and sum(array.nbytes for array in arrays) <= PIGGYBACK_BYTES
 
 
@@ -48,10 +48,7 @@ def pack(request: Request, rank: int) -> str:
 
 
 def settle(
-    signature: Signature,
-    members: Sequence[int],
-    packed: Mapping[int, str],
-    weights: Optional[Mapping[int, float]] = None,
+    signature: Signature, members: Sequence[int], packed: Mapping[int, str], weights: Mapping[int, float]
 ) -> str:
     """Return what the operation comes to, from what every member has sent along.
 
@@ -62,7 +59,7 @@ def settle(
     if signature.kind == Collective.BROADCAST:
         return packed[signature.root]
     operands = [_numbers(signature, packed[rank], rank) for rank in members]
-    if signature.weighted and weights is not None:
+    if signature.weighted:
         total = Total.of(weights.values())
         operands = [weighable(operand) for operand in operands]
         for rank, operand in zip(members, operands):
@@ -89,7 +86,10 @@ def unpack(request: Request, text: str) -> None:
 
 
 def _numbers(signature: Signature, text: str, rank: int) -> Array:
-    data = bytearray(a2b_base64(text))
+    try:
+        data = bytearray(a2b_base64(text))
+    except ValueError:
+        data = bytearray()
     if len(data) != signature.nbytes:
         raise ProtocolError(
             f"rank {rank} sent {len(data)} bytes along with {signature.describe(named=False)}, "

@@ -318,17 +318,18 @@ class RepeatPolicy:
         return [] if self.since_s is None else [r for r in range(self._size) if r not in self._stopped]
 
 
-def may_repeat(signatures: Sequence[Signature], size: int) -> bool:
-    """Return whether operations may repeat together: small all-reduces of all ranks, reduced alike."""
-    distinct = len(set(signatures)) == len(signatures) and sum(not item.name for item in signatures) <= 1
-    if not signatures or not distinct or size < 2 or not all(item.dtypes for item in signatures):
-        return False  # one without arrays is negotiated: there is nothing to send for it
+def may_repeat(signatures: Sequence[Signature], size: int, nbytes: int) -> bool:
+    """Return whether operations may repeat together: small all-reduces of all ranks, reduced alike.
+
+    ``nbytes``: of all of them. Operations without arrays are negotiated: there is nothing to send for them.
+    """
+    if not 0 < nbytes * (size - 1) <= MAX_BYTES or len(set(signatures)) < len(signatures):
+        return False
     first = signatures[0]
     alike = {
         (item.kind, item.process_set, item.op, item.prescale, item.postscale, item.codec, item.weighted, name)
-        for item in signatures for name in item.dtypes
+        for item in signatures for name in item.dtypes or ("",)
     }  # fmt: skip
     plain = first.kind == Collective.ALLREDUCE and first.op in _KINDS
     plain = plain and not (first.process_set or first.codec or first.weighted)
-    nbytes = sum(item.nbytes for item in signatures)
-    return len(alike) == 1 and plain and 0 < nbytes * (size - 1) <= MAX_BYTES
+    return plain and len(alike) == 1 and [item.name for item in signatures].count("") <= 1

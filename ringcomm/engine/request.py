@@ -1,20 +1,20 @@
-"""What is submitted to the engine, and what the submitter holds in the meantime."""
+"""What is submitted to the engine, what the submitter holds meanwhile, and what the flight recorder keeps."""
 
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, List, Optional, Sequence
+from collections import deque
+from typing import Any, Callable, Deque, List, Optional, Sequence
 
 import numpy as np
 
+from ..clock import monotonic
+from ..collective.call_history import DONE, FAILED, RUNNING, SUBMITTED, Row
 from ..collective.mirror import Mirror
 from ..collective.weighted import Total
 from ..errors import fresh_copy
-from ..wire.signature import Signature
-
-_NO_TOTAL = Total(1.0, 0)
-MAX_SITES = 4096
-"""For how many lines of the program rank 0 is told where they are, so that a number stands for each."""
+from ..ops import Collective
+from ..wire.signature import Key, Signature
 
 
 class Handle:
@@ -24,9 +24,7 @@ class Handle:
     requested. ``absent`` has, at the end of a reduction, a bit for each part of it that no rank had.
     """
 
-    __slots__ = (
-        "_callbacks", "_convert", "_error", "_finished", "_gate", "_on_wait", "_result", "absent", "label",
-    )  # fmt: skip
+    __slots__ = ("_convert", "_finished", "_gate", "_on_wait", "_result", "absent", "error", "label")
 
     def __init__(
         self,
@@ -36,14 +34,13 @@ class Handle:
     ) -> None:
         self.label = label
         self.absent = 0
+        self.error: Optional[BaseException] = None  # with which it has failed
         self._convert = convert
         # A bare lock, held until the end: a tenth of what an Event costs to make.
         self._gate = threading.Lock()
         self._gate.acquire()
         self._finished = False
         self._result: Any = None
-        self._error: Optional[BaseException] = None
-        self._callbacks: Optional[List[Callable[[Handle], None]]] = None
         self._on_wait = on_wait
 
     def done(self) -> bool:
@@ -52,23 +49,22 @@ class Handle:
 
     def wait(self, timeout_s: Optional[float] = None) -> Any:
         """Return the result, as soon as it is there; TimeoutError: it was not, and the operation goes on."""
-        self.wait_for_end(timeout_s)
-        if self._error is not None:
-            raise fresh_copy(self._error)
+        if not self._finished:
+            self.wait_for_end(timeout_s)
+        if self.error is not None:
+            raise fresh_copy(self.error)
         if self._convert is not None:
             self._carry_out_conversion()
         return self._result
 
     def wait_for_end(self, timeout_s: Optional[float] = None) -> None:
         """Wait without taking the result or :attr:`error`; TimeoutError as :meth:`wait`."""
-        if self._finished:
-            return
-        if self._on_wait is not None:
-            self._on_wait(self, timeout_s, True)
-        else:
+        if self._on_wait is None:
             self.block(timeout_s)
+        elif not self._finished:
+            self._on_wait(self, timeout_s, True)
         if not self._finished:
-            raise TimeoutError(f"{self.label} was not done within {timeout_s:g} s")
+            raise TimeoutError(f"{self.label} did not finish within {timeout_s:g} s")
 
     def attend(self) -> None:
         """Wait for the end as :meth:`wait`, but of no interest to rank 0, and without result or error."""
@@ -99,24 +95,9 @@ class Handle:
 
     def finish(self, result: Any = None, error: Optional[BaseException] = None) -> None:
         """The end, called once."""
-        self._result = result
-        self._error = error
+        self._result, self.error = result, error
         self._finished = True
         self._gate.release()
-        for callback in self._callbacks or ():
-            callback(self)
-
-    def when_done(self, callback: Callable[[Handle], None]) -> None:
-        """Call back at the end, in the engine's thread (at once if it is over). Before submission only."""
-        if self._finished:
-            callback(self)
-        else:
-            self._callbacks = [*(self._callbacks or ()), callback]
-
-    @property
-    def error(self) -> Optional[BaseException]:
-        """What it failed with, if it did."""
-        return self._error
 
 
 class Request:
@@ -127,8 +108,7 @@ class Request:
     ``total`` the sum of all ranks' once rank 0 has sent it. ``absent`` has a bit for each part of the
     contribution that this rank does not have and has filled with zeros, then those that no rank has.
     ``residuals`` are float32, of error feedback. ``mirrors`` are those of arrays on devices, of which
-    ``arrays`` are the host blocks (None: in host memory). ``operation`` is what the flight recorder
-    remembers.
+    ``arrays`` are the host blocks (None: in host memory). ``operation`` is what the flight recorder keeps.
     """
 
     __slots__ = (
@@ -143,19 +123,92 @@ class Request:
         handle: Handle,
         site: str = "",
         weight: float = 1.0,
-        absent: int = 0,
     ) -> None:
         self.weight = weight
-        self.absent = absent
-        self.total = _NO_TOTAL
+        self.absent = 0
+        self.total: Optional[Total] = None
         self.signature = signature
-        self.key = signature.key()
+        self.key = Key(signature.process_set, signature.name, 0)
         self.arrays = list(arrays)
         self.handle = handle
         self.rows: Sequence[int] = ()
         self.splits: Sequence[int] = ()
         self.site = site
         self.urgent = False
-        self.operation: Any = None
+        self.operation: Optional[RecordedOperation] = None
         self.residuals: Sequence[np.ndarray[Any, Any]] = ()
         self.mirrors: Sequence[Optional[Mirror]] = ()
+
+    def begin(self) -> None:
+        """Record that the operation is being run."""
+        if self.operation is not None:
+            self.operation.began_s = monotonic()
+
+    def finish(self, result: object = None, error: Optional[BaseException] = None) -> None:
+        """End the operation: wake the threads that wait for it, and record its end."""
+        operation = self.operation
+        if operation is not None:
+            operation.ended_s = monotonic()
+            operation.error = "" if error is None else f"{type(error).__name__}: {error}"
+        self.mirrors = ()
+        self.handle.absent = self.absent
+        self.arrays = []  # before a waiting thread counts the references to its memory
+        self.handle.finish(result, error)
+
+
+class RecordedOperation:
+    """What is remembered of a request. Not its arrays: they belong to the program again when it is done."""
+
+    __slots__ = ("began_s", "ended_s", "error", "key", "number", "signature", "site", "submitted_s")
+
+    def __init__(self, number: int, request: Request) -> None:
+        self.number = number
+        self.signature, self.key, self.site = request.signature, request.key, request.site
+        self.submitted_s = monotonic()
+        self.began_s: Optional[float] = None
+        self.ended_s: Optional[float] = None
+        self.error = ""
+
+
+class OperationHistory:
+    """The last operations of one engine; ``on_failure`` is called with the error if it fails."""
+
+    def __init__(self, capacity: int, moved_bytes: Callable[[int], int]) -> None:
+        self._operations: Deque[RecordedOperation] = deque(maxlen=capacity)
+        self._moved_bytes = moved_bytes
+        self._count = 0
+        self.paused = ""
+        self.on_failure: Optional[Callable[[BaseException], None]] = None
+
+    def submitted(self, request: Request) -> None:
+        """A request has been accepted. Called under the engine's lock."""
+        self._count += 1
+        request.operation = RecordedOperation(self._count, request)
+        self._operations.append(request.operation)
+
+    def failed(self, error: BaseException) -> None:
+        """The engine, or an operation that rank 0 has given up, has failed; callers still wait."""
+        if self.on_failure is not None:
+            self.on_failure(error)
+
+    def rows(self) -> List[Row]:
+        """All that is kept, oldest first. For any thread."""
+        return [self._row(operation) for operation in list(self._operations)]
+
+    def _row(self, operation: RecordedOperation) -> Row:
+        signature = operation.signature
+        state = SUBMITTED if operation.began_s is None else RUNNING
+        if operation.ended_s is not None:
+            state = FAILED if operation.error else DONE
+        row = {
+            "op": operation.number, "kind": Collective(signature.kind).name.lower(), "name": signature.name,
+            "what": signature.describe(named=False), "site": operation.site, "state": state,
+            "began": operation.submitted_s, "ended": operation.ended_s, "set": signature.process_set,
+        }  # fmt: skip
+        if not signature.name:
+            row["count"] = operation.key.number
+        if state == RUNNING:
+            row["moved"] = self._moved_bytes(signature.process_set)
+        if operation.error:
+            row["error"] = operation.error
+        return row

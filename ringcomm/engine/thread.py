@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, Callable, List, Optional, Sequence
 
-from ..clock import POLLING, Clock, Deadline, Stopwatch, monotonic
+from ..clock import POLLING, Deadline, Stopwatch, monotonic
 from ..collective.progress import Progress
 from ..errors import (
     BrokenInvariantError,
@@ -26,18 +26,18 @@ from ..errors import (
     failed_before,
     fresh_copy,
     used_in_fork,
-)
+)  # fmt: skip
 from ..group.failures import FailureReporter
 from ..group.turn import Turn
-from ..transport.base import Fabric, StoppableWatch, Stopped
+from ..transport.base import Channels, StoppableWatch, Stopped
 from ..wire.messages import Message
 from .bucket_runner import BucketRunner
 from .coordinator import Coordinator
 from .cycle import EngineState
+from .failure_detector import SilenceLimits
 from .observer import Observer, Sink
-from .operation_history import OperationHistory
-from .peer_channels import PeerChannels, SilenceLimits
-from .request import Handle, Request
+from .peer_channels import PeerChannels
+from .request import Handle, OperationHistory, Request
 from .waiters import NOTHING_REPORTED, BlockedReport, Wait
 
 logger = logging.getLogger("ringcomm.engine")
@@ -56,48 +56,49 @@ SMALL_BYTES = 256 * 1024
 class EngineThread:
     """Owns the thread; ``calls`` returns how far this rank is in direct calls.
 
-    ``watch`` interrupts waits, and is set as that of both fabrics by the caller; ``on_lost`` is called when a
-    peer has been reported.
+    ``watch`` interrupts waits, and is set as that of the fabrics by the caller.
     """
 
     def __init__(
         self,
-        control: Fabric,
-        engine: Fabric,
+        channels: Channels,
         bucket_runner: BucketRunner,
         coordinator: Optional[Coordinator],
         watch: StoppableWatch,
         reporter: FailureReporter,
         calls: Callable[[], Progress],
         hosts: Sequence[str],
-        on_lost: Callable[[], None],
-        spin_s: float = 0.0,
-        limits: SilenceLimits = SilenceLimits(),  # noqa: B008 - a tuple of constants
-        clock: Clock = monotonic,
+        spin_s: float,
+        limits: SilenceLimits,
+        history: OperationHistory,
     ) -> None:
+        control = channels.control
         self.rank = control.rank
-        self._control = control
-        self._engine_fabric = engine
+        self._channels = channels
         self._watch = watch
         self._spin_s = spin_s
 
         def lost(peer: int, why: str, kind: str) -> BaseException:
             error: BaseException = reporter.report_lost(peer, self._state.doing(), why, kind)
-            on_lost()
+            channels.direct.wake()
             return error
 
-        peers = PeerChannels(control, hosts, limits, lost, lambda: (calls(), bucket_runner.progress()), clock)
+        peers = PeerChannels(
+            control, hosts, limits, lost, lambda: (calls(), bucket_runner.progress()), monotonic
+        )
         watch.pulse = peers.pulse
         watch.interval_s = min(peers.interval_s, LOOK_S)
         reporter.heard_and_silent = peers.divided
         self._reporter, self._calls = reporter, calls
-        self._state = EngineState(control, peers, bucket_runner, coordinator, watch, reporter, clock)
+        self._state = EngineState(
+            control, peers, bucket_runner, coordinator, watch, reporter, monotonic, history
+        )
         self._turn = Turn(control.wake, PAUSE_S)
         self._stopped = False
         self.waited = Stopwatch()
         self._pid = os.getpid()
         control.make_wakeable()
-        engine.make_wakeable()
+        channels.background.make_wakeable()
         self._thread = threading.Thread(target=self._main, name=f"ringcomm-engine-{self.rank}", daemon=True)
         self._thread.start()
 
@@ -111,8 +112,7 @@ class EngineThread:
             self._check_usable()
             attended = len(state.waiters) > 0 or state.pending.announced
             state.pending.add(request)
-            if state.history is not None:
-                state.history.submitted(request)
+            state.history.submitted(request)
             state.urgent = state.urgent or urgent
             state.waiters.submitted()
             busy, asleep = state.busy, state.asleep
@@ -122,7 +122,7 @@ class EngineThread:
             else:
                 self._turn.expect()
                 if asleep:
-                    self._control.wake()  # to a pause, after which it does the work if no caller has
+                    self._channels.control.wake()  # to a pause, after which it does the work if no caller has
         return request.handle
 
     def join(self) -> Handle:
@@ -140,13 +140,11 @@ class EngineThread:
     def pause(self, reason: str) -> None:
         """Say that this rank will be away for a while, on purpose."""
         self._queue({"type": "paused", "reason": reason})
-        if self._state.history is not None:
-            self._state.history.paused = reason
+        self._state.history.paused = reason
 
     def resume(self) -> None:
         """Say that this rank is back."""
-        if self._state.history is not None:
-            self._state.history.paused = ""
+        self._state.history.paused = ""
         self._queue({"type": "resumed"})
 
     def _queue(self, message: Message) -> None:
@@ -154,10 +152,6 @@ class EngineThread:
             self._check_usable()
             self._state.outbox.append(message)
         self._turn.hurry()
-
-    def record(self, history: OperationHistory) -> None:
-        """Record every operation in a history. Called before the first."""
-        self._state.history = history
 
     def pending(self) -> List[Request]:
         """Return what is on its way, in the order of submission."""
@@ -179,10 +173,8 @@ class EngineThread:
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
         """Set the observer, or none; send what the last one has collected. ``sink`` is for rank 0's."""
         state, tracing = self._state, self._state.peers.tracing
-        coordinator = state.coordinator
-        if coordinator is not None:
-            coordinator.on_announce = None if observer is None else observer.announced
-            coordinator.on_complete = None if observer is None else observer.negotiated
+        if state.coordinator is not None:
+            state.coordinator.observer = observer
         with state.lock:
             self._check_usable()
             state.outbox += tracing.attach(observer, sink)
@@ -203,7 +195,7 @@ class EngineThread:
             self._stopped = True
             self._watch.stopping = True
         self._turn.hurry()
-        self._engine_fabric.wake()
+        self._channels.background.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self._reporter.heard_and_silent = None
@@ -270,7 +262,7 @@ class EngineThread:
         # Also if another thread is in the middle of a collective: its next look at the watch raises this.
         self._watch.interrupted = self._reporter.note_interrupted(self._state.doing(), why)
         self._turn.hurry()
-        self._engine_fabric.wake()
+        self._channels.background.wake()
 
     def _block(self, handle: Handle, timeout_s: Optional[float]) -> bool:
         """Sleep; whether rank 0 was told that this rank waits and does nothing else."""

@@ -22,41 +22,26 @@ HeardFrom = Callable[[], Tuple[List[int], List[int]]]
 
 
 class FailureReporter(Protocol):
-    """Where the parts of a rank report failures, and get the common root cause."""
+    """Where the parts of a rank report failures, and get the common root cause; see :class:`Reporter`."""
+
+    heard_and_silent: Optional[HeardFrom]
 
     @property
-    def heard_and_silent(self) -> Optional[HeardFrom]:
-        """Called when the rendezvous asks from which peers heartbeats arrive."""
-
-    @heard_and_silent.setter
-    def heard_and_silent(self, ask: Optional[HeardFrom]) -> None:
-        """Set the function to ask; None: there is none."""
-
-    @property
-    def abort_error(self) -> Optional[RingcommError]:
-        """The root cause that the epoch was aborted with; None while it runs."""
-
-    def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
-        """Report that a peer is lost; return the error that every rank will raise."""
-
-    def report_mismatch(self, peer: int, text: str) -> RingcommError:
-        """Report that a peer is in a different call; return the error that every rank will raise."""
-
-    def note_closed(self, peer: int, why: str) -> None:
-        """Report, without waiting, that a link ended while it was not in use."""
-
-    def note_interrupted(self, doing: str, why: str) -> RingcommError:
-        """Report, without waiting, that this rank has left a collective half-way."""
-
-    def root_cause(self, otherwise: RingcommError) -> RingcommError:
-        """Wait for the root cause after a failure was reported without waiting."""
-
-    def warn(self, topic: str, text: str) -> None:
-        """Warn the user, once for each topic."""
+    def abort_error(self) -> Optional[RingcommError]: ...
+    def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError: ...
+    def report_mismatch(self, peer: int, text: str) -> RingcommError: ...
+    def note_closed(self, peer: int, why: str) -> None: ...
+    def note_interrupted(self, doing: str, why: str) -> RingcommError: ...
+    def root_cause(self, otherwise: RingcommError) -> RingcommError: ...
+    def warn(self, topic: str, text: str) -> None: ...
 
 
 class Reporter(Watch):
-    """Reports failures, and returns the job's root cause, without a rendezvous to ask."""
+    """Reports failures, and returns the job's root cause, without a rendezvous to ask.
+
+    ``heard_and_silent`` is called when the rendezvous asks from which peers heartbeats arrive;
+    ``abort_error`` is the root cause that the epoch was aborted with.
+    """
 
     heard_and_silent: Optional[HeardFrom] = None
     abort_error: Optional[RingcommError] = None
@@ -149,13 +134,12 @@ class GroupWatch(Watch):
     @property
     def heard_and_silent(self) -> Optional[HeardFrom]:
         """The function that returns the ranks heard from and not heard from, for the rendezvous."""
-        return None if self._control is None else self._control.heard_and_silent
+        asked: Optional[HeardFrom] = self._reporter.heard_and_silent
+        return asked
 
     @heard_and_silent.setter
     def heard_and_silent(self, ask: Optional[HeardFrom]) -> None:
-        """Replace the function; None removes it."""
-        if self._control is not None:
-            self._control.heard_and_silent = ask
+        self._reporter.heard_and_silent = ask
 
     @property
     def abort_error(self) -> Optional[RingcommError]:

@@ -10,9 +10,8 @@ from ..clock import POLLING, Deadline, monotonic
 from ..errors import BrokenInvariantError, PeerStalledError, RingcommError
 from ..transport.base import Fabric, Link, LinkClosed
 from .failures import FailureReporter
-from .message_channel import Channel, Disagreement
+from .message_channel import Address, Channel, Disagreement, Matcher, Receive
 from .message_history import RECEIVE, SEND, MessageHistory
-from .message_matching import Address, Matcher, Receive
 from .operation_queue import Work
 from .turn import Turn
 

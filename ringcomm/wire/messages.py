@@ -72,14 +72,10 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "beat": {"calls": (list,), "engine": (list,)},
     "bye": {},
     # from an engine to the one of rank 0
-    "ready": {
-        "known": (list,), "carried": (list,), "fresh": (list,), "weights": (list,), "absent": (list,),
-        "sites": (list,), "urgent": (bool,),
-    },
+    "ready": {"operations": (list,), "sites": (list,), "urgent": (bool,)},
     "blocked": {"heard": (int,), "for_good": (bool,), "calls": (int,), "call": (list,)},
     "unblocked": {},
     "joined": {},
-    "forgot": {"epoch": (int,)},
     "paused": {"reason": (str,)},
     "resumed": {},
     "stack": {"text": (str,)},
@@ -95,11 +91,8 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
         "fresh": (list,),
         "settled": (list,),
         "run": (list,),
-        "totals": (list,),
-        "absent": (list,),
         "failed": (list,),
         "joined": (int,),
-        "forget": (int,),
         "repeats": (list,),
     },
     # between ranks, on a probe connection

@@ -223,11 +223,9 @@ class NumpyFamily:
 
 FAMILIES = {
     "numpy": "agreeing:NumpyFamily", "weight": "agreeing_weights:WeightFamily",
-    "model": "agreeing_models:ModelFamily", "local": "agreeing_local:LocalFamily",
-    "ddp": "agreeing_ddp:DdpFamily", "recipe": "agreeing_recipes:RecipeFamily",
-    "group": "agreeing_groups:GroupFamily", "facts": "agreeing_facts:FactsFamily",
+    "facts": "agreeing_facts:FactsFamily",
 }  # fmt: skip
-"""By name, its module, which imports PyTorch, and its class."""
+"""By name, its module, of which the last one imports PyTorch, and its class."""
 
 
 def main(first: int, count: int, names: Sequence[str]) -> None:

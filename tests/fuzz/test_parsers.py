@@ -23,14 +23,11 @@ import pytest
 from ringcomm.calls.objects import Objects
 from ringcomm.config import Membership, Slot
 from ringcomm.configuration.endpoints import parse_endpoint
-from ringcomm.engine.control_messages import ControlMessages
 from ringcomm.engine.coordinator import Coordinator
-from ringcomm.engine.cycle import _making_sense
-from ringcomm.engine.pending import Pending
+from ringcomm.engine.peer_channels import ControlMessages
 from ringcomm.engine.process_sets import ProcessSets
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError, RingcommError, StartupError
-from ringcomm.group.message_channel import OVERHEAD_BYTES, Channel, Disagreement
-from ringcomm.group.message_matching import Matcher, Receive
+from ringcomm.group.message_channel import OVERHEAD_BYTES, Channel, Disagreement, Matcher, Receive
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.rendezvous import launched
 from ringcomm.rendezvous.actions import Seat
@@ -389,14 +386,10 @@ def store_entry(rng: Random) -> None:
 # ---- between ranks ---------------------------------------------------------------------------
 
 SIGNATURE = Signature("x", 0, int(Collective.ALLREDUCE), int(ReduceOp.SUM), NO_ROOT, ("float32",), ((4,),))
-READY = {
-    "type": "ready", "known": [], "carried": [], "fresh": [[SIGNATURE.to_json(), 0, 1]], "weights": [],
-    "absent": [], "sites": ["a.py:1"], "urgent": True,
-}  # fmt: skip
-READY_AGAIN = {
-    **READY, "fresh": [], "known": [0, 0, 1], "carried": [[0, 0, 1, "AAAA"]], "weights": [1.0],
-    "absent": [[0, "0f"]], "urgent": False,
-}  # fmt: skip
+OPERATIONS: List[List[Any]] = [[SIGNATURE.to_json(), 0, 1], [SIGNATURE.to_json(), 0, 0, {"absent": "0f"}]]
+READY = {"type": "ready", "operations": OPERATIONS[:1], "sites": ["a.py:1"], "urgent": True}
+OPERATIONS += [[1, 0, 1], [1, 0, 1, {"values": "AAAA", "weight": 1.0}]]
+READY_AGAIN = {**READY, "operations": OPERATIONS[1:], "urgent": False}
 SIGNER = Signer(KEY, "job", 1)
 OBJECTS = Objects(SIGNER, 0)
 
@@ -417,7 +410,7 @@ def header(rng: Random) -> None:
 def messages_of_an_engine(rng: Random) -> None:
     """Control messages and noise on a link of the fabric."""
     one, other = memory_fabrics(2)
-    control = ControlMessages(other, [0])
+    control = ControlMessages(other)
     data = b"".join(encode(any_message(rng)) for _ in range(rng.randrange(4))) + noise(rng, 20)
     try:
         for piece in portions(rng, data):
@@ -447,16 +440,6 @@ def coordinator(rng: Random) -> None:
             assert next(MessageReader(messages.MAX_RESPONSES_BYTES).feed(encode(responses))) is not None
     if refused is not None:
         raise ProtocolError(str(refused))
-
-
-@parser(refuses=True)
-def responses_of_rank_0(rng: Random) -> None:
-    """Numbers of signatures, and buckets of them."""
-    pending = Pending()
-    fresh, run = changed(rng, [[[7, SIGNATURE.to_json()]], [7, 0]])
-    with _making_sense():
-        pending.learn(fresh)
-        pending.take_bucket(run)
 
 
 class Unnoticed:

@@ -62,23 +62,6 @@ def test_the_doctor_examines_such_a_host(absent: str) -> None:
     assert "Examined 1 host" in done.out + done.err, done.out + done.err
 
 
-@pytest.mark.release
-@pytest.mark.parametrize("absent", [ABSENT, REFUSED, DARWIN], ids=["absent", "refused", "darwin"])
-def test_an_encrypted_job_without_them(absent: str) -> None:
-    job(absent, "--encrypt", "--transport", "tcp")
-
-
-@pytest.mark.full
-@pytest.mark.cases(1)
-@pytest.mark.parametrize("absent", [ABSENT, REFUSED, DARWIN], ids=["absent", "refused", "darwin"])
-def test_an_elastic_job_goes_on_after_a_loss_without_them(absent: str) -> None:
-    options = ("-np", "3", "--min-np", "2", "--max-np", "3")
-    done = run(absent, *options, str(ELASTIC), STEPS="20", PAUSE="0.02", DIE="1:5:kill")
-    assert done.process.returncode == 0, done.err
-    assert "rank 1 (localhost) lost: killed by SIGKILL" in done.err
-    assert done.out.count("ends with 20.0 after 20 steps") >= 2, done.out
-
-
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("absent", "why"),

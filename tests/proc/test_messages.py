@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.proc.plain_jobs import run_plain
 
 PROGRAM = """
@@ -150,41 +148,3 @@ def test_two_ranks_that_wait_for_each_other_learn_it() -> None:
     for code, output in run_plain(CROSSED, 2):
         assert code == 0 and "caught" in output and "message from rank" in output, output
         assert "message(shape (1,), float64)" in output and "process set" not in output, output
-
-
-CROSSED_BESIDE_CALLS = """
-import numpy as np
-import ringcomm as rc
-
-rc.init()
-third = rc.add_process_set([2])
-
-def cross():
-    if rc.rank() < 2:
-        try:
-            rc.send(np.ones(1), dest=1 - rc.rank())
-        except rc.MismatchError as error:
-            print("caught", error)
-
-cross()
-assert rc.allreduce(np.ones(3), rc.Sum)[0] == rc.size()
-cross()
-end = rc.allreduce_async(np.ones(3), rc.Sum, name="end")
-while rc.rank() == 2 and not end.done():
-    rc.allreduce_async(np.ones(1), rc.Sum, name="own", process_set=third).wait()
-assert end.wait()[0] == rc.size()
-rc.barrier()  # rank 0 also orders what the third still has on its way
-print("passed")
-"""
-
-
-@pytest.mark.release
-def test_two_ranks_learn_it_while_a_third_is_in_a_call_of_all_ranks_or_makes_calls_of_its_own() -> None:
-    """The third cannot release them; it goes on when they have got their error and come."""
-    results = run_plain(CROSSED_BESIDE_CALLS, 3)
-    for code, output in results:
-        assert code == 0 and "passed" in output, output
-    caught = [output for _, output in results if "caught" in output]
-    assert len(caught) == 2
-    for output in caught:
-        assert output.count("caught") == 2 and output.count(") wait for each other") == 2, output

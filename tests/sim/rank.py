@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from ringcomm.collective.progress import Progress
-from ringcomm.engine.peer_channels import PeerChannels, SilenceLimits
+from ringcomm.engine.failure_detector import SilenceLimits
+from ringcomm.engine.peer_channels import PeerChannels
 from ringcomm.errors import PeerLostError, PeerStalledError, RingcommError
 from ringcomm.rendezvous.control import error_from
 from ringcomm.rendezvous.routing import ranges_of

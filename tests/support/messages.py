@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ringcomm.group.message_channel import Channel
-from ringcomm.group.message_matching import Matcher, Receive
+from ringcomm.group.message_channel import Channel, Matcher, Receive
 from ringcomm.transport.memory import memory_fabrics
 
 TAG = (0, 5)

@@ -10,7 +10,6 @@ import pytest
 import ringcomm as rc
 from ringcomm import api
 from ringcomm.config import Membership
-from ringcomm.job import default_context
 from ringcomm.job.context import Context
 
 ARGUMENTS = {
@@ -44,35 +43,6 @@ def test_all_functions_work_alone(alone, name):
         np.testing.assert_array_equal(result, np.ones((2, 2)))
 
 
-def test_frameworks_finish_before_this_process_leaves(alone, monkeypatch):
-    monkeypatch.setattr(default_context, "_before_leaving", [])
-    seen = []
-    api.before_leaving(lambda: seen.append(rc.is_initialized()))
-    rc.shutdown()
-    rc.shutdown()
-    assert seen == [True]
-
-
-def test_what_precedes_direct_calls_is_kept_for_the_next_job(alone, monkeypatch):
-    monkeypatch.setattr(default_context, "_before_calls", None)
-    seen = []
-    api.before_calls(lambda: seen.append(1))
-    rc.allgather(np.ones(3))
-    rc.shutdown()
-    before = len(seen)
-    rc.init(Membership())
-    rc.allgather(np.ones(3))
-    assert 0 < before < len(seen)
-
-
-def test_alone_the_arithmetic_is_the_same(alone):
-    assert rc.allreduce(np.array([7, -7]), postscale_factor=0.5).tolist() == [3, -3]
-    assert rc.allreduce([2.0], rc.Sum, prescale_factor=2.0, postscale_factor=3.0).tolist() == [12.0]
-    assert rc.allreduce(np.array([2**60 + 1]))[0] == 2**60 + 1
-    array, received = rc.alltoall(np.arange(3), [3])
-    assert (array.tolist(), received.tolist()) == ([0, 1, 2], [3])
-
-
 @pytest.mark.parametrize(
     "call, words",
     [
@@ -97,12 +67,6 @@ def test_results_are_new_arrays(alone):
         assert np.shares_memory(getattr(rc, name + "_")(array), array)
 
 
-def test_after_shutdown_the_message_says_so(alone):
-    rc.shutdown()
-    with pytest.raises(rc.NotInitializedError, match=r"shutdown\(\) was called.*ringcomm\.init\(\) first"):
-        rc.rank()
-
-
 def test_init_and_shutdown_may_be_repeated(alone):
     context = api.context()
     rc.init(Membership())
@@ -112,25 +76,6 @@ def test_init_and_shutdown_may_be_repeated(alone):
     assert not rc.is_initialized()
     rc.init(Membership())
     assert api.context() is not context
-
-
-def test_steps_are_counted_and_calls_are_written_to_a_timeline(alone, tmp_path):
-    path = tmp_path / "timeline.json"
-    rc.start_timeline(str(path))
-    with pytest.raises(rc.Misuse):
-        rc.start_timeline(str(path))
-    for _ in range(3):
-        rc.allreduce_async(np.ones(2), name="loss").wait()
-        rc.count_step()
-    rc.stop_timeline()
-    assert rc.stats()["ringcomm/steps"] == 3
-    assert "allreduce.loss" in path.read_text()
-
-
-def test_a_function_is_run_by_the_launcher():
-    from ringrun.function import run
-
-    assert rc.run is run
 
 
 OF_CONTEXTS_ONLY = {"announce", "close", "restart", "suspend", "take_changes"}
@@ -155,10 +100,6 @@ def test_an_unknown_name_of_the_package_suggests_the_one_that_is_meant(name, wor
     with pytest.raises(AttributeError, match=f"'ringcomm' has no attribute '{name}'.*{words}"):
         getattr(rc, name)
     assert not hasattr(rc, "_ipython_display_")
-
-
-def test_dir_lists_what_a_user_imports():
-    assert dir(rc) == sorted([*rc.__all__, "elastic"])
 
 
 @pytest.mark.parametrize("call", [rc.synchronize, rc.poll])

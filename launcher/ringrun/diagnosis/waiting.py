@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ringcomm.engine.wait_graph import behind, waiting_for_each_other
+from ringcomm.engine.deadlocks import behind, waiting_for_each_other
 
 from .failure_report import ranks_text
 from .reports import LOST_WITH_HOST, RankReport, ReportedChannel, ReportedOperation

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ...clock import Deadline
 from ...errors import Misuse, NotInitializedError, PeerStalledError, RingcommError, describe_error
-from ...group.message_matching import Address
+from ...group.message_channel import Address
 from ._bridge import GroupReduction
 from ._collectives import Collectives, Divided, Packed, Tensors
 from ._dispatch import uncompiled

@@ -18,10 +18,9 @@ from torch.optim import optimizer as torch_optimizer
 from ... import api
 from ...clock import StepClock
 from ...config import Settings
+from ...engine.failure_detector import SilenceLimits
 from ...engine.heartbeat import HeartbeatThread
-from ...engine.observer import EventSource, Observer
-from ...engine.peer_channels import SilenceLimits
-from ...engine.single_rank import OwnTrace
+from ...engine.observer import EventSource, Observer, OwnTrace
 from ...errors import RingcommError
 from ...group.failures import GroupWatch
 from ...group.group import Group

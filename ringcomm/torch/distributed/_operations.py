@@ -15,7 +15,7 @@ from ...arrays.mirrors import StagingPool
 from ...clock import Idleness
 from ...collective.call_sites import look_through, this_site
 from ...errors import Misuse, describe_error
-from ...group.message_matching import Address
+from ...group.message_channel import Address
 from ...group.operation_queue import OperationQueue
 from ...group.point_to_point import PointToPoint
 from ._bridge import GroupOperand, inside, tensors_inside, type_code, type_name

@@ -7,7 +7,7 @@ import pytest
 
 import ringcomm as rc
 from ringcomm.engine.process_sets import UnknownProcessSetError
-from ringcomm.errors import ConfigError, MismatchError, Misuse
+from ringcomm.errors import MismatchError, Misuse
 from tests.adapters.signatures import differences_of_options, functions_of
 from tests.support.options import compare_forms, sets_of
 
@@ -67,17 +67,3 @@ def test_what_is_no_member_or_differs_is_an_error(ranks_of):
         return rc.allreduce(np.ones(1), rc.Sum).tolist()
 
     assert ranks_of(3, work) == [[3.0]] * 3
-
-
-def test_what_is_no_process_set_is_named(ranks_of):
-    def work(context):
-        with pytest.raises(Misuse, match="process_set=5: pass what"):
-            rc.allreduce_async(np.ones(2), process_set=5)
-        return rc.allreduce(np.ones(1), rc.Sum).tolist()
-
-    assert ranks_of(2, work) == [[2.0]] * 2
-
-
-def test_init_takes_its_own_types_only():
-    with pytest.raises(ConfigError, match="takes a Membership and Settings"):
-        rc.init(5)

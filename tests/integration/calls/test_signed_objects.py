@@ -115,18 +115,6 @@ def _thread():
 ABOUT = ("broadcast_object", "name")
 
 
-@pytest.mark.parametrize(
-    "source, about",
-    [(1, ABOUT), (0, ("allgather_object", "name")), (0, ("broadcast_object", "other"))],
-    ids=str,
-)
-def test_an_object_counts_in_its_own_place_only(source, about):
-    packed = Objects(SIGNER, 0).pack([1], *ABOUT).data
-    with pytest.raises(ProtocolError, match="does not carry that rank's signature"):
-        Objects(SIGNER, 2).unpack(packed, source, *about)
-    assert Objects(SIGNER, 2).unpack(packed, 0, *ABOUT) == [1]
-
-
 def test_an_object_counts_once():
     sender, receiver = Objects(SIGNER, 0), Objects(SIGNER, 1)
     first, second = (sender.pack(value, *ABOUT).data for value in ("first", "second"))

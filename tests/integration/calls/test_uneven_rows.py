@@ -28,14 +28,6 @@ def test_each_rank_gets_the_rows_of_the_list(ranks_of, form):
     ]  # fmt: skip
 
 
-def test_arrays_of_a_group_are_divided_alike(ranks_of):
-    def work(context):
-        arrays = [np.ones((3, 2)), np.ones(3, np.float32)]
-        return [part.shape for part in rc.grouped_reducescatter(arrays, splits=[1, 2], name="both")]
-
-    assert ranks_of(2, work) == [[(1, 2), (1,)], [(2, 2), (2,)]]
-
-
 @pytest.mark.parametrize(
     ("splits", "words"),
     [
@@ -69,11 +61,6 @@ def disagree(ranks_of, form, **options):
 def test_ranks_that_disagree_by_name(ranks_of):
     for text in disagree(ranks_of, "by name", name="rows"):
         assert "lists of sizes" in text and "[3, 0] rows by rank" in text and "[1, 2] rows by rank" in text
-
-
-def test_ranks_that_disagree_by_order(ranks_of):
-    for text in disagree(ranks_of, "direct"):
-        assert "rank 1 makes another call" in text or "rank 0 makes another call" in text
 
 
 @pytest.mark.parametrize("weight", [None, 1.0])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 
 import ringcomm as rc
 from ringcomm.configuration.bucket_sizes import ALONE_BYTES
-from ringcomm.errors import MismatchError, Misuse
+from ringcomm.errors import MismatchError
 
 
 def fails(call, *words):
@@ -75,14 +73,6 @@ def test_what_only_one_rank_knows_decides_nothing(ranks_of, rows, codec):
     assert ranks_of(3, work) == [([rows + 2, 2, rows + 2], 4.0 * (rows + 4), 2.0)] * 3
 
 
-def test_groups_without_arrays(ranks_of):
-    def work(context):
-        twice = [rc.grouped_allreduce([], name="none") for _ in range(2)]
-        return [*twice, rc.grouped_reducescatter([]), rc.grouped_allgather([]), float(rc.allreduce(1.0))]
-
-    assert ranks_of(2, work) == [[[], [], [], [], 1.0]] * 2
-
-
 @pytest.mark.parametrize("every_rank", [True, False])
 def test_completing_arrays_of_different_lengths(ranks_of, every_rank):
     def work(context):
@@ -113,29 +103,6 @@ def test_exchanging_different_numbers_of_rows_in_place(ranks_of, every_rank):
     assert all(ranks_of(3 if every_rank else 4, work))
 
 
-def test_lists_cannot_be_overwritten(ranks_of):
-    def work(context):
-        for some in (None, rc.add_process_set([0, 1])):
-            for name in ("reducescatter_", "allgather_", "alltoall_"):
-                if context.rank < 2:
-                    with pytest.raises(Misuse, match=name):
-                        getattr(rc, name)([1.0, 2.0], process_set=some)
-        return True
-
-    assert all(ranks_of(3, work))
-
-
-def test_a_root_is_a_whole_number(ranks_of):
-    def work(context):
-        with pytest.raises(Misuse, match="root_rank=1.0 is not a whole number"):
-            rc.broadcast(np.ones(2), 1.0)
-        with pytest.raises(Misuse, match="root_rank=1.0 is not a whole number"):
-            rc.broadcast_async(np.ones(2), 1.0, name="root")
-        return True
-
-    assert all(ranks_of(2, work))
-
-
 @pytest.mark.parametrize("codec", [None, "bf16"])
 def test_a_weighted_average_that_fits_into_float16(ranks_of, codec):
     """The product of a number and its weight relative to the mean does not fit."""
@@ -152,48 +119,3 @@ def test_a_weighted_average_that_fits_into_float16(ranks_of, codec):
         return [bool((abs(found.astype(float) - 40000) < 200).all()) for found in results]
 
     assert ranks_of(3, work) == [[True] * 5] * 3
-
-
-@pytest.mark.parametrize("form", ["direct", "by name"])
-def test_numbers_that_a_codec_cannot_hold_are_no_warning(ranks_of, form):
-    def work(context):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for dtype, value in (("float64", 1e300), ("float16", 6e4)):
-                array = np.full(300, value if context.rank else 1.0, dtype)
-                if form == "direct":
-                    rc.allreduce(array, op="sum", compression="bf16")
-                else:
-                    rc.allreduce_async(array, op="sum", compression="bf16", name=dtype).wait()
-            rc.allreduce(np.ones(3), postscale_factor=1e-300)
-        return float(rc.allreduce(1.0))
-
-    assert ranks_of(2, work) == [1.0, 1.0]
-
-
-def test_one_rank_sends_nothing_so_a_codec_rounds_nothing(ranks_of):
-    def work(context):
-        return float(rc.allreduce(np.full(1, 1e300), compression="bf16")[0])
-
-    assert ranks_of(1, work) == [1e300]
-
-
-def test_a_product_that_is_scaled_needs_every_rank(ranks_of):
-    def work(context):
-        if context.rank == 0:
-            with pytest.raises(rc.RingcommError, match="a product without a prescale factor"):
-                rc.allreduce_async(np.full(3, 3.0), op=rc.Product, prescale_factor=2.0, name="a").wait()
-            least = rc.allreduce_async(np.full(3, 3.0), op=rc.Min, prescale_factor=-1.0, name="b").wait()
-            assert least.tolist() == [-3.0] * 3
-        rc.join()
-        return True
-
-    assert all(ranks_of(2, work))
-
-
-def test_adasum_scales_half_types_in_a_wider_one(ranks_of):
-    def work(context):
-        return float(rc.allreduce(np.full(8, 0.001, np.float16), op=rc.Adasum, postscale_factor=1e5)[0])
-
-    for found in ranks_of(2, work):
-        assert abs(found - 100.0) < 0.2

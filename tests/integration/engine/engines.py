@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
 from ringcomm.config import Settings
@@ -9,6 +12,10 @@ from ringcomm.ops import Sum
 
 LIMIT_S = 30.0
 PLAIN = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0)
+
+
+def plain(**changes: Any) -> Settings:
+    return replace(PLAIN, **changes)
 
 
 def reduced(context, name, **options):

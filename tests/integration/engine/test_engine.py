@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ringcomm.collective.options import Options
-from ringcomm.config import Settings
 from ringcomm.engine.process_sets import UnknownProcessSetError
 from ringcomm.errors import (
     ConfigError,
@@ -23,15 +21,8 @@ from ringcomm.errors import (
     UnsupportedDtypeError,
 )
 from ringcomm.ops import Adasum, Average, Sum
-from ringcomm.testing.cluster import RankFailed, run_ranks
-
-LIMIT_S = 30.0
-IMPATIENT = Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0, late_after_s=10.0)
-"""Where the test runner has threads that might submit something, a deadlock is reported after twice that."""
-
-
-def plain(**changes) -> Settings:
-    return replace(Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0), **changes)
+from ringcomm.testing.cluster import run_ranks
+from tests.integration.engine.engines import LIMIT_S, plain
 
 
 class TestTrouble:
@@ -57,19 +48,6 @@ class TestTrouble:
         assert "Mismatched allreduce tensor shapes" in text and "test_engine.py" in text
         assert [again for _, again in results] == [[3.0, 3.0]] * 3
 
-    def test_one_rank_calls_something_else(self, on_ranks):
-        def work(context):
-            array = np.ones(3)
-            with pytest.raises(MismatchError) as caught:
-                if context.rank == 1:
-                    context.engine.broadcast([array], 0, "weights").wait()
-                else:
-                    context.engine.allreduce([array], Sum, "loss").wait()
-            context.engine.barrier().wait(LIMIT_S)
-            return str(caught.value)
-
-        for text in on_ranks(3, work, settings=IMPATIENT):
-            assert "named 'weights'" in text and "named 'loss'" in text and "rank 1" in text
 
     def test_what_makes_no_sense_is_refused_here(self):
         def work(context):
@@ -130,19 +108,6 @@ class TestTrouble:
         with_rendezvous = run_ranks(3, work, "tcp")
         assert with_rendezvous == [None if rank == leaver else True for rank in range(3)]
 
-    def test_a_failed_call_in_order_fails_what_is_under_way(self):
-        """When a rank dies, every waiting rank raises, whatever it waits for."""
-
-        def work(context):
-            context.engine.barrier().wait(LIMIT_S)
-            if context.rank == 1:
-                raise SystemExit(3)
-            context.engine.allreduce([np.ones(1)], Sum, "x").wait(LIMIT_S)
-
-        with pytest.raises(RankFailed) as caught:
-            run_ranks(2, work, "tcp")
-        assert isinstance(caught.value.errors[0], PeerLostError)
-        assert "rank 1" in str(caught.value.errors[0])
 
     def test_close_with_something_on_its_way(self, on_ranks):
         failed = threading.Event()
@@ -162,11 +127,6 @@ class TestTrouble:
             return True
 
         assert all(on_ranks(2, work))
-
-
-def test_the_thread_ends_with_the_context(no_leaks):
-    for _ in range(5):
-        assert run_ranks(3, lambda context: context.engine.allreduce([np.ones(1)], Sum).wait(LIMIT_S), "tcp")
 
 
 def test_one_rank_needs_no_thread():

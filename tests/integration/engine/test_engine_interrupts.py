@@ -16,7 +16,7 @@ from ringcomm.errors import (
 )
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import RankFailed, run_ranks
-from tests.integration.engine.engines import LIMIT_S, PLAIN, reduced
+from tests.integration.engine.engines import LIMIT_S, PLAIN
 from tests.support.service import eventually
 
 
@@ -70,21 +70,6 @@ class TestInterrupts:
 
         assert "interrupted (Stop)" in str(lost_by_rank_0(work))
 
-    def test_in_the_thread_that_does_the_engines_work(self):
-        def work(context):
-            handle = context.engine.allreduce([np.ones(3)], Sum, "x")
-
-            def interrupt():
-                raise KeyboardInterrupt
-
-            with pytest.raises(KeyboardInterrupt):
-                context.engine._thread._guarded(interrupt)
-            with pytest.raises(PeerLostError, match=r"interrupted \(KeyboardInterrupt\)"):
-                handle.wait(LIMIT_S)
-            return True
-
-        lost_by_rank_0(work)
-
     def test_between_the_parts_of_a_call(self):
         """No other rank could find out that the rest does not come."""
 
@@ -95,15 +80,6 @@ class TestInterrupts:
             return True
 
         assert "KeyError: 'learning_rate'" in str(lost_by_rank_0(work))
-
-    def test_errors_that_all_ranks_raise_end_no_job(self):
-        def work(context):
-            with pytest.raises(Misuse), context.engine.in_parts():
-                raise Misuse("on every rank")
-            with context.engine.in_parts():
-                return reduced(context, "x")[0]
-
-        assert run_ranks(2, work, settings=PLAIN) == [3.0, 3.0]
 
 
 def test_a_bug_in_the_engine_fails_what_is_on_its_way_and_the_job(caplog):

@@ -12,28 +12,11 @@ from ringcomm.clock import Polling
 from ringcomm.engine import thread as thread_module
 from ringcomm.engine.observer import Observer
 from ringcomm.errors import (
-    Misuse,
     PeerLostError,
 )
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks
-from tests.integration.engine.engines import LIMIT_S, PLAIN, reduced
-from tests.support.service import eventually
-
-
-def test_join_while_a_join_is_going_on():
-    def work(context):
-        if context.rank == 0:
-            first = context.engine.join()
-            with pytest.raises(Misuse, match="an earlier join"):
-                context.engine.join()
-            context.barrier()
-        else:
-            context.barrier()
-            first = context.engine.join()
-        return first.wait(LIMIT_S)
-
-    assert run_ranks(2, work, settings=PLAIN) == [1, 1]
+from tests.integration.engine.engines import PLAIN, reduced
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -96,30 +79,3 @@ def test_a_pause_during_which_the_job_fails(fails):
         return context.engine.history.paused
 
     assert run_ranks(2, work, settings=PLAIN) == ["", ""]
-
-
-def test_a_process_set_that_is_none_is_not_removed():
-    def work(context):
-        engine = context.engine
-        number = engine.add_process_set([2, 1])
-        removed = [engine.remove_process_set(item) for item in (0, 7, number, number)]
-        return number, removed
-
-    assert run_ranks(3, work, settings=PLAIN) == [(1, [False, False, True, False])] * 3
-
-
-def test_a_process_set_goes_on_without_ranks_that_are_not_in_it():
-    def work(context):
-        engine = context.engine
-        number = engine.add_process_set([0, 2])
-        if context.rank == 1:
-            return None  # it leaves the job
-        gone = engine._thread._state.peers.messages.gone
-        assert eventually(lambda: 1 in gone)
-        sums = [reduced(context, name, process_set=number)[0] for name in ("a", "a", "b")]
-        with pytest.raises(PeerLostError) as caught:
-            reduced(context, "of all ranks")
-        assert caught.value.rank == 1
-        return sums
-
-    assert run_ranks(3, work, "tcp", PLAIN) == [[4.0] * 3, None, [4.0] * 3]

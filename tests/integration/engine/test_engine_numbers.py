@@ -5,20 +5,16 @@ from __future__ import annotations
 import random
 import threading
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ringcomm.collective.options import Options
-from ringcomm.config import Settings
-from ringcomm.engine import coordinator
-from ringcomm.engine.cache import IssuedIds
-from ringcomm.errors import Misuse, ShapeError
+from ringcomm.engine import coordinator, pending
+from ringcomm.errors import ShapeError
 from ringcomm.ops import Adasum, Average, Max, Min, Product, Sum
 from ringcomm.testing.cluster import run_ranks
-
-LIMIT_S = 30.0
+from tests.integration.engine.engines import LIMIT_S, plain
 
 
 def test_more_rows_than_an_array_can_have_fail_that_operation_alone():
@@ -38,23 +34,6 @@ def test_more_rows_than_an_array_can_have_fail_that_operation_alone():
         return [handles[place].wait(LIMIT_S)[0].shape for place in (0, 2)], context.allgather(few).shape
 
     assert run_ranks(2, work) == [([(4, 3), (2, 2)], (4, 3))] * 2
-
-
-def test_a_name_with_a_lone_surrogate_is_refused_in_every_form():
-    def work(context):
-        for call in (
-            lambda: context.allreduce(np.ones(2), name="\ud800"),
-            lambda: context.engine.allreduce([np.ones(2)], Sum, "\ud800"),
-        ):
-            with pytest.raises(Misuse, match="valid Unicode"):
-                call()
-        return float(context.allreduce(np.ones(1), Sum, name="größe")[0])
-
-    assert run_ranks(2, work) == [2.0, 2.0]
-
-
-def plain(**changes) -> Settings:
-    return replace(Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0), **changes)
 
 
 def values(rank: int, seed: int, *shape: int, dtype=np.float64):
@@ -118,25 +97,6 @@ class TestNumbers:
                 np.testing.assert_allclose(mean, sum(values(r, step, 5) for r in range(size)) / size)
                 np.testing.assert_array_equal(last, values(size - 1, step + 50, 3))
 
-    def test_neighbours_in_memory_are_reduced_in_place(self):
-        def work(context):
-            results = []
-            for together in (True, False):
-                # One rank's arrays are neighbours, the others' are not: they must still fit together.
-                owner = values(context.rank, 5, 30)
-                parts = [owner[:10], owner[10:14], owner[14:]]
-                if context.rank or not together:
-                    parts = [part.copy() for part in parts]
-                context.engine.allreduce(parts, Sum).wait(LIMIT_S)
-                results.append((np.concatenate(parts), owner))
-            return results
-
-        expected = sum(values(rank, 5, 30) for rank in range(3))
-        results = run_ranks(3, work)
-        for (parts, _), (apart, _) in results:
-            np.testing.assert_array_equal(parts, expected)
-            np.testing.assert_array_equal(apart, expected)
-        np.testing.assert_array_equal(results[0][0][1], expected)
 
     @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
     def test_adasum(self, size):
@@ -165,34 +125,13 @@ class TestNumbers:
             np.testing.assert_allclose(by_name, expected)
             assert by_name.tobytes() == in_order.tobytes() == results[0][0].tobytes()
 
-    def test_adasum_is_scaled_before_and_after(self):
-        def work(context):
-            array = np.array([1.0, 2.0]) * (1 - 2 * context.rank)  # opposite, and so added up to nothing
-            alike = np.array([1.0, 2.0])
-            context.engine.allreduce([array], Adasum, "opposite", prescale_factor=3.0).wait(LIMIT_S)
-            scales = {"prescale_factor": 3.0, "postscale_factor": 2.0}
-            context.engine.allreduce([alike], Adasum, "alike", **scales).wait(LIMIT_S)
-            return array.tolist(), alike.tolist()
-
-        assert run_ranks(2, work) == [([0.0, 0.0], [6.0, 12.0])] * 2
-
-    def test_adasum_of_what_is_too_large_is_no_warning(self):
-        """Warnings are errors in these tests, and one in the engine's thread would end the job."""
-
-        def work(context):
-            array = np.array([6e4, 1.0 - 2.0 * context.rank, np.inf], np.float16)
-            scales = {"prescale_factor": 2.0, "postscale_factor": 2.0}
-            context.engine.allreduce([array], Adasum, "a", **scales).wait(LIMIT_S)
-            return array[0] == np.inf or np.isnan(array[0])
-
-        assert run_ranks(2, work) == [True, True]
-
 
 class TestOrder:
     def test_each_rank_has_an_order_of_its_own(self, on_ranks, monkeypatch):
         """Names hit and miss the cache, shapes change, sets and groups are mixed in."""
         rounds, names = 4, 40
-        monkeypatch.setattr(coordinator, "IssuedIds", lambda size, _: IssuedIds(size, 25))
+        for module in (coordinator, pending):
+            monkeypatch.setattr(module, "MAX_NUMBERS", 25)
 
         def work(context):
             engine, rank, size = context.engine, context.rank, context.size
@@ -260,37 +199,3 @@ class TestOrder:
         for rank, (sums, last, after) in enumerate(results):
             assert sums == [(size - 1 - turn // 2) / size for turn in range(rank * 2)]
             assert last == size - 1 and after == [size, size]
-
-    def test_join_ends_also_if_rank_0_is_the_last(self):
-        def work(context):
-            if context.rank == 0:  # the other has joined when this is over
-                context.engine.allreduce([np.ones(4)], Sum).wait(LIMIT_S)
-            return context.engine.join().wait(LIMIT_S)
-
-        assert run_ranks(2, work) == [0, 0]
-
-    @pytest.mark.parametrize("op, neutral", [(Min, 7), (Max, -7), (Product, 3)])
-    def test_joined_ranks_change_nothing(self, op, neutral):
-        def work(context):
-            array = np.full(3, neutral, np.int32)
-            if context.rank:
-                context.engine.allreduce([array], op).wait(LIMIT_S)
-            context.engine.join().wait(LIMIT_S)
-            return int(array[0])
-
-        assert run_ranks(2, work)[1] == neutral
-
-
-def test_the_sums_of_operations_have_the_programs_names():
-    def work(context):
-        engine = context.engine
-        for _ in range(3):
-            for name in ("conv", "dense"):
-                engine.allreduce([np.ones(600)], Sum, name).wait(LIMIT_S)
-        operations = engine.buckets.totals().operations
-        return {name: (item.runs, item.took_s > 0, item.moved_bytes > 0) for name, item in operations.items()}
-
-    for operations in run_ranks(2, work, settings=plain()):
-        names = [name for name in operations if "'conv'" in name or "'dense'" in name]
-        assert len(names) == 2 and len(operations) == 2, operations
-        assert all(operations[name] == (3, True, True) for name in names), operations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 
@@ -10,14 +9,11 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
-from ringcomm.config import Settings
 from ringcomm.engine.deadlocks import DEADLOCK_S
 from ringcomm.errors import Misuse
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks
-
-LIMIT_S = 30.0
-SETTINGS = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0)
+from tests.integration.engine.engines import LIMIT_S, PLAIN
 
 
 def reduced(context, name):
@@ -42,18 +38,8 @@ class TestThreads:
             other.join()
             return sorted(results)
 
-        assert run_ranks(2, work, settings=SETTINGS) == [["a", "b"]] * 2
+        assert run_ranks(2, work, settings=PLAIN) == [["a", "b"]] * 2
 
-    def test_a_thread_that_waits_for_a_limited_time_may_submit_afterwards(self):
-        def work(context):
-            if context.rank == 1:
-                return [reduced(context, name).wait() for name in "ba"]
-            first = reduced(context, "a")
-            with pytest.raises(TimeoutError):
-                first.wait(3 * DEADLOCK_S)
-            return [reduced(context, "b").wait(), first.wait()]
-
-        assert run_ranks(2, work, settings=SETTINGS) == [["b", "a"]] * 2
 
     def test_two_threads_wait_for_one_handle(self):
         """The second one waits until the first one has converted the result."""
@@ -78,48 +64,7 @@ class TestThreads:
                 thread.join(LIMIT_S)
             return results
 
-        assert run_ranks(2, work, settings=SETTINGS) == [["converted"] * 2] * 2
-
-
-def test_a_name_is_text():
-    def work(context):
-        for name in (5, 0, b"x", ("a", 1)):
-            refused(context, name)
-        context.barrier("all of them were refused before anything was sent")
-
-    run_ranks(2, work, settings=SETTINGS, timeout_s=LIMIT_S)
-
-
-def refused(context, name):
-    array = np.ones((2, 2))
-    flat = array.reshape(-1)
-    calls = [
-        lambda: context.allreduce(array, name=name),
-        lambda: context.allgather(array, name),
-        lambda: context.barrier(name),
-        lambda: context.broadcast_object(1, 0, name),
-        lambda: context.engine.allreduce([flat], Sum, name).wait(),
-        lambda: context.engine.allgather([flat], [(2, 2)], name).wait(),
-        lambda: context.engine.barrier(name).wait(),
-    ]
-    for call in calls:
-        with pytest.raises(Misuse, match="a name is a str"):
-            call()
-
-
-def test_a_factor_that_is_no_number_is_the_same_on_all_ranks():
-    def work(context):
-        nan = float("nan")
-        found = []
-        for name in ("first", "first"):  # once by its signature, once by its number
-            array = np.ones(3)
-            factors = {"prescale_factor": nan, "postscale_factor": math.inf}
-            context.engine.allreduce([array], Sum, name, **factors).wait()
-            found += array.tolist()
-        found += context.allreduce(np.ones(2), prescale_factor=nan).tolist()
-        return all(math.isnan(value) for value in found)
-
-    assert run_ranks(2, work, settings=SETTINGS) == [True] * 2
+        assert run_ranks(2, work, settings=PLAIN) == [["converted"] * 2] * 2
 
 
 class TestArraysOfTheCaller:
@@ -151,7 +96,7 @@ class TestArraysOfTheCaller:
                 started(lambda array: rc.alltoall_async(array, name="d")),
             ]
 
-        assert ranks_of(2, work, settings=SETTINGS) == [[1.0] * 6] * 2
+        assert ranks_of(2, work, settings=PLAIN) == [[1.0] * 6] * 2
 
     @pytest.mark.parametrize("synchronous", [True, False])
     def test_several_in_place(self, ranks_of, synchronous):
@@ -169,4 +114,4 @@ class TestArraysOfTheCaller:
             return across.tolist(), arrays[1].tolist()
 
         expected = ([[3.0] * 3] * 4, [30, 30])
-        assert ranks_of(2, work, settings=SETTINGS) == [expected] * 2
+        assert ranks_of(2, work, settings=PLAIN) == [expected] * 2

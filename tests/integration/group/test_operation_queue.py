@@ -88,48 +88,6 @@ def test_a_thread_that_waits_leaves_a_running_work_to_its_thread(manual):
     assert behind.is_completed()
 
 
-def test_a_running_work_may_wait_for_what_is_queued(manual):
-    """Of a callback that waits for a collective of another thread."""
-    log = []
-    first, second, third = (Task(name, lambda name=name: log.append(name)) for name in "abc")
-
-    def run():
-        in_thread(lambda: [manual.submit(work, inline=True) for work in (first, second, third)])
-        assert not first.is_completed()
-        manual.help(second)
-        log.append("outer")
-
-    outer = manual.submit(Task("outer", run), inline=True)
-    assert outer.ended() is None
-    assert log == ["a", "b", "outer"] and not third.is_completed()
-    assert {first.thread, second.thread} == {threading.get_ident()}
-
-
-def test_what_a_running_work_starts_runs_at_once(manual):
-    log = []
-
-    def run():
-        manual.submit(Task("inner", lambda: log.append("inner")), inline=False)
-        log.append("outer")
-
-    manual.submit(Task("before", lambda: log.append("before")), inline=False)
-    last = manual.submit(Task("outer", run), inline=False)
-    manual.help(last)
-    assert log == ["before", "inner", "outer"]
-
-
-def test_an_interrupted_caller_leaves_a_queue_that_goes_on(queue):
-    def interrupt():
-        raise KeyboardInterrupt
-
-    interrupted = Task("interrupted", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        queue.submit(interrupted, inline=True)
-    assert isinstance(interrupted.error, KeyboardInterrupt)
-    assert queue.submit(Task("next"), inline=False).ended() is None
-    assert queue.submit(Task("last"), inline=True).ended() is None
-
-
 class TestDrain:
 
     def test_it_waits_for_what_runs_and_what_is_queued(self, queue):
@@ -141,14 +99,6 @@ class TestDrain:
         queue.drain(Deadline(LIMIT_S))
         timer.join()
         assert gate.work.is_completed() and behind.is_completed()
-
-    def test_its_time_may_be_over_before(self, queue):
-        gate = Gate()
-        queue.submit(gate.work, inline=False)
-        assert gate.running.wait(LIMIT_S)
-        queue.drain(Deadline(0.0))
-        assert not gate.work.is_completed()
-        gate.opened.set()
 
 
 class TestClose:
@@ -165,9 +115,3 @@ class TestClose:
         gate.opened.set()
         closing.join(LIMIT_S)
         assert gate.work.ended() is None and not closing.is_alive(), "what runs ends as it does"
-
-    def test_an_idle_thread_ends(self, queue):
-        queue.submit(Task("work"), inline=False).ended()
-        thread = queue._thread
-        queue.close("over", OVER)
-        assert not thread.is_alive()

@@ -12,11 +12,9 @@ from ringcomm.errors import (
     NotInitializedError,
     PeerLostError,
     PeerStalledError,
-    ProtocolError,
 )
 from tests.integration.group.conftest import LONG, OVER, TAG
 from tests.integration.group.works import LIMIT_S, Task
-from tests.support.service import eventually
 
 
 @pytest.mark.parametrize("content", [b"", b"abcd", LONG], ids=["empty", "short", "long"])
@@ -92,49 +90,6 @@ class TestCallers:
         server.join(LIMIT_S)
         assert not server.is_alive()
 
-    def test_two_callers_wait_at_once(self, ranks):
-        one, two = ranks(2)
-        works = [one.receive(1, 4, tag=tag) for tag in range(2)]
-
-        def wait(work):
-            work.waiters += 1
-            one.engine.help(work)
-            work.ended()
-
-        callers = [threading.Thread(target=wait, args=(work,)) for work in works]
-        for caller in callers:
-            caller.start()
-        assert eventually(lambda: one.engine._turn.wanted)
-        two.send(0, b"1111", tag=1)
-        assert works[1].ended() is None
-        two.send(0, b"0000", tag=0)
-        assert works[0].ended() is None
-        for caller in callers:
-            caller.join(LIMIT_S)
-            assert not caller.is_alive()
-
-    def test_a_lost_peer_ends_its_wait(self, ranks):
-        one, two = ranks(2)
-        work = one.receive(1, 4)
-        work.waiters += 1
-        threading.Timer(0.05, two.leave).start()
-        one.engine.help(work)
-        assert isinstance(work.error, PeerLostError) and work.error.rank == 1
-
-    def test_a_limit_ends_its_wait(self, ranks):
-        one, _ = ranks(2)
-        work = one.receive(None, 4, limit_s=0.01)
-        work.waiters += 1
-        one.engine.help(work)
-        assert isinstance(work.error, PeerStalledError) and work.error.rank is None
-
-    def test_the_end_of_the_group_ends_its_wait(self, ranks):
-        one, _ = ranks(2)
-        work = one.receive(1, 4)
-        work.waiters += 1
-        threading.Timer(0.05, one.engine.close, [OVER]).start()
-        one.engine.help(work)
-        assert work.ended() is OVER
 
     def test_nothing_moves_after_an_interrupt(self, ranks):
         one, two = ranks(2)
@@ -155,22 +110,6 @@ class TestCallers:
         one.engine.close(OVER)
         assert one.engine._thread is not None and not one.engine._thread.is_alive()
 
-    def test_a_callback_of_its_message_may_end_the_group(self, ranks):
-        one, two = ranks(2)
-
-        class Closing(Task):
-            def finish(self, error=None):
-                super().finish(error)
-                one.engine.close(OVER)
-
-        work = Closing("recv from rank 1")
-        work.waiters += 1
-        one.engine.receive(1, TAG, memoryview(bytearray(4)), work, None)
-        behind = one.receive(1, 4, tag=6)
-        two.send(0, b"abcd")
-        one.engine.help(work)
-        assert work.ended() is None and behind.ended() is OVER
-
 
 class TestLostPeers:
     def test_a_receive_fails_with_its_peer(self, ranks):
@@ -182,23 +121,6 @@ class TestLostPeers:
         assert "recv from rank 1: it closed the connection" in str(errors[0])
         assert one.send(1, b"late").ended() is errors[0], "the engine has ended"
 
-    def test_a_send_that_is_under_way_fails_with_its_peer(self, ranks):
-        one, two = ranks(2, 4096)
-        work = one.send(1, LONG)
-        got = two.receive(0, 8, tag=6)
-        two.leave()
-        assert got.ended() is OVER
-        assert isinstance(work.ended(), PeerLostError)
-
-    def test_a_peer_that_is_not_needed_may_leave(self, ranks):
-        one, two, three = ranks(3)
-        waiting = one.receive(2, 4)
-        two.leave()
-        assert one.has_lost(1)
-        three.send(0, b"abcd")
-        assert waiting.ended() is None
-        error = one.send(1, b"abcd").ended()
-        assert isinstance(error, PeerLostError) and error.rank == 1
 
     def test_what_it_sent_before_it_left_is_received(self, ranks):
         one, two, three = ranks(3)
@@ -220,15 +142,6 @@ class TestLostPeers:
         error = work.ended()
         assert isinstance(error, PeerLostError) and error.rank == 2
 
-    def test_a_receive_from_any_peer_fails_if_there_is_none(self, ranks):
-        one, two = ranks(2)
-        assert two.send(0, b"abcd").ended() is None
-        two.leave()
-        assert one.receive(1, 4).ended() is None
-        assert one.has_lost(1)
-        error = one.receive(None, 4).ended()
-        assert isinstance(error, PeerLostError) and error.rank == 1
-
 
 class TestFailures:
     def test_ranks_that_disagree(self, ranks):
@@ -240,11 +153,6 @@ class TestFailures:
         assert "rank 0: recv(8 bytes, src=1, tag=5) at train.py:7" in str(error)
         assert "send(4 bytes, tag=5)" in str(error)
 
-    def test_invalid_bytes(self, ranks):
-        one, two = ranks(2)
-        work = one.receive(1, 8)
-        two.fabric.link(0).send([memoryview(b"GET / HTTP/1.1\r\nHost: example\r\n")])
-        assert isinstance(work.ended(), ProtocolError)
 
     def test_the_root_cause_ends_a_wait(self, ranks):
         one, _ = ranks(2)
@@ -263,15 +171,6 @@ class TestLimits:
         assert "recv from rank 1: not done within 0.01 s" in str(error)
         assert one.reporter.abort_error is not None
 
-    def test_without_a_peer_only_the_receive_ends(self, ranks):
-        one, two = ranks(2)
-        waiting = one.receive(1, 4, tag=6)
-        error = one.receive(None, 8, limit_s=0.01).ended()
-        assert isinstance(error, PeerStalledError) and error.rank is None
-        assert str(error) == "recv from rank None: no peer has sent a message; not done within 0.01 s."
-        two.send(0, b"abcd", tag=6)
-        assert waiting.ended() is None
-
 
 class TestClose:
     def test_what_is_pending_fails_and_so_does_what_is_started_later(self, ranks):
@@ -280,21 +179,3 @@ class TestClose:
         one.engine.close(OVER)
         one.engine.close(NotInitializedError("again"))
         assert [work.ended() for work in [*works, one.receive(None, 8)]] == [OVER] * 3
-
-    def test_its_own_thread_may_close_it(self, ranks):
-        """From a callback of a message."""
-        one, two = ranks(2)
-        closed = threading.Event()
-
-        class Closing(Task):
-            def finish(self, error=None):
-                super().finish(error)
-                one.engine.close(OVER)
-                closed.set()
-
-        work = Closing("recv from rank 1")
-        one.engine.receive(1, TAG, memoryview(bytearray(4)), work, None)
-        behind = one.receive(1, 4, tag=6)
-        two.send(0, b"abcd")
-        assert work.ended() is None and closed.wait(LIMIT_S)
-        assert behind.ended() is OVER

@@ -15,7 +15,7 @@ import pytest
 
 import ringcomm as rc
 from ringcomm.config import Settings
-from ringcomm.engine.control_messages import ControlMessages
+from ringcomm.engine.peer_channels import ControlMessages
 from ringcomm.errors import StartupError
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.transport import carriers, local
@@ -224,7 +224,7 @@ def test_a_job_leaves_no_descriptor_and_no_mapping(no_leaks):
 
 def test_long_messages_of_engines_stay_where_they_were_lent(length=700_000):
     fabrics = with_small_rings()
-    ends = [ControlMessages(fabric, {1 - fabric.rank}) for fabric in fabrics]
+    ends = [ControlMessages(fabric) for fabric in fabrics]
     try:
         for text in ("a" * length, "b" * length):
             ends[0].send({"type": "stack", "text": text})

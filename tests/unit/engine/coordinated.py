@@ -33,8 +33,8 @@ class Job:
 
     def __init__(self, **options: Any) -> None:
         self.now_s = 100.0
-        options.setdefault("tuning", Tuning(1 << 20, 0.0))
-        self.coordinator = Coordinator(HOSTS, members_of, **options)
+        tuning = Tuning(1 << 20, 0.0)._replace(**options)
+        self.coordinator = Coordinator(HOSTS, members_of, tuning)
         self.ids: Dict[Signature, int] = {}
         self.lines: Dict[int, List[str]] = {}
 
@@ -42,18 +42,12 @@ class Job:
         self, rank: int, *signatures: Signature, number: int = 0, urgent: bool = False, site: str = ""
     ) -> None:
         site = site or f"train.py:{rank}"
-        known: List[int] = []
-        fresh: List[List[Any]] = []
         lines = self.lines.setdefault(rank, [])
         sites = [site] if site not in lines else []
         lines += sites
-        for item in signatures:
-            if item in self.ids:
-                known += [self.ids[item], number, lines.index(site) + 1]
-            else:
-                fresh.append([item.to_json(), number, lines.index(site) + 1])
-        message = {"type": "ready", "known": known, "carried": [], "fresh": fresh, "sites": sites}
-        self.send(rank, {**message, "weights": [], "absent": [], "urgent": urgent})
+        line = lines.index(site) + 1
+        operations = [[self.ids.get(item, item.to_json()), number, line] for item in signatures]
+        self.send(rank, {"type": "ready", "operations": operations, "sites": sites, "urgent": urgent})
 
     def send(self, rank: int, message: Dict[str, Any]) -> None:
         validate(message)
@@ -66,8 +60,6 @@ class Job:
             validate(responses)
             for number, data in responses["fresh"]:
                 self.ids[Signature.from_json(data)] = number
-            if responses["forget"]:
-                self.ids.clear()
         return responses
 
     def run(self) -> List[List[str]]:
@@ -77,7 +69,7 @@ class Job:
             return []
         assert not responses["failed"]
         names = {number: item.name for item, number in self.ids.items()}
-        return [[names[number] for number in bucket[::2]] for bucket in responses["run"]]
+        return [[names[item[0]] for item in bucket] for bucket in responses["run"]]
 
     def failures(self) -> List[Tuple[str, str]]:
         responses = self.responses()

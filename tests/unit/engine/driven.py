@@ -12,12 +12,11 @@ from ringcomm.config import Settings
 from ringcomm.engine.bucket_runner import BucketRunner
 from ringcomm.engine.coordinator import Coordinator, Tuning
 from ringcomm.engine.cycle import EngineState
-from ringcomm.engine.peer_channels import PeerChannels, SilenceLimits
+from ringcomm.engine.failure_detector import SilenceLimits
+from ringcomm.engine.peer_channels import PeerChannels
 from ringcomm.engine.process_sets import ProcessSets
-from ringcomm.engine.request import Handle, Request
-from ringcomm.errors import (
-    PeerLostError,
-)
+from ringcomm.engine.request import Handle, OperationHistory, Request
+from ringcomm.errors import PeerLostError
 from ringcomm.group.failures import Reporter
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.transport.base import StoppableWatch
@@ -26,9 +25,8 @@ from ringcomm.wire.frames import NO_ROOT
 from ringcomm.wire.signature import Signature
 
 NOTHING: Dict[str, Any] = {
-    "type": "responses", "fresh": [], "settled": [], "run": [], "totals": [], "absent": [], "failed": [],
-    "joined": -1, "forget": 0, "repeats": [],
-}  # fmt: skip
+    "type": "responses", "fresh": [], "settled": [], "run": [], "failed": [], "joined": -1, "repeats": []
+}
 
 
 class Job:
@@ -63,12 +61,14 @@ class Job:
 
         coordinator = None
         if rank == 0:
-            options = {"stall_warning_s": limits.warning_s, "stall_limit_s": limits.late_after_s}
-            coordinator = Coordinator(hosts, self.sets[0].members, Tuning(1 << 20, 0.0), **options)
+            tuning = Tuning(1 << 20, 0.0, limits.warning_s, limits.late_after_s)
+            coordinator = Coordinator(hosts, self.sets[0].members, tuning)
         peers = PeerChannels(self.fabrics[rank], hosts, limits, lost, calls, lambda: self.now_s)
         buckets = BucketRunner(self.background[rank], make_runner, self.sets[rank])
-        watch, clock = StoppableWatch(None), lambda: self.now_s
-        return EngineState(self.fabrics[rank], peers, buckets, coordinator, watch, Reports(), clock)
+        watch, history = StoppableWatch(None), OperationHistory(8, lambda _: 0)
+        return EngineState(
+            self.fabrics[rank], peers, buckets, coordinator, watch, Reports(), lambda: self.now_s, history
+        )
 
     def turn(self, count: int = 4) -> None:
         """Every engine does what it can."""
@@ -100,9 +100,10 @@ class Job:
         requests = [self.submit(rank, name, rank + 1.0, **changes) for rank in range(ranks)]
         coordinator, signature = self.states[0].coordinator, requests[0].signature
         assert coordinator is not None
-        number = coordinator._ids.issue(signature)
+        fresh: List[Any] = []
+        coordinator._numbers.of(signature, fresh)
         for state in self.states:
-            state.pending.ids.learn(number, signature)
+            state.pending.learn(fresh)
         return requests
 
 

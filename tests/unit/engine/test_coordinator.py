@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from ringcomm.engine.coordinator import Tuning
+from ringcomm.collective.weighted import Total
+from ringcomm.engine import coordinator, pending
+from ringcomm.engine.pending import Pending
+from ringcomm.engine.request import Handle, Request
 from ringcomm.errors import ProtocolError
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_OP
@@ -34,23 +38,8 @@ def test_a_second_time_numbers_are_enough():
     assert job.responses() is None
 
 
-def test_a_set_needs_its_members_only():
-    job = Job()
-    job.ready(0, sig("a", process_set=1))
-    job.ready(2, sig("a", process_set=1))
-    assert job.run() == [["a"]]
-
-
-def test_same_name_in_two_sets_are_two_operations():
-    job = Job()
-    for rank in range(3):
-        job.ready(rank, sig("a"))
-    job.ready(0, sig("a", process_set=1))
-    assert job.run() == [["a"]]
-
-
 def test_waits_for_others_to_fuse_with_unless_a_caller_waits():
-    job = Job(tuning=Tuning(1 << 20, 0.5))
+    job = Job(cycle_s=0.5)
     for rank in range(3):
         job.ready(rank, sig("a"))
     assert job.run() == []
@@ -95,29 +84,6 @@ def test_disagreement_fails_on_all_and_disturbs_nothing_else(what):
     assert sorted(map(sorted, job.run())) == [["a", "b"]]
 
 
-def test_roots_that_differ():
-    job = Job()
-    for rank in range(3):
-        job.ready(rank, sig("w", kind=int(Collective.BROADCAST), op=NO_OP, root=rank // 2))
-    ((_, text),) = job.failures()
-    assert text.startswith("Mismatched broadcast root ranks") and "root_rank=1" in text
-
-
-def test_without_names_the_number_counts():
-    job = Job()
-    for number in (1, 2):
-        for rank in range(3):
-            job.ready(rank, sig(shapes=((number,),)), number=number)
-    responses = job.responses()
-    assert responses is not None
-    assert sorted(tuple(bucket[1::2]) for bucket in responses["run"]) == [(1, 2)]
-    job.ready(0, sig(), number=3)
-    job.ready(1, sig(kind=int(Collective.BARRIER), op=NO_OP, shapes=(), dtypes=()), number=3)
-    job.ready(2, sig(), number=3)
-    ((_, text),) = job.failures()
-    assert "without a name (number 3)" in text and "barrier()" in text
-
-
 class TestLines:
     """The lines of the program at which ranks submit operations."""
 
@@ -130,7 +96,7 @@ class TestLines:
         job.ready(0, sig("x"), site="b.py:2")
         job.now_s += 11.0
         assert job.responses() is None
-        assert "at b.py:2 has waited" in job.coordinator.warnings[0]
+        assert "at b.py:2 has waited" in job.coordinator.reports.warnings[0]
 
 
 class TestJoin:
@@ -148,12 +114,6 @@ class TestJoin:
         job.ready(0, sig("a"))
         assert job.responses() is None
 
-    def test_a_late_join_completes_what_waits(self):
-        job = Job()
-        job.ready(0, sig("a"))
-        job.ready(2, sig("a"))
-        job.send(1, {"type": "joined"})
-        assert job.run() == [["a"]]
 
     @pytest.mark.parametrize("kind", [Collective.ALLGATHER, Collective.BROADCAST, Collective.ALLTOALL])
     def test_other_collectives_need_all_ranks(self, kind):
@@ -165,37 +125,6 @@ class TestJoin:
         assert name == "a" and "rank 1 (jetson1) called join()" in text
 
 
-def test_cache_forgets_and_old_numbers_stay_good_until_all_have_confirmed():
-    job = Job(most_ids=2)
-    for name in "ab":
-        for rank in range(3):
-            job.ready(rank, sig(name))
-    old = {
-        "type": "ready",
-        "known": [],
-        "carried": [],
-        "fresh": [],
-        "weights": [],
-        "absent": [],
-        "sites": [],
-        "urgent": False,
-    }
-    assert job.run() == [["a", "b"]]
-    numbers = dict(job.ids)
-    responses = job.responses()
-    assert responses is not None and responses["forget"] == 1
-    # Rank 1 had not heard of it yet.
-    job.send(1, {**old, "known": [numbers[sig("a")], 0, 1]})
-    job.send(1, {"type": "forgot", "epoch": 1})
-    for rank in (0, 2):
-        job.send(rank, {"type": "forgot", "epoch": 1})
-        job.ready(rank, sig("a"))
-    assert job.run() == [["a"]]
-    assert job.ids[sig("a")] not in numbers.values()
-    with pytest.raises(ProtocolError):
-        job.send(1, {**old, "known": [numbers[sig("a")], 0, 1]})
-
-
 def test_a_rank_is_late_by_the_time_that_the_others_wait_for_it_alone():
     job = Job()
     for _ in range(2):
@@ -205,21 +134,59 @@ def test_a_rank_is_late_by_the_time_that_the_others_wait_for_it_alone():
         job.now_s += 2.0
         job.ready(1, sig("a"), sig("b"))  # both operations have waited in the same time
         job.run()
-    assert job.coordinator.late_s == {1: 6.0}
+    assert job.coordinator.reports.late_s == {1: 6.0}
 
 
-def test_a_rank_that_is_back_is_not_excused_any_more():
-    job = Job()
-    job.send(1, {"type": "paused", "reason": "saving checkpoint"})
-    assert job.coordinator.paused == {1: "saving checkpoint"}
+def test_signatures_beyond_the_table_get_a_number_for_one_time_only(monkeypatch):
+    monkeypatch.setattr(coordinator, "MAX_NUMBERS", 1)
+    monkeypatch.setattr(pending, "MAX_NUMBERS", 1)
+    job, own = Job(), Pending()
     for _ in range(2):
-        job.send(1, {"type": "resumed"})
-        assert job.coordinator.paused == {}
+        requests = [Request(sig(name), [np.zeros(4, np.float32)], Handle(name)) for name in "abc"]
+        for request in requests:
+            own.add(request)
+        announced = own.announce(False, 0)
+        for rank in range(3):
+            job.send(rank, announced if rank == 0 else {**announced, "sites": [""]})
+        responses = job.responses()
+        own.learn(responses["fresh"])
+        assert [request for _, request in own.take_bucket(responses["run"][0])] == requests
+        own.forget(responses["fresh"])
+        assert list(own.signatures.values()) == [sig("a")]
+    assert [type(what) for what, *_ in announced["operations"]] == [int, list, list]
 
 
-def test_a_stack_is_shown_once_it_is_known():
+def test_weights_are_added_up_and_parts_are_absent_that_no_rank_has():
     job = Job()
-    assert job.coordinator.stack_of(1) == ""
-    job.send(1, {"type": "stack", "text": "  File train.py\n"})
-    assert job.coordinator.stack_of(1) == "Its main thread was last seen here:\n  File train.py"
-    assert "jetson1" in job.coordinator.warnings[-1]
+    average = sig("w", op=int(ReduceOp.AVERAGE), weighted=True)
+    for rank, (weight, absent) in enumerate(((0.1, "d"), (0.2, "7"))):
+        own = Pending()
+        request = Request(average, [np.zeros(4, np.float32)], Handle("w"), weight=weight)
+        request.absent = int(absent, 16)
+        own.add(request)
+        job.send(rank, own.announce(False, rank))
+    job.send(2, {"type": "joined"})  # has neither a weight nor parts
+    [[[number, count, more]]] = job.responses()["run"]
+    assert more == {"total": Total.of([0.1, 0.2]), "absent": "5"}
+    own.learn([[number, average.to_json()]])
+    [(_, taken)] = own.take_bucket([[number, count, more]])
+    assert taken is request and request.absent == 5 and request.total == Total.of([0.1, 0.2])
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        [7, 0, 0],  # a number that was not given
+        [sig("a").to_json(), 0, 9],  # a line that was not sent
+        [sig("a").to_json()[:-1], 0, 0],
+        [sig("a", process_set=2).to_json(), 0, 0],  # rank 0 is no member
+        [sig("a").to_json(), "0", 0],
+        [sig("a", weighted=True).to_json(), 0, 0],
+        [sig("a", weighted=True).to_json(), 0, 0, {"weight": -1.0}],
+        [sig("a").to_json(), 0, 0, {"absent": "parts"}],
+        None,
+    ],
+)
+def test_what_makes_no_sense_is_an_error_of_the_rank(operation):
+    with pytest.raises(ProtocolError, match=r"Rank 0 \(desk\) sent a message of kind 'ready' that makes no"):
+        Job().send(0, {"type": "ready", "operations": [operation], "sites": [], "urgent": False})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.engine.coordinator import Tuning
 from ringcomm.engine.deadlocks import DEADLOCK_S
 from tests.unit.engine.coordinated import Job, sig
 
@@ -90,19 +89,10 @@ def test_a_broadcast_needs_its_root(root, stuck):
     assert bool(found(job)) == stuck
 
 
-def test_a_rank_goes_from_a_direct_call_to_one_by_name():
-    job = Job(stall_warning_s=60, stall_limit_s=0)
-    in_call(job, 0, 4)
-    by_name(job, 2, 4)
-    by_name(job, 0, 4)
-    job.now_s += DEADLOCK_S
-    assert len(job.failures()) == 2 and job.coordinator.deadlock == ""
-
-
 @pytest.mark.parametrize("rank", [0, 2])
 def test_an_operation_that_ends_meanwhile_may_be_what_a_rank_waited_for(rank):
     """Another thread of the rank waits for it, and may then submit what is missing."""
-    job = crossed(tuning=Tuning(1 << 20, 100 * DEADLOCK_S))
+    job = crossed(cycle_s=100 * DEADLOCK_S)
     job.ready(rank, sig("all"))
     blocked(job, 0, 2)
     for other in {0, 1, 2} - {rank}:
@@ -119,24 +109,3 @@ def test_an_operation_that_ends_meanwhile_may_be_what_a_rank_waited_for(rank):
     blocked(job, rank, heard=1)
     job.now_s += DEADLOCK_S
     assert len(job.failures()) == 2
-
-
-@pytest.mark.parametrize("change", ["unblocked", "ready", "not for good"])
-def test_one_of_some_ranks_may_still_come(change):
-    job = crossed()
-    blocked(job, 0, 2)
-    job.now_s += DEADLOCK_S / 2
-    if change == "unblocked":
-        job.send(2, {"type": "unblocked"})
-    elif change == "ready":
-        job.ready(2, sig("more"))
-    else:
-        job.send(2, {"type": "blocked", "heard": 0, "for_good": False, "calls": 0, "call": []})
-    for _ in range(5):
-        job.now_s += DEADLOCK_S
-        go_on_alone(job)
-    blocked(job, 2, heard=5)
-    job.now_s += DEADLOCK_S / 2
-    assert job.responses() is None, "it has to wait anew"
-    job.now_s += DEADLOCK_S / 2
-    assert len(job.failures()) == 2 + (change == "ready")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.engine.observer import Observer, label_of, labels_of
+from ringcomm.engine import observer as observer_module
+from ringcomm.engine.observer import Observer, Tracing, label_of, labels_of
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.signature import Key, Signature
 
@@ -37,7 +38,7 @@ def test_an_operation_from_its_first_announcement_to_its_end():
     for rank in (1, 0):
         observer.announced(key, rank, SIGNATURE)
     observer.negotiated(key)
-    bucket = labels_of([SIGNATURE], [5, 0])
+    bucket = labels_of([SIGNATURE], [[5, 0]])
     observer.started(bucket)
     observer.activity(bucket, "MEMCPY_IN_FUSION_BUFFER")
     observer.activity(bucket, "")
@@ -51,31 +52,34 @@ def test_an_operation_from_its_first_announcement_to_its_end():
     assert not observer.collected
 
 
-def test_a_call_waits_runs_and_ends():
-    observer = Observer()
+@pytest.fixture
+def clock(monkeypatch):
+    """The time in microseconds, which the test sets."""
+    now = {"us": 0.0}
+    monkeypatch.setattr(observer_module, "now_us", lambda: now["us"])
+    return now
+
+
+def test_clocks_are_compared_by_the_quickest_answer_from_the_middle_of_its_way(clock):
+    observer, sent = Observer(), []
+    rank, first = Tracing(lambda *message: None, 1), Tracing(lambda *message: sent.append(message), 0)
+    clock["us"] = 1000.0
+    (question,) = rank.attach(observer)
+    assert first.take(1, question) and sent == [({**question, "there_us": 1000.0}, 1)]
+    for now, asked, there in ((1100.0, 1000.0, 5050.0), (2500.0, 2000.0, 9000.0), (2510.0, 2500.0, 6507.0)):
+        clock["us"] = now  # a slower answer does not count, a quicker one does
+        rank.take(0, {"type": "clock", "sent_us": asked, "there_us": there})
+        assert observer.offset_us == (4002.0 if now > 2500.0 else 4000.0)
     observer.call_made("send")
-    observer.call_started("send", "SEND")
-    observer.call_ended("send")
-    expected = [("B", "QUEUE"), ("E", ""), ("B", "SEND"), ("E", "")]
-    assert phases(observer) == [("send", *event) for event in expected]
+    assert observer.drain()[0][3] == 2510.0 + 4002.0
 
 
-def test_at_the_end_what_is_open_ends_once():
-    observer = Observer()
-    observer.announced(Key(0, "loss", 0), 0, SIGNATURE)
-    observer.drain()
-    for _ in range(2):
-        observer.finish()
-    observer.negotiated(Key(0, "other", 0))  # not announced while it observed
-    assert phases(observer) == [("allreduce.loss", "E", "")]
-
-
-def test_times_are_on_the_clock_of_rank_0_and_each_event_is_told():
-    observer, told = Observer(), []
-    observer.on_added = lambda: told.append(observer.collected)
+@pytest.mark.parametrize(("rank", "limit_s"), [(0, 0.05), (1, 0.25)])
+def test_events_of_rank_0_wait_for_less_than_50_ms(rank, limit_s):
+    """Programs read the file after a collective; the events of other ranks need a message."""
+    own, observer = Tracing(lambda *message: None, rank), Observer()
+    own.attach(observer, lambda peer, events: None)
     observer.call_made("send")
-    here = Observer()
-    here.call_made("send")
-    observer.offset_us = 1e12
-    assert told == [True]
-    assert observer.drain()[0][3] > 1e12 > here.drain()[0][3]
+    own.flush(100.0)
+    observer.call_made("send")
+    assert 0.0 < own.alarm_s(100.0) <= limit_s

@@ -5,25 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.collective.progress import Progress
-from ringcomm.engine.peer_channels import PeerChannels, SilenceLimits
-from ringcomm.errors import PeerLostError, PeerStalledError, ProtocolError
-from ringcomm.transport.base import StoppableWatch, Stopped, Watch
+from ringcomm.engine.failure_detector import SilenceLimits
+from ringcomm.engine.peer_channels import PeerChannels
+from ringcomm.errors import PeerStalledError
+from ringcomm.transport.base import Stopped
 from ringcomm.transport.memory import memory_fabrics
 
 HOSTS = ["desk", "jetson1", "jetson2"]
-
-
-class Bell(Watch):
-    """A watch that counts its checks."""
-
-    def __init__(self) -> None:
-        self.checks = 0
-
-    def fileno(self) -> int:
-        return 7
-
-    def check(self) -> None:
-        self.checks += 1
 
 
 class Job:
@@ -53,24 +41,7 @@ class Job:
                 self.peers[rank].pulse()
 
 
-class TestStoppableWatch:
-    def test_leaving_and_interrupts_come_first(self):
-        bell = Bell()
-        watch = StoppableWatch(bell)
-        watch.interrupted = PeerLostError("this rank was interrupted")
-        for _ in range(2):
-            with pytest.raises(PeerLostError, match="interrupted") as caught:
-                watch.check()
-            assert caught.value is not watch.interrupted
-        watch.stopping = True
-        with pytest.raises(Stopped):
-            watch.check()
-        assert bell.checks == 0 and StoppableWatch(None).fileno() == -1
-
-
 class TestHeartbeats:
-    def test_ranks_that_only_live_are_not_lost(self):
-        Job(SilenceLimits(3.0, 0.0, 0.0)).run(10.0)
 
     def test_one_that_is_frozen_is(self):
         job = Job(SilenceLimits(3.0, 0.0, 0.0))
@@ -86,29 +57,12 @@ class TestHeartbeats:
         with pytest.raises(PeerStalledError, match="^cut off: no heartbeat from any rank for .*: its host"):
             job.run(10.0, ranks=(0,))
 
-    def test_a_transfer_without_progress_between_ranks_that_live(self):
-        job = Job(SilenceLimits(3.0, 0.0, 0.0))
-        job.doing[0] = (Progress(2, 10, "allreduce()", (1,), ((1, 10, 10),)), Progress())
-        job.doing[1] = (Progress(2, 10, "allreduce()", (0,), ((0, 10, 5),)), Progress())
-        with pytest.raises(PeerStalledError, match="^still: "):
-            job.run(20.0)
-
-
-def test_slow_links_are_pointed_out(caplog):
-    job = Job(SilenceLimits(3.0, 0.0, 0.0))
-    job.fabrics[0].slow_links = lambda: ["the link to rank 1 is slow"]
-    job.peers[0] = PeerChannels(
-        job.fabrics[0], HOSTS, SilenceLimits(3.0, 0.0, 0.0), job._lost, job._progress(0), lambda: job.now_s
-    )
-    job.run(0.2)
-    assert "the link to rank 1 is slow" in [record.getMessage() for record in caplog.records]
-
 
 def test_after_the_goodbye_it_is_nowhere_and_nothing_is_lost():
     job = Job(SilenceLimits(3.0, 0.0, 0.0))
     job.doing[1] = (Progress(2, 3, "barrier()"), Progress())
     job.peers[1].close()
-    assert job.peers[1].doing() == "" and isinstance(job.peers[1].lost(0, "why", "lost"), Stopped)
+    assert isinstance(job.peers[1].lost(0, "why", "lost"), Stopped)
     job.fabrics[1].close()
     job.run(10.0, ranks=(0, 2))
     assert job.peers[0].said_goodbye == {1} and not job.peers[0].settled(())
@@ -116,10 +70,3 @@ def test_after_the_goodbye_it_is_nowhere_and_nothing_is_lost():
     job.peers[2].close()
     job.run(10.2, ranks=(0,))
     assert job.peers[0].settled(())
-
-
-def test_nonsense_is_refused():
-    job = Job(SilenceLimits(3.0, 0.0, 0.0))
-    job.peers[1].messages.send({"type": "beat", "calls": [1], "engine": []}, 0)
-    with pytest.raises(ProtocolError):
-        job.run(1.0, ranks=(0,))

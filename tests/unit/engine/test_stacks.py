@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Callable, Dict
 
-from ringcomm.engine.stacks import dump, main_stack, parse, thread_stacks, threads_in_python
+from ringcomm.engine.stacks import dump, parse, thread_stacks, threads_in_python
 
 
 def deep(levels: int, then: Callable[[], Any]) -> Any:
@@ -15,18 +15,6 @@ def deep(levels: int, then: Callable[[], Any]) -> Any:
 def deeper(levels: int, then: Callable[[], Any]) -> Any:
     """Another line than in :func:`deep`: Python writes a line that repeats itself only a few times."""
     return then() if levels == 0 else deep(levels - 1, then)
-
-
-def test_the_main_thread_with_its_innermost_call_last():
-    text = main_stack()
-    assert "test_the_main_thread_with_its_innermost_call_last" in text
-    assert text.rstrip().splitlines()[-2].endswith("in main_stack")
-
-
-def test_of_a_deep_stack_the_inner_frames_stay():
-    text = deep(50, main_stack)
-    assert "in main_stack" in text and "test_of_a_deep_stack" not in text
-    assert text.count("  File ") == 30
 
 
 def test_all_threads_with_the_main_one_first():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from ringcomm.errors import (
-    LinkLostError,
-    MismatchError,
     Misuse,
     NotInitializedError,
     PeerLostError,
@@ -55,17 +53,6 @@ def failure_of(act):
     return caught.value
 
 
-def test_a_group_of_one_ends_by_abort_only():
-    watch = GroupWatch(None, (3,))
-    assert watch.fileno() == -1 and watch.abort_error is None
-    watch.check()
-    watch.heard_and_silent = lambda: ([], [])
-    assert watch.heard_and_silent is None
-    error = NotInitializedError("it called abort()")
-    watch.abort(error)
-    assert failure_of(watch.check) is error
-
-
 def test_the_root_cause_names_a_rank_of_the_job(watch, control):
     control.abort_error = PeerLostError("rank 1 (jetson, rank 2 of all) was lost", rank=1, host="jetson")
     for _ in range(3):
@@ -93,44 +80,12 @@ def test_after_an_abort_nothing_else_is_the_root_cause(watch, control):
     assert control.abort_error is None
 
 
-def test_ranks_in_different_calls_are_those_of_the_job(watch):
-    error = watch.report_mismatch(1, "rank 0: allreduce; rank 1 makes another call: broadcast.")
-    assert (type(error), error.rank, error.peer) == (MismatchError, None, 2)
-    assert watch.failure is error
-
-
-def test_ranks_without_a_link_are_those_of_the_job(watch, control):
-    control.abort_error = LinkLostError("no link", ranks=(0, 1), hosts=("desk", "jetson"))
-    error = failure_of(watch.check)
-    assert (error.ranks, error.hosts, error.rank) == ((1, 2), ("desk", "jetson"), None)
-
-
-def test_an_interruption_that_two_threads_report_names_this_rank(watch):
-    """Both get the same error of the control connection, which is renumbered for each."""
-    errors = [watch.note_interrupted("allreduce", "KeyboardInterrupt") for _ in range(3)]
-    assert [(error.rank, error.host) for error in errors] == [(1, "desk")] * 3
-    assert watch.failure.rank == 1
-
-
-def test_the_root_cause_after_an_interruption_names_this_rank(watch, control):
-    """Where the rendezvous does not answer it is the interruption; it comes and goes through the watch."""
-    error = watch.root_cause(watch.note_interrupted("allreduce", "KeyboardInterrupt"))
-    assert (error.rank, control.abort_error.rank) == (1, 0)
-    assert failure_of(watch.check).rank == 1
-
-
 def test_a_failure_on_this_rank_ends_the_group(watch):
     error = Misuse("no room")
     watch.end(error)
     assert watch.failure is error and failure_of(watch.check) is error
     watch.end(PeerLostError("later", rank=2))
     assert watch.failure is error
-
-
-def test_the_rendezvous_reports_better_than_this_rank(watch, control):
-    control.abort_error = PeerLostError("rank 1 was killed", rank=1)
-    watch.end(PeerLostError("the link to rank 2 closed", rank=2))
-    assert str(failure_of(watch.check)) == "rank 1 was killed"
 
 
 class TestTheGroupOfAllRanks:
@@ -160,10 +115,3 @@ class TestTheGroupOfAllRanks:
         watch = self.watched(control, error)
         self.left(control)
         assert (failure_of(watch.check).rank, watch.failure.rank) == (2, 2)
-
-    def test_it_is_not_asked_about_other_errors(self, control):
-        watch = self.watched(control, PeerLostError("rank 3 was lost", rank=3))
-        assert isinstance(watch.report_mismatch(1, "another call"), MismatchError)
-        assert watch.note_interrupted("allreduce", "KeyboardInterrupt").rank == 1
-        control.abort_error = PeerStalledError("rank 1 is silent", rank=1)
-        assert failure_of(watch.check).rank == 2

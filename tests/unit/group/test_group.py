@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from types import SimpleNamespace
 
 import pytest
 
 from ringcomm.config import Settings
-from ringcomm.engine.single_rank import OwnTrace
-from ringcomm.errors import NotInitializedError, PeerLostError
+from ringcomm.engine.observer import OwnTrace
+from ringcomm.errors import NotInitializedError
 from ringcomm.group.failures import Reporter
 from ringcomm.group.group import Group
 from ringcomm.group.view import Peer
@@ -48,24 +47,6 @@ def joined(control):
     return SimpleNamespace(control=control, generation=4)
 
 
-def test_its_place_among_the_ranks(make):
-    group = make()
-    assert (group.rank, group.size, group.host) == (1, 3, "host1")
-    assert (group.local_rank, group.local_size) == (0, 2)
-    assert group.hosts == ["host0", "host1", "host1"] and list(group.members) == [0, 1, 2]
-    assert group.control is None and group.generation == 0 and not group.is_forked
-
-
-def test_all_waits_for_data_watch_for_an_abort(make):
-    control = Control()
-    group = make(joined=joined(control))
-    assert group.generation == 4 and group.reporter is control
-    control.report_lost(2, "", "its cable is out")
-    for fabric in (group.channels.direct, group.channels.background):
-        with pytest.raises(PeerLostError, match="cable"):
-            fabric.watch.check()
-
-
 @pytest.mark.parametrize(
     "ok, aborted, failed", [(True, False, False), (False, False, True), (True, True, True)]
 )
@@ -87,19 +68,3 @@ def test_the_order_in_which_it_leaves(make, ok, aborted, failed):
     with pytest.raises(NotInitializedError, match="left the job"):
         group.runner.barrier()
     group.close()
-
-
-def test_addresses_of_links_over_a_network(make):
-    group = make()
-    ends = [("10.0.0.1", 5), ("10.0.0.2", 6)]
-
-    def over(family):
-        return SimpleNamespace(
-            sock=SimpleNamespace(
-                family=family, getsockname=lambda: ends[0], getpeername=lambda: ends[1]
-            )  # fmt: skip
-        )
-
-    links = {0: over(socket.AF_INET), 1: over(socket.AF_UNIX), 2: SimpleNamespace()}
-    group.channels.direct.link = links.__getitem__
-    assert [group.addresses(peer) for peer in links] == [("10.0.0.1", "10.0.0.2"), None, None]

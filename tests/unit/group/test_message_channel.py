@@ -8,15 +8,13 @@ import pytest
 
 from ringcomm.errors import ProtocolError
 from ringcomm.group import message_channel
-from ringcomm.group.message_channel import OVERHEAD_BYTES, Channel, Disagreement
-from ringcomm.group.message_matching import Matcher, Receive
+from ringcomm.group.message_channel import OVERHEAD_BYTES, Arrival, Channel, Disagreement, Matcher, Receive
 from ringcomm.transport.memory import memory_fabrics
 from tests.support.messages import TAG, Note, Pair, receive
 
 SHORT_BYTES = 32 * 1024
 SHORT, LONG, READY, BYTES, CREDIT = 1, 2, 3, 4, 5
 LARGE = bytes(SHORT_BYTES + 1)
-BOUNDS = {"fp16": 2**-11, "bf16": 2**-8, "int8": 0.5 / 127, "int4": 0.5 / 7}
 
 
 @pytest.fixture(autouse=True)
@@ -106,59 +104,6 @@ class TestInvalidFrames:
         assert f"sends short messages beyond the limit of {2 * (OVERHEAD_BYTES + 4)} bytes" in text
 
 
-def test_credit_makes_room_for_short_messages(monkeypatch, end):
-    monkeypatch.setattr(message_channel, "HELD_BYTES", OVERHEAD_BYTES + 4)
-    notes = [Note() for _ in range(3)]
-    for note in notes[:2]:
-        end.channel.send(TAG, memoryview(b"abcd"), note)
-    end.channel.advance()
-    assert [note.ended for note in notes] == [[None], [], []], "the second one is announced only"
-    end.frame(CREDIT, 0, OVERHEAD_BYTES + 4)
-    end.channel.send(TAG, memoryview(b"abcd"), notes[2])
-    end.channel.advance()
-    assert [note.ended for note in notes] == [[None], [], [None]]
-
-
-def test_a_receive_that_is_posted_while_its_message_arrives(end):
-    head = message_channel._HEAD.pack(message_channel._MAGIC, SHORT, *TAG, 0, 1, 4)
-    end.link.send([memoryview(head + b"ab")])
-    end.channel.advance()
-    receive = end.post(4)
-    assert receive.work.ended == [] and not end.channel.in_transit(receive.work)
-    end.link.send([memoryview(b"cd")])
-    end.channel.advance()
-    assert receive.work.ended == [None] and bytes(receive.view) == b"abcd" and receive.work.source == 0
-
-
-class TestUnfinished:
-    def test_a_send_needs_the_peer_until_its_bytes_are_sent(self, end):
-        note = Note()
-        end.channel.send(TAG, memoryview(LARGE), note)
-        assert end.channel.unfinished() == [note] and not end.channel.in_transit(note)
-        end.channel.advance()
-        assert end.channel.unfinished() == [note], "it is announced"
-        end.frame(READY, 1, 0)
-        assert note.ended == [None] and end.channel.unfinished() == []
-
-    def test_a_send_is_in_transit_once_the_receiver_is_ready(self):
-        end, note = End(capacity=100), Note()
-        end.channel.send(TAG, memoryview(LARGE), note)
-        end.frame(READY, 1, 0)
-        assert end.channel.in_transit(note) and end.channel.unfinished() == [note]
-        assert end.channel.writing() and not end.channel.in_transit(Note())
-
-    def test_a_receive_needs_the_peer_once_the_message_is_announced(self, end):
-        receive = end.post(len(LARGE))
-        assert end.channel.unfinished() == [], "another peer may send it"
-        end.frame(LONG, 1, len(LARGE))
-        assert end.channel.unfinished() == [receive.work] and end.channel.in_transit(receive.work)
-        end.frame(BYTES, 1, len(LARGE), LARGE[:5])
-        assert end.channel.unfinished() == [receive.work] and end.channel.in_transit(receive.work)
-        end.link.send([memoryview(LARGE[5:])])
-        end.channel.advance()
-        assert receive.work.ended == [None] and end.channel.unfinished() == []
-
-
 @pytest.mark.parametrize("capacity", [1, 7, 24, 25, 4096, 1 << 20])
 @pytest.mark.parametrize("seed", range(3))
 def test_every_message_arrives_whole_and_in_order(capacity, seed, monkeypatch):
@@ -220,17 +165,6 @@ class TestFlowControl:
         """Room for ten messages of 1000 bytes."""
         monkeypatch.setattr(message_channel, "HELD_BYTES", 10 * (1000 + message_channel.OVERHEAD_BYTES))
 
-    def test_what_no_receive_asks_for_does_not_hold_up_what_is_behind_it(self):
-        pair, contents = Pair(4096), [bytes([number]) * 1000 for number in range(50)]
-        notes = [pair.send((0, tag), content) for tag, content in enumerate(contents)]
-        pair.move()
-        places = [receive(0, 1000, (0, tag)) for tag in range(50)]
-        for place in reversed(places):
-            pair.post(place)
-            pair.move()
-        assert [bytes(place.view) for place in places] == contents
-        assert all(note.ended == [None] for note in notes)
-        assert pair.sides[0].unfinished() == pair.sides[1].unfinished() == []
 
     def test_the_receiver_holds_no_more_than_the_limit(self):
         pair = Pair()
@@ -241,17 +175,20 @@ class TestFlowControl:
         assert sum(arrival.content is not None for arrival in held) == 10
         assert [note.ended for note in notes] == [[None]] * 10 + [[]] * 40
 
-    @pytest.mark.parametrize("early", [True, False])
-    def test_what_is_received_makes_room(self, early):
-        pair = Pair()
-        for number in range(100):
-            place = receive(0, 1000)
-            if early:
-                pair.post(place)
-            note = pair.send(TAG, bytes([number]) * 1000)
-            pair.move()
-            assert note.ended == [None], "sent right away"
-            if not early:
-                pair.post(place)
-                pair.move()
-            assert bytes(place.view) == bytes([number]) * 1000
+
+def test_nothing_is_kept_of_tags_that_are_done():
+    matcher = Matcher()
+    for tag in range(100):
+        matcher.hold(Arrival(1, (0, tag), tag, 0, 4, memoryview(b"abcd")))
+        assert matcher.post(receive(1, 4, (0, tag))) is not None
+    assert matcher._arrivals == matcher._receives == {}
+
+
+def test_the_receive_that_was_posted_first_gets_it():
+    matcher, any_peer, one = Matcher(), receive(None, 4), receive(1, 4)
+    matcher.post(any_peer)
+    matcher.post(one)
+    assert [item is any_peer for item in matcher.receives()] == [True, False]
+    assert matcher.match(1, TAG) is any_peer
+    matcher.withdraw(one)
+    assert matcher.receives() == []

@@ -34,21 +34,6 @@ def test_messages_are_numbered_by_peer_and_way_and_the_last_one_is_kept(history)
     assert channel["messages"] == {"11": [0, 6], "12": [1, 0]} and channel["operations"][0]["peer"] == 12
 
 
-def test_a_message_that_is_waited_for_is_running(history):
-    work, other = Task("activations"), Task("other")
-    wait = history.begin_wait(history.post(RECEIVE, 1, 0, 7, 8, work), work)
-    assert states(history) == [("recv", 1, "running")]
-    history.post(SEND, 2, 0, 7, 8, other)
-    assert states(history) == [("send", 1, "submitted"), ("recv", 1, "running")]
-    assert list(history.waits()) == [("activations", 1)]
-    before_s = history.waited_s
-    assert 0.0 < before_s < history.waited_s  # also of a wait that has not ended
-    work.finish()
-    history.end_wait(wait)
-    assert list(history.waits()) == [] and history.waited_s == history.waited_s
-    assert states(history) == [("send", 1, "submitted")]
-
-
 def test_the_sums_of_a_rank(history):
     work = Task("x")
     wait = history.begin_wait(history.post(RECEIVE, 1, 0, 7, 8, work), work)
@@ -59,17 +44,6 @@ def test_the_sums_of_a_rank(history):
     assert (totals.peers[1].sent_bytes, totals.peers[1].received_bytes) == (4, 8)
     assert totals.peers[1].slept_s == history.waited_s > 0.0
     assert (totals.kinds[KIND].runs, totals.kinds[KIND].moved_bytes) == (2, 12)
-
-
-def test_the_wait_for_a_message_from_any_rank_counts_for_its_sender(history):
-    work = Task("x")
-    wait = history.begin_wait(history.post(RECEIVE, None, 0, 7, 8, work), work)
-    work.source = 2
-    history.end_wait(wait)
-    totals = Totals()
-    history.add_to(totals)
-    assert list(totals.peers) == [2] and totals.peers[2].slept_s > 0.0
-    assert history.channel("messages", [0, 1, 2])["operations"][0]["peer"] is None
 
 
 def test_what_was_waited_for_has_failed(history):

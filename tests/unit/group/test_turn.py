@@ -64,18 +64,3 @@ def test_the_thread_gives_it_to_a_caller_that_waits(one):
     assert one.rounds == 1
     one.turn.give_back(needed=True)
     assert eventually(lambda: one.rounds == 2)
-
-
-def test_the_thread_waits_for_a_caller_however_long_it_takes(one):
-    one.turn.take()
-    one.thread.start()
-    one.turn.hurry()
-    assert one.turn.is_mine() and one.rounds == 0
-    one.turn.give_back(needed=False)
-    assert eventually(lambda: one.rounds == 1)
-
-
-def test_after_the_end_no_caller_gets_it(one):
-    one.turn.end(LIMIT_S)
-    one.turn.end(LIMIT_S)  # and not after that time
-    assert not one.turn.take() and not one.turn.take(at_once=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringcomm.group.view import NO_VIEW, Candidate, View, ViewMember, rank_order
+from ringcomm.group.view import Candidate, View, ViewMember, rank_order
 
 A, B, C = ViewMember(0, "desk", 11), ViewMember(1, "desk", 12), ViewMember(4, "jetson", 11)
 
@@ -13,20 +13,6 @@ def survivor(number, rank, position=0):
 
 def new(number, host, slot):
     return Candidate(number, -1, 0, (host, slot))
-
-
-def test_a_view_has_its_members_in_rank_order():
-    view = View(3, (C, A))
-    assert (view.size, view.numbers) == (2, (4, 0))
-    assert (NO_VIEW.size, NO_VIEW.numbers) == (0, ())
-
-
-def test_what_differs_between_two_views():
-    before, after = View(3, (A, B)), View(4, (C, B))
-    assert after.joined(before) == (C,)
-    assert after.lost(before) == (A,)
-    assert before.joined(NO_VIEW) == (A, B) and before.lost(NO_VIEW) == ()
-    assert after.joined(after) == after.lost(after) == ()
 
 
 def test_a_member_is_known_by_its_number_alone():
@@ -54,8 +40,3 @@ def test_the_newest_members_are_left_out_wherever_they_are_placed():
     candidates = [survivor(1, 0), new(9, 0, 0), new(8, 2, 0), new(7, 1, 0)]
     assert rank_order(candidates, 3) == (1, 7, 8)
     assert rank_order(candidates, 1) == (1,)
-
-
-def test_no_survivor_is_left_out():
-    candidates = [survivor(1, 0), survivor(2, 1), new(7, 0, 0)]
-    assert rank_order(candidates, 1) == (1, 2)
