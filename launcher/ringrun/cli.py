@@ -26,7 +26,7 @@ from .flags import (
     write_options,
 )  # fmt: skip
 from .hints import misplaced_options, missing_program
-from .plan import mpirun
+from .plan import launchers
 from .plan.options import INSTEAD, Options
 from .project import with_project
 from .show.visible import visible
@@ -87,21 +87,21 @@ class _RankCommand(click.Command):
             formatter.write_text(text)
 
 
-def _translated(args: Sequence[str], values: Mapping[str, int]) -> mpirun.Translated:
+def _translated(args: Sequence[str], values: Mapping[str, int]) -> launchers.Translated:
     """Return a command line in ringrun's options, without another launcher."""
     from ringcomm.errors import ConfigError
 
-    found = mpirun.translate(args, values.get)
+    found = launchers.translate(args, values.get)
     end = _end_of_options(found.words, values)
     try:
-        inner = mpirun.without_launcher(found.words[end:])
+        inner = launchers.without_launcher(found.words[end:])
     except ConfigError as problem:
         raise click.UsageError(str(problem)) from None
     if inner is None:
         return found
-    again = mpirun.translate([*found.words[:end], *inner.words], values.get)
+    again = launchers.translate([*found.words[:end], *inner.words], values.get)
     notes = [*found.notes, *inner.notes, *again.notes]
-    return mpirun.Translated(again.words, notes, again.hosts or found.hosts)
+    return launchers.Translated(again.words, notes, again.hosts or found.hosts)
 
 
 def _options_in(words: Sequence[str], values: Mapping[str, int]) -> Iterator[str]:
@@ -121,7 +121,7 @@ def _subcommand_first(words: Sequence[str]) -> Sequence[str]:
     """Move the options before a subcommand behind its name."""
     # With its settings: click keeps the help option that it makes for the first context.
     values = ringrun.option_values(click.Context(ringrun, **ringrun.context_settings))
-    found = mpirun.translate(words, values.get).words
+    found = launchers.translate(words, values.get).words
     position = _end_of_options(found, values)
     if found[position : position + 1] and found[position] in commands.commands:
         return [found[position], *found[:position], *found[position + 1 :]]

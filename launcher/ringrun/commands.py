@@ -198,7 +198,7 @@ def doctor(ctx: click.Context, /, as_data: bool, project_file: bool, **given: An
     each other as the ranks of a job do, and measures every pair on the route that a job takes. Each problem
     comes with what to do. Exit code 0 if no problem was found (notes are none), otherwise 1.
     """
-    from .doctor.command import run_doctor
+    from .doctor.report import run_doctor
     from .project import with_project
 
     def ask() -> Tuple[str, int]:

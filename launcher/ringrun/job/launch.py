@@ -112,7 +112,8 @@ def prepare(
     are_local = doors.find_local([host.spec for host in plan.hosts])
     _refuse_aliases(plan, are_local)
     _check_open_files(plan.size)
-    setting_sources.check_measurable(settings, plan.size)
+    if settings.advise and plan.size < 2:
+        raise ConfigError("--advise needs at least two ranks. Add -np 2, or more hosts with -H.")
     hosts = tuple(maker.make(index, *row) for index, row in enumerate(zip(plan.hosts, are_local)))
     return replace(job, plan=plan, hosts=hosts)
 
@@ -273,8 +274,7 @@ def effective_settings(
     if options.verbose:
         flags.append(SettingValue("verbose", "1", "--verbose", "--verbose"))
     others = horovod.from_environment(environ) if options.horovod else []
-    given = setting_sources.without_conflicts(flags)
-    found = effective([options.project_values, others, values_in(environ), given])
+    found = effective([options.project_values, others, values_in(environ), flags])
     InterfaceFilter(found.settings.iface)  # reports an invalid value once here, and not on every host
     return found
 

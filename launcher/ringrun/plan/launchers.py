@@ -1,8 +1,9 @@
-"""Options of mpirun (Open MPI and MPICH), torchrun, mlx.launch, accelerate and srun, as ringrun's. Pure.
+"""Options of other launchers, as ringrun's: horovodrun, mpirun (Open MPI and MPICH), torchrun, mlx.launch,
+accelerate and srun. Pure.
 
-A command line for mpirun works with only the program's name changed: options that have a meaning here become
-ringrun's, the others are accepted with a line about their replacement. The command line is translated before
-ringrun parses it, so ringrun's options and mpirun's may be mixed.
+Their command lines work with only the program's name changed: options that have a meaning here become
+ringrun's, the others are accepted, with a line about their replacement where one is missed. The command line
+is translated before ringrun parses it, so ringrun's options and theirs may be mixed.
 """
 
 from __future__ import annotations
@@ -24,50 +25,57 @@ class Translated(NamedTuple):
     hosts: Optional[Tuple[str, int]] = None  # the option that requests a number of hosts, and the number
 
 
-Rule = Callable[[Sequence[str]], Tuple[List[str], str]]
-"""Translates an option's values to ringrun's words and a note, or ""."""
+class Rule(NamedTuple):
+    """What an option becomes."""
+
+    values: int  # the number that it takes
+    words: str = ""  # ringrun's, with {0} and {1} for the values
+    note: str = ""
+    function: Optional[Callable[..., Tuple[List[str], str]]] = None  # from the values to words and a note
+
+    @property
+    def has_effect(self) -> bool:
+        return bool(self.words or self.function)
+
+    def apply(self, values: Sequence[str]) -> Tuple[List[str], str]:
+        if self.function is not None:
+            return self.function(*values)
+        return [word.format(*values) for word in self.words.split()], self.note
 
 
-def _same(option: str) -> Rule:
-    return lambda values: ([option, *values], "")
+# -- options whose meaning depends on their values -------------------------------------------------
 
 
-def _nothing(note: str = "") -> Rule:
-    return lambda values: ([], note)
-
-
-def _map_by(values: Sequence[str]) -> Tuple[List[str], str]:
-    policy = values[0].lower()
-    parts = policy.split(":")
+def _map_by(policy: str) -> Tuple[List[str], str]:
+    parts = policy.lower().split(":")
     if parts[0] == "ppr" and len(parts) >= 3 and parts[1].isdigit() and parts[2] == "node":
         return ["--slots-per-host", parts[1]], ""
     if parts[0] in ("slot", "core", "hwthread", ""):
         return [], ""
-    return [], f"ranks fill the hosts in the order given, slot after slot (--map-by {values[0]} is not done)"
+    return [], f"ranks fill the hosts in the order given, slot after slot (--map-by {policy} is not done)"
 
 
-def _bind_to(values: Sequence[str]) -> Tuple[List[str], str]:
-    policy = values[0].lower().partition(":")[0]
-    if policy in ("none", "core"):
-        return ["--bind", policy], ""
-    if policy in ("hwthread", "l1cache", "l2cache", "l3cache", "socket", "package", "numa", "board"):
-        return ["--bind", "core"], f"--bind-to {values[0]}: ranks are bound to cores"
-    return [], f"--bind-to {values[0]} is not done: ranks are not bound"
+def _bind_to(policy: str) -> Tuple[List[str], str]:
+    bare = policy.lower().partition(":")[0]
+    if bare in ("none", "core"):
+        return ["--bind", bare], ""
+    if bare in ("hwthread", "l1cache", "l2cache", "l3cache", "socket", "package", "numa", "board"):
+        return ["--bind", "core"], f"--bind-to {policy}: ranks are bound to cores"
+    return [], f"--bind-to {policy} is not done: ranks are not bound"
 
 
-def _mca(values: Sequence[str]) -> Tuple[List[str], str]:
-    key, value = values
+def _mca(key: str, value: str) -> Tuple[List[str], str]:
     if key in ("btl_tcp_if_include", "oob_tcp_if_include"):
         return ["--iface", value], ""
     if key in ("btl_tcp_if_exclude", "oob_tcp_if_exclude"):
         names = [f"!{name}" for name in value.split(",") if name and name not in ("lo", "127.0.0.1/8")]
         return (["--iface", ",".join(names)] if names else []), ""
-    if key == "plm_rsh_args":
-        return ["--ssh", f"ssh {value}"], ""
-    if key == "plm_rsh_agent":
-        return ["--ssh", value], ""
-    if key in ("rmaps_base_oversubscribe", "hwloc_base_binding_policy"):
-        return (["--oversubscribe"], "") if key.startswith("rmaps") else _bind_to([value])
+    if key in ("plm_rsh_args", "plm_rsh_agent"):
+        return ["--ssh", f"ssh {value}" if key == "plm_rsh_args" else value], ""
+    if key == "rmaps_base_oversubscribe":
+        return ["--oversubscribe"], ""
+    if key == "hwloc_base_binding_policy":
+        return _bind_to(value)
     if key in _MPI_TRANSPORT or key.startswith(("btl_", "pml_", "mtl_", "coll_")):
         return [], ""  # which of MPI's transports is used: ringcomm has its own
     return [], f"--mca {key} {value} has no effect: ringcomm does not use MPI"
@@ -76,94 +84,129 @@ def _mca(values: Sequence[str]) -> Tuple[List[str], str]:
 _MPI_TRANSPORT = ("btl", "pml", "mtl", "coll", "oob", "orte_base_help_aggregate", "mpi_warn_on_fork")
 
 
-def _forward_each(values: Sequence[str]) -> Tuple[List[str], str]:
-    return [word for name in values[0].split(",") for word in ("-x", name)], ""
+def _forward_each(names: str) -> Tuple[List[str], str]:
+    return [word for name in names.split(",") for word in ("-x", name)], ""
 
 
-def _per_host(values: Sequence[str]) -> Tuple[List[str], str]:
-    if not values[0].isdigit():
-        return [], f"--nproc-per-node {values[0]} is not done: give a number"
-    return ["--slots-per-host", values[0]], ""
+def _per_host(count: str) -> Tuple[List[str], str]:
+    if not count.isdigit():
+        return [], f"--nproc-per-node {count} is not done: give a number"
+    return ["--slots-per-host", count], ""
 
 
-def _precision(values: Sequence[str]) -> Tuple[List[str], str]:
-    return ["-x", f"ACCELERATE_MIXED_PRECISION={values[0]}"], ""
+def _timeline(path: str) -> Tuple[List[str], str]:
+    # DYNAMIC permits start_timeline(), which is always permitted.
+    return ([] if path == "DYNAMIC" else ["--timeline", path]), ""
 
 
-_RUN_ONCE = "ringrun starts the ranks of all hosts: run it once, on one of them"
-_NO_TIME = "lines come without a time"
-_HOSTS = ("nnodes", "nodes", "num-machines")
+def _megabytes(number: str) -> Tuple[List[str], str]:
+    return ["--fusion-threshold", number if number == "0" else f"{number}M"], ""
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+_FUNCTIONS = (
+    (1, _per_host, "npernode N ppn perhost nproc-per-node ntasks-per-node repeat-hosts"),
+    (2, _mca, "mca gmca omca prtemca"),
+    (1, _map_by, "map-by rank-by"),
+    (1, _bind_to, "bind-to"),
+    (1, _forward_each, "genvlist envlist"),
+    (1, _timeline, "timeline-filename"),
+    (1, _megabytes, "fusion-threshold-mb"),
+)
+_WORDS = (
+    (1, "-np {0}", "n c np num-processes ntasks"),
+    (1, "-H {0}", "host hosts"),
+    (1, "--hostfile {0}", "machinefile f default-hostfile"),
+    (1, "--cwd {0}", "wdir wd workdir"),
+    (1, "--restarts {0}", "max-restarts"),
+    (1, "--output-dir {0}", "log-dir"),
+    (1, "--threads {0}", "num-cpu-threads-per-process"),
+    (1, "--late-after {0}", "stall-check-shutdown-time-seconds"),
+    (1, "-x ACCELERATE_MIXED_PRECISION={0}", "mixed-precision"),
+    (2, "-x {0}={1}", "genv env"),
+    (0, "--no-env", "genvnone envnone"),
+    (0, "--slots-per-host 1", "pernode"),
+    (0, "--bind core", "bind-to-core bind-to-socket"),
+    (0, "--bind none", "bind-to-none"),
+    (0, "--late-after 0", "no-stall-check"),
+)
+_HOSTS = "nnodes nodes num-machines"
 """Options for a number of hosts, or a range, as in ``1:4``."""
-
-_RULES: Dict[str, Tuple[int, Rule]] = {
-    **dict.fromkeys(("n", "c", "np"), (1, _same("-np"))),
-    **dict.fromkeys(("host", "hosts"), (1, _same("-H"))),
-    **dict.fromkeys(("machinefile", "f", "default-hostfile"), (1, _same("--hostfile"))),
-    **dict.fromkeys(("wdir", "wd", "workdir"), (1, _same("--cwd"))),
-    **dict.fromkeys(("npernode", "N", "ppn", "perhost", "nproc-per-node"), (1, _per_host)),
-    "pernode": (0, lambda values: (["--slots-per-host", "1"], "")),
-    **dict.fromkeys(("mca", "gmca", "omca", "prtemca"), (2, _mca)),
-    "map-by": (1, _map_by),
-    "rank-by": (1, _map_by),
-    "bind-to": (1, _bind_to),
-    "bind-to-core": (0, lambda values: (["--bind", "core"], "")),
-    "bind-to-socket": (0, lambda values: _bind_to(["socket"])),
-    "bind-to-none": (0, lambda values: (["--bind", "none"], "")),
-    **dict.fromkeys(("byslot", "allow-run-as-root", "nooversubscribe", "no-oversubscribe"), (0, _nothing())),
-    **dict.fromkeys(("bynode", "bysocket", "bycore"), (0, lambda values: _map_by(["node"]))),
-    "tag-output": (0, _nothing()),
-    "prepend-rank": (0, _nothing()),
-    "l": (0, _nothing()),
-    **dict.fromkeys(("timestamp-output", "timestamp"), (0, _nothing(_NO_TIME))),
-    "genv": (2, lambda values: (["-x", f"{values[0]}={values[1]}"], "")),
-    "env": (2, lambda values: (["-x", f"{values[0]}={values[1]}"], "")),
-    **dict.fromkeys(("genvlist", "envlist"), (1, _forward_each)),
-    **dict.fromkeys(("genvall", "envall"), (0, _nothing())),
-    **dict.fromkeys(("genvnone", "envnone"), (0, lambda values: (["--no-env"], ""))),
-    **dict.fromkeys(("launcher", "bootstrap", "rmk"), (1, _nothing("hosts are reached by ssh (--ssh)"))),
-    **dict.fromkeys(("report-bindings", "display-map", "display-allocation"), (0, _nothing("see --dry-run"))),
-    "display": (1, _nothing("see --dry-run")),
-    **dict.fromkeys(("q", "quiet", "use-hwthread-cpus", "enable-recovery", "xterm"), (0, _nothing())),
-    "timeout": (1, _nothing("a job of ringrun has no time limit")),
-    "prefix": (1, _nothing("there is no MPI to find on the hosts: --prefix has no effect")),
-    **dict.fromkeys(("report-pid", "report-uri", "am", "tune", "app"), (1, _nothing("that is MPI's"))),
-    **dict.fromkeys(_HOSTS, (1, _nothing())),
-    "max-restarts": (1, _same("--restarts")),
-    "log-dir": (1, _same("--output-dir")),
-    **dict.fromkeys(("no-python", "use-env"), (0, _nothing())),
-    **dict.fromkeys(("redirects", "monitor-interval", "role", "start-method", "rdzv-conf", "local-addr"),
-                    (1, _nothing())),
-    "standalone": (0, _nothing()),
-    "tee": (1, _nothing("the output of all ranks is shown")),
-    # accelerate launch
-    "num-processes": (1, _same("-np")),
-    **dict.fromkeys(("dynamo-backend", "gpu-ids"), (1, _nothing())),
-    **dict.fromkeys(("machine-rank", "main-process-ip", "main-process-port"), (1, _nothing(_RUN_ONCE))),
-    "mixed-precision": (1, _precision),
-    "num-cpu-threads-per-process": (1, _same("--threads")),
-    **dict.fromkeys(("multi-gpu", "same-network"), (0, _nothing())),
-    # srun
-    "ntasks": (1, _same("-np")),
-    "ntasks-per-node": (1, _per_host),
-    **dict.fromkeys(("gres", "gpus", "gpus-per-node", "gpus-per-task", "cpus-per-task", "partition", "mem"),
-                    (1, _nothing("ringrun allocates nothing; in a job of Slurm it takes its nodes"))),
-    **dict.fromkeys(("rdzv-backend", "rdzv-id"), (1, _nothing())),
-    **dict.fromkeys(("rdzv-endpoint", "master-addr", "master-port", "node-rank"), (1, _nothing(_RUN_ONCE))),
-    "repeat-hosts": (1, _per_host),
-    "backend": (1, _nothing("the ranks are connected by ringcomm")),
-    **dict.fromkeys(("connections-per-ip", "starting-port", "nccl-port"), (1, _nothing())),
-    "mpi-arg": (1, _nothing("that is MPI's")),
-}  # fmt: skip
-"""By name without leading dashes, with hyphens inside: the number of values of an option, and its rule."""
-
-
+_NO_TIME = "lines come without a time"
+_TUNER = "has no effect: ringcomm does not tune itself"
+_LOG = "has no effect: ringcomm logs through Python's logging; --verbose shows more"
+_WITHOUT_EFFECT = (
+    (0, "",
+     "byslot allow-run-as-root nooversubscribe no-oversubscribe tag-output prepend-rank l genvall envall q "
+     "quiet use-hwthread-cpus enable-recovery xterm no-python use-env standalone multi-gpu same-network gloo "
+     "tcp disable-cache stall-check no-autotune no-hierarchical-allreduce no-hierarchical-allgather "
+     "no-torus-allreduce mpi-threads-disable no-mpi-threads-disable"),
+    (1, "",
+     f"{_HOSTS} redirects monitor-interval role start-method rdzv-conf local-addr rdzv-backend rdzv-id "
+     "dynamo-backend gpu-ids connections-per-ip starting-port nccl-port"),
+    (0, "ranks fill the hosts in the order given, slot after slot", "bynode bysocket bycore"),
+    (0, _NO_TIME, "timestamp-output timestamp"),
+    (0, f"has no effect: {_NO_TIME}", "prefix-timestamp prefix-output-with-timestamp"),
+    (0, "see --dry-run", "report-bindings display-map display-allocation"),
+    (1, "see --dry-run", "display"),
+    (1, "hosts are reached by ssh (--ssh)", "launcher bootstrap rmk"),
+    (1, "a job of ringrun has no time limit", "timeout"),
+    (1, "there is no MPI to find on the hosts: --prefix has no effect", "prefix"),
+    (1, "that is MPI's", "report-pid report-uri am tune app mpi-arg"),
+    (1, "the output of all ranks is shown", "tee"),
+    (1, "ringrun starts the ranks of all hosts: run it once, on one of them",
+     "rdzv-endpoint master-addr master-port node-rank machine-rank main-process-ip main-process-port"),
+    (1, "ringrun allocates nothing; in a job of Slurm it takes its nodes",
+     "gres gpus gpus-per-node gpus-per-task cpus-per-task partition mem"),
+    (1, "the ranks are connected by ringcomm", "backend"),
+    # horovodrun
+    (0, "has no effect: ringcomm has no such algorithm",
+     "hierarchical-allreduce hierarchical-allgather torus-allreduce"),
+    (0, _TUNER, "autotune"),
+    (1, _TUNER, "autotune-log-file autotune-warmup-samples autotune-steps-per-sample "
+                "autotune-bayes-opt-max-samples autotune-gaussian-process-noise"),
+    (0, "has no effect: the timeline has no cycles", "timeline-mark-cycles no-timeline-mark-cycles"),
+    (2, "has no effect: a slot that failed is used again after 0, 1, 2, 4, … 30 s",
+     "blacklist-cooldown-range"),
+    (1, "has no effect: ringcomm's cache has a fixed size", "cache-capacity"),
+    (1, "has no effect: ringrun reads ringrun.toml, and no other file of settings", "config-file"),
+    (1, "has no effect: the ranks of an elastic job may change as often as they must", "reset-limit"),
+    (1, "has no effect: an elastic job waits 600 s for enough slots", "elastic-timeout"),
+    (1, "has no effect: a tensor waits for others for 1 ms at most", "cycle-time-ms"),
+    (1, "has no effect: ringcomm warns after a tenth of --late-after", "stall-check-warning-time-seconds"),
+    (1, "has no effect: --dead-after and --late-after limit how long ringcomm waits", "gloo-timeout-seconds"),
+    (1, "has no effect: ringcomm does not use NCCL", "num-nccl-streams"),
+    (1, "has no effect: ringcomm leaves its thread to the system's scheduler", "thread-affinity"),
+    (1, _LOG, "log-level"),
+    (0, _LOG, "log-with-timestamp log-without-timestamp log-hide-timestamp no-log-hide-timestamp"),
+)  # fmt: skip
+RULES: Dict[str, Rule] = {
+    **{name: Rule(count, note=note) for count, note, names in _WITHOUT_EFFECT for name in names.split()},
+    **{name: Rule(count, words) for count, words, names in _WORDS for name in names.split()},
+    **{name: Rule(count, function=made) for count, made, names in _FUNCTIONS for name in names.split()},
+}
+"""By name without leading dashes, with hyphens inside."""
+REFUSED = ("--mpi", "--jsrun", "--mpi-args", "--binding-args")
+"""Options of horovodrun that are an error."""
+NO_MPI = "ringcomm has no MPI; its own TCP links replace Horovod's Gloo. Leave it out."
 _INTERFACES = ("--network-interface", "--network-interfaces")
 """Horovod's names of ``--iface``."""
 
 
+def rule_of(option: str) -> Optional[Rule]:
+    """Return the rule for an option of another launcher, or None."""
+    return RULES.get(option.lstrip("-").replace("_", "-"))
+
+
+def names() -> List[str]:
+    """Return all options with an effect, with two hyphens (one letter: one)."""
+    return sorted(f"-{name}" if len(name) == 1 else f"--{name}" for name in RULES if RULES[name].has_effect)
+
+
 def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Translated:
-    """Replace the options of mpirun, torchrun and mlx.launch in a command line by ringrun's. `own` returns
-    the number of values of a ringrun option, which keeps ringrun's meaning, and None for other words.
+    """Replace the options of other launchers in a command line by ringrun's. `own` returns the number of
+    values of a ringrun option, which keeps ringrun's meaning, and None for other words.
 
     Replacing ends at the first word that is not an option, at ``--``, and at an option that is unknown or
     lacks its values: all following words stay, the ranks' command among them.
@@ -184,22 +227,22 @@ def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Tran
             found += words[position + 1 : position + 1 + taken]
             position += 1 + taken
             continue
-        bare = name.lstrip("-").replace("_", "-")
-        rule = _RULES.get(bare)
+        rule = rule_of(name)
         if rule is None:
             break
-        values = [value] if equals else list(words[position + 1 : position + 1 + rule[0]])
-        if bare == "env" and "=" in "".join(values[:1]):  # mlx.launch has one value, MPICH two
-            rule, values = (1, _same("-x")), values[:1]
-        if len(values) < rule[0]:
+        values = [value] if equals else list(words[position + 1 : position + 1 + rule.values])
+        if name.lstrip("-") == "env" and "=" in "".join(values[:1]):  # mlx.launch has one value, MPICH two
+            rule, values = Rule(1, "-x {0}"), values[:1]
+        if len(values) < rule.values:
             break
-        replaced, note = rule[1](values)
-        if bare in _HOSTS and values[0].partition(":")[0].isdigit():
+        replaced, note = rule.apply(values)
+        if name.lstrip("-").replace("_", "-") in _HOSTS.split() and values[0].partition(":")[0].isdigit():
             hosts = (name, int(values[0].partition(":")[0]))
         found += replaced
         if note:
-            notes.append(f"{word}: {note}" if not note.startswith("--") else note)
-        position += 1 + (0 if equals else rule[0])
+            between = " " if note.startswith("has ") else ": "
+            notes.append(note if note.startswith("--") else f"{word}{between}{note}")
+        position += 1 + (0 if equals else rule.values)
     rest = list(words[position:])
     if rest and rest[0][:1] in _DASHES:
         rest[0] = _with_hyphens(rest[0])
@@ -209,7 +252,7 @@ def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Tran
 def _with_hyphens(word: str) -> str:
     """Return the word with hyphens in place of dashes at its beginning."""
     bare = word.lstrip(_DASHES)
-    return "-" * (len(word) - len(bare)) + bare if len(bare) < len(word) else word
+    return "-" * (len(word) - len(bare)) + bare
 
 
 def _joined_ifaces(words: Sequence[str]) -> List[str]:
@@ -228,17 +271,6 @@ def _joined_ifaces(words: Sequence[str]) -> List[str]:
     return [*(["--iface", ",".join(values)] if values else []), *rest]
 
 
-def values_of(option: str) -> int:
-    """Return the number of values of an option of mpirun or torchrun; 0 if it has none, or is unknown."""
-    rule = _RULES.get(option.lstrip("-").replace("_", "-"))
-    return 0 if rule is None else rule[0]
-
-
-def names() -> List[str]:
-    """Return all known options, with two hyphens (one letter: one)."""
-    return sorted(f"-{name}" if len(name) == 1 else f"--{name}" for name in _RULES)
-
-
 # -- other launchers as the program: ``ringrun torchrun --nproc-per-node=2 train.py`` --------------
 # Started as the ranks' program, such a launcher would start all ranks once for each rank. So its name is
 # removed and its options become ringrun's, or an error says what to write instead. A launcher that is named
@@ -250,7 +282,7 @@ _LEFT_OUT = (
     "torchrun", "mpirun", "mpiexec", "mpiexec.hydra", "mpirun.openmpi", "mpirun.mpich", "mpiexec.openmpi",
     "mpiexec.mpich", "orterun", "prterun", "horovodrun",
 )  # fmt: skip
-"""Launchers whose options are all here and in :mod:`.horovod`."""
+"""Launchers whose options are all in :data:`RULES`."""
 _RENAMED: Dict[str, Dict[str, Tuple[int, str]]] = {
     "mlx.launch": {"-n": (1, "--slots-per-host"), "-p": (1, ""), "--env": (1, "-x")},
     "accelerate": {"--config-file": (1, ""), "--cpu": (0, ""), "--debug": (0, ""), "--module": (0, "-m")},
@@ -294,20 +326,15 @@ def _renamed(name: str, words: Sequence[str]) -> Translated:
     found: List[str] = []
     unused: List[str] = []
     position = 0
-    while position < len(words) and words[position].startswith("-"):
+    while position < len(words) and words[position].startswith("-") and found[-1:] != ["-m"]:
         option, equals, value = words[position].partition("=")
-        count, own = rules.get(option.replace("_", "-"), (values_of(option), option))
+        known = rule_of(option)
+        count, own = rules.get(option.replace("_", "-"), (known.values if known else 0, option))
         values = [value] if equals else list(words[position + 1 : position + 1 + count])
         position += 1 + (0 if equals else count)
-        if own == "-m":
-            return Translated([*found, "-m", *words[position:]], _notes(name, unused))
         if own:
             found += [own, *values]
         elif count:
             unused.append(option)
-    return Translated([*found, *words[position:]], _notes(name, unused))
-
-
-def _notes(name: str, unused: Sequence[str]) -> List[str]:
     more = f"; {', '.join(unused)}: nothing that ringrun needs" if unused else ""
-    return [f"{name} is left out: {_ITSELF}{more}"]
+    return Translated([*found, *words[position:]], [f"{name} is left out: {_ITSELF}{more}"])
