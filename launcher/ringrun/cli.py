@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .job.restarts import Attempts
     from .plan.hosts import HostSpec
     from .plan.job import Job
-    from .plan.reaching import Reach
+    from .reach.base import Reach
 
 FLUSH_S = 5.0
 

@@ -288,11 +288,6 @@ def drop_from_list(name: str, items: Tuple[str, ...]) -> NoReturn:
     answer(lambda: (drop_hosts(name, items, os.environ), 0), failed=2)
 
 
-hosts.add_command(click.Command("list", callback=lambda: answer(lambda: (_all_lists(), 0)), hidden=True))
-_DROP, _PARAMS = drop_from_list.callback, drop_from_list.params
-hosts.add_command(click.Command("remove", callback=_DROP, params=_PARAMS, hidden=True))
-
-
 @hosts.command("import")
 @_LIST
 @click.argument("patterns", metavar="PATTERN…", nargs=-1)

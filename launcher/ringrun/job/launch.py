@@ -32,7 +32,7 @@ from ..plan.hosts import HostSpec, parse_hostfile, parse_hosts
 from ..plan.job import HostJob, Job, observation_of
 from ..plan.options import Options
 from ..plan.ranks import Plan, PlannedHost, make_plan
-from ..plan.reaching import Reach
+from ..reach.base import Reach
 from ..reach.doors import Doors, allocation_of, read_text
 from ..reach.environments import finder
 from ..reach.named_hosts import lists_in, with_lists

@@ -26,9 +26,9 @@ from ringcomm.transport.nics import own_addresses
 from ..job.launch import invited, prepare
 from ..plan.hosts import MAX_SLOTS, HostSpec
 from ..plan.options import Options
-from ..plan.reaching import Reach
+from ..reach.base import Reach
+from ..reach.doors import is_own_name, own_user
 from ..reach.incoming import decoded, fields, flag, text, whole
-from ..reach.local import is_own_name, own_user
 from ..reach.named_hosts import list_names
 from .connection import TELL, Carrier, fingerprint_of, prove_to, secured
 from .discovery import Answerer

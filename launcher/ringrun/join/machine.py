@@ -16,7 +16,7 @@ from ringcomm.errors import ProtocolError
 
 from ..plan.hosts import HostSpec
 from ..plan.reaching import Failure, last_lines
-from ..reach.base import CommandReach
+from ..reach.base import Reach
 from ..reach.incoming import decoded, fields, said, text, whole
 from .connection import EXIT, START, STDERR, STDIN, STDOUT, TELL, Carrier, Frame
 
@@ -171,7 +171,7 @@ class Machine:
             self._do_calls()
 
 
-class Joined(CommandReach):
+class Joined(Reach):
     """Starts agents on machines that have joined."""
 
     description = "joins with a code"
