@@ -94,7 +94,7 @@ def prepare(
             *([] if options.hosts is None else lists_in(_named(options), os.environ)),
             *(horovod.without_effect(environ) if options.horovod else ()),
             *_where_from(options, allocation), *not_forwarded(needed, environ),
-            *_left_out(tree, code_at, parsed), *(doors.in_clear() if encrypts else []),
+            *(doors.in_clear() if encrypts else []),
         ),
         certificate=make_certificate() if encrypts else "", port=invited(options)[1],
         provision=options.provision, tree=tree,
@@ -190,15 +190,6 @@ def _with_folders(patterns: Sequence[str]) -> Tuple[str, ...]:
         is_plain = not any(wildcard in bare.rpartition("/")[2] for wildcard in "*?[")
         found += [pattern, f"{bare}/**"] if is_plain else [pattern]
     return tuple(found)
-
-
-def _left_out(tree: Optional[SourceTree], code_at: str, command: Command) -> List[str]:
-    """Return a line about imported modules that are not sent."""
-    missing = [] if tree is None else tree.left_out(str(Path(code_at, command.script or "")))
-    if not missing:
-        return []
-    files = ", ".join(missing)
-    return [f"--ship does not send {files}, which the program imports: git or .ringignore ignores it"]
 
 
 def _refuse_aliases(plan: Plan, are_local: Sequence[bool]) -> None:

@@ -221,8 +221,6 @@ class Carrier:
         else:
             self._reactor.forget(file)
 
-    # -- the connection ----------------------------------------------------------------------------
-
     def _flush(self) -> None:
         while self._outgoing and not self.ended:
             first = self._outgoing[0]
@@ -260,8 +258,6 @@ class Carrier:
             if number == self.number and kind in self._sinks:
                 self._put(kind, content)
         return []
-
-    # -- the streams -------------------------------------------------------------------------------
 
     def _pump(self, kind: int) -> None:
         file = self._sources[kind]

@@ -21,8 +21,7 @@ from ringcomm.storage.certificate import make_certificate
 from ringrun.join import connection, discovery, invitation
 from ringrun.join.command import Guest, connect
 from ringrun.join.connection import EXIT, START, STDIN, TELL, Carrier, fingerprint_of, join_with
-from ringrun.join.invitation import Invitation
-from ringrun.join.machine import Joined, Machine
+from ringrun.join.invitation import Invitation, Joined, Machine
 from ringrun.join.proof import HELLO, Code, Proof, Role, WrongCode, new_code
 
 pytest.importorskip("spake2")

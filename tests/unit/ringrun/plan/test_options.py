@@ -72,7 +72,8 @@ def test_every_option_is_described() -> None:
 
 
 def test_arguments_become_options() -> None:
-    found = options_of({"env": {"A": "1"}, "python": {"far": "/p", None: "/q"}, "np": 2, "iface": None})
+    by_host = {"far": "/p", None: Path("/q"), "x": None}
+    found = options_of({"env": {"A": "1"}, "python": by_host, "np": 2, "iface": None})
     assert found == Options(forward=("A=1",), python=("far=/p", "/q"), np=2)
     found = options_of({"ssh_identity_file": Path("k"), "output_dir": Path("o"), "ssh": "s"})
     assert found == Options(ssh_identity_file="k", output_dir="o", ssh="s")
