@@ -179,9 +179,9 @@ def _twins(found: Examination) -> Iterator[Finding]:
         values = [("machine id", (facts or {}).get("machine_id"))]
         values += [("hardware address", iface["mac"]) for iface in usable]
         values += [("address", address) for iface in usable for address, _ in iface["addresses"]]
-        for what in dict.fromkeys(values):
-            if (what[1] or "").strip("0:"):
-                seen[what].append(index)
+        for kind, value in dict.fromkeys(values):
+            if (value or "").strip("0:"):
+                seen[kind, str(value)].append(index)
     alike: Dict[Tuple[int, ...], List[Tuple[str, str]]] = defaultdict(list)
     for what, indices in seen.items():
         if len(indices) > 1:

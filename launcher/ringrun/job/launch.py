@@ -63,7 +63,7 @@ def prepare(
     refuse_many_launchers(environ)
     if len(joined) != invited(options)[0]:
         raise ConfigError("Machines join with a code only when a job is started by the command ringrun.")
-    parsed = parse_command(command, options.forward)
+    parsed = parse_command(command)
     allocation = allocation_of(environ, needed=needs_hosts(options))
     plan = _plan(options, allocation, [spec for spec, _ in joined])
     pythons = per_host("--python", options.python, host_names(plan, options, "python"))
