@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import pytest
 from click.testing import CliRunner
@@ -151,11 +151,6 @@ def test_under_nohup_a_closed_terminal_ends_nothing(run: Callable[..., Any]) -> 
     assert made[0].received == []
 
 
-def test_a_dry_run_starts_nothing() -> None:
-    result = CliRunner().invoke(cli.ringrun, ["--dry-run", "-np", "2", "train.py"])
-    assert result.exit_code == 0 and result.output.startswith("2 ranks on 1 host:\n") and made == []
-
-
 @pytest.mark.parametrize(("problem", "code"), [(ConfigError("no host"), 2), (RingcommError("no port"), 1)])
 def test_errors_are_one_line(monkeypatch: pytest.MonkeyPatch, problem: RingcommError, code: int) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -164,12 +159,6 @@ def test_errors_are_one_line(monkeypatch: pytest.MonkeyPatch, problem: RingcommE
     monkeypatch.setattr(cli, "_run", fail)
     result = CliRunner().invoke(cli.ringrun, ["train.py"])
     assert result.exit_code == code and result.output == f"ringrun: {problem}\n"
-
-
-def test_the_version_is_not_shown_while_a_shell_completes(capsys: pytest.CaptureFixture[str]) -> None:
-    context: Dict[str, Any] = {"resilient_parsing": True}
-    made_context = cli.ringrun.make_context("ringrun", ["--version", "--report-bindings", "x"], **context)
-    assert made_context.params["command"] == ("x",) and capsys.readouterr().out == ""
 
 
 def test_an_option_after_the_script_is_pointed_out(

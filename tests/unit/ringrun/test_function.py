@@ -54,15 +54,6 @@ def test_a_module_that_no_new_process_can_import_is_sent_by_value(monkeypatch: p
     assert b"a_text_in_its_code" in _pack(Call(made.answer, (), {}), False)
 
 
-def test_folders_of_the_caller_are_sent_as_absolute_paths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["", "lib", *sys.path])
-    path, _ = unpack_call(_pack(Call(json.dumps, (), {}), False))
-    assert path[:2] == [str(tmp_path), str(tmp_path / "lib")]
-
-
 def test_workers_find_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     import ringcomm
     import ringrun
@@ -180,10 +171,3 @@ def test_the_exception_of_the_rank_that_failed_first_is_the_cause(job: Job) -> N
     with pytest.raises(RemoteError, match="rank 2 on localhost: KeyError: 'no such thing'") as caught:
         unpack_results(job, failed(packed))
     assert isinstance(caught.value.__cause__, KeyError) and caught.value.rank == 2
-
-
-@pytest.mark.parametrize("result", [None, b"", pack_value("a value")], ids=["none", "empty", "value"])
-def test_a_rank_that_has_raised_nothing_is_described_by_the_report(job: Job, result: Optional[bytes]) -> None:
-    with pytest.raises(RemoteError, match="a box") as caught:
-        unpack_results(job, failed(result))
-    assert (caught.value.rank, caught.value.host) == (2, "localhost")

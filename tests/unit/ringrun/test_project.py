@@ -11,7 +11,6 @@ from typing import Any, List, Optional, Tuple
 import pytest
 from click.testing import CliRunner, Result
 
-from ringcomm.errors import ConfigError
 from ringrun import cli, project
 from ringrun.job.launch import effective_settings
 from ringrun.plan.options import Options
@@ -61,11 +60,6 @@ def test_the_value_of_a_switch_follows_an_equals_sign(
     run(folder, f'ship = "{sent}"' if sent else "ship = false")
     relative = str(folder / sent) if sent else None
     assert [options.ship for options in seen] == [sent, relative]
-
-
-def test_the_command_line_comes_first(folder: Path, seen: List[Options]) -> None:
-    run(folder, 'np = 3\nhostfile = "h"\nx = "A"\nhorovod = true', "-np", "2", "-H", "a", "-x", "B")
-    assert seen == [Options(np=2, hosts="a", forward=("B",), horovod=True)]
 
 
 def test_paths_are_relative_to_the_file(folder: Path, seen: List[Options]) -> None:
@@ -124,12 +118,6 @@ def test_a_file_that_others_could_change_is_not_used(what: str, folder: Path, se
     remedy = "it is a symbolic link. Copy the file there" if what.startswith("link") else "(chmod go-w)."
     assert f"ringrun: {path} is not used: " in result.output and remedy in result.output
     assert seen == [Options()]
-
-
-def test_without_a_parser_there_is_an_instruction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(project, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="needs Python 3.11, or tomli"):
-        project.parse_project("", folder / project.NAME, cli.ringrun)
 
 
 def test_the_doctor_uses_it_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

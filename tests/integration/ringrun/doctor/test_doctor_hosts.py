@@ -71,14 +71,6 @@ def test_the_program_answers_until_it_is_ended(
     assert found.problem == "a: it stopped answering (facts)."
 
 
-def test_another_interpreter_is_tried_if_there_is_none(host: Any, start: Any) -> None:
-    real = host().argv
-    found = start(host("exit 127", fallback=real))
-    assert found.problem == "" and found.ask(LIMIT_S, do="facts", cwd="/") is not None
-    neither = start(host("exit 127", fallback=["sh", "-c", "exit 127"]))
-    assert f"there is no Python at {neither.host.python} or python3" in neither.problem
-
-
 def test_a_login_that_fails_once_is_tried_again_as_by_a_job(host: Any, start: Any, tmp_path: Path) -> None:
     dropped = "kex_exchange_identification: Connection closed by remote host"
     mark, made = tmp_path / "once", host()
@@ -87,14 +79,6 @@ def test_a_login_that_fails_once_is_tried_again_as_by_a_job(host: Any, start: An
     found = start(replace(made, argv=argv, reach=Ssh(SshOptions())))
     assert found.problem == "" and found.link.attempt == 2
     assert found.ask(LIMIT_S, do="facts", cwd="/") is not None
-
-
-def test_a_program_that_closes_its_output_and_stays(
-    host: Any, start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "END_S", 0.1)
-    found = start(host("exec >&-; exec sleep 1000"))
-    assert found.problem.startswith("a: ") and found.link.process.returncode == -9
 
 
 def test_what_the_program_has_started_here_is_ended_with_it(
@@ -109,13 +93,6 @@ def test_what_the_program_has_started_here_is_ended_with_it(
     found.end()
     assert select.select([reader], [], [], LIMIT_S)[0] and os.read(reader, 1) == b""
     os.close(reader)
-
-
-def test_a_host_that_does_not_answer_in_time(host: Any, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "START_LIMIT_S", 0.1)
-    monkeypatch.setattr(module, "END_S", LIMIT_S)
-    found = start(host("cat >/dev/null; exit 0"))
-    assert found.problem == "a: no answer within 0.1 s of the login." and found.link.process.returncode == 0
 
 
 def test_what_the_login_prints_is_kept_apart(host: Any, start: Any) -> None:

@@ -154,12 +154,6 @@ def test_a_wire_that_is_far_slower_than_the_radio_is_not_chosen(two: Hosts) -> N
     assert two.measured()[-MEASUREMENTS:] == [["wlan0"]] * MEASUREMENTS, "a slow route is measured again"
 
 
-def test_a_route_on_which_no_stream_arrives(two: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    two.all[0].open = {"eth0"}
-    monkeypatch.setattr(two.all[0], "measure", lambda command: [])
-    assert two.examine().routes[0, 1].speeds == {(0, 1): 0.0, (1, 0): 0.0}
-
-
 def test_hosts_that_do_not_reach_each_other_have_no_route(two: Hosts) -> None:
     two.all[1].open = set()
     found = two.examine()

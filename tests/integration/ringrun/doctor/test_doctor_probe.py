@@ -91,16 +91,6 @@ def test_interfaces_are_selected_as_for_a_job(
     assert programs.ask(2, **LISTEN, rank=2) == {"problem": "--iface 'x' matches none"}
 
 
-@pytest.mark.parametrize("changes", [{"key": "00" * 32}, {"job": "another"}])
-def test_a_peer_with_another_key_or_of_another_run_is_refused(
-    programs: Programs, changes: Dict[str, Any]
-) -> None:
-    listen(programs, 0, **changes)
-    target = listen(programs, 1)
-    attempts = programs.ask(0, do="probe", targets=[target], within_s=30.0)
-    assert attempts and all(row["why"] for row in attempts)
-
-
 def test_commands_are_answered_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The program is run in this process, with a pipe as its stdin."""
     reader, writer = os.pipe()

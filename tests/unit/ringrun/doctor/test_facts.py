@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 from pathlib import Path
-from typing import Dict, Optional
+from typing import Dict
 
 import pytest
 
@@ -39,26 +39,6 @@ def test_facts_of_a_board(tmp_path: Path) -> None:
     assert not any(address.startswith("fe80") for address, _ in eth["addresses"])
     assert found["cpu"]["power_mode"] == "MODE_15W" and found["cpu"]["quota"] is None
     assert found["memory_bytes"] == 300000 << 10
-
-
-@pytest.mark.parametrize(
-    ("files", "quota"),
-    [
-        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "150000 100000"}, 1.5),
-        ({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/cpu.max": "max 100000"}, None),
-        (
-            {
-                "proc/self/cgroup": "2:cpu,cpuacct:/job\n0::/",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "30000",
-                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000",
-            },
-            0.3,
-        ),
-        ({"proc/self/cgroup": "0::/../a", "sys/fs/cgroup/cpu.max": "250000 100000"}, 2.5),
-    ],
-)
-def test_quotas(files: Dict[str, str], quota: Optional[float], tmp_path: Path) -> None:
-    assert facts.cpu(tree(tmp_path, files), "")["quota"] == quota
 
 
 def test_a_system_without_any_of_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import List, Optional, Tuple
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.plan.command import Command, in_tree, parse_command, with_interpreter
+from ringrun.plan.command import Command, in_tree, parse_command
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,6 @@ def test_bad_commands(words: List[str]) -> None:
 def test_lists_that_the_shell_has_split(word: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         parse_command([word, "train.py"])
-
-
-@pytest.mark.parametrize(("python", "first"), [(None, None), ("/p/python", "/p/python")])
-def test_the_word_python_is_replaced(python: Optional[str], first: Optional[str]) -> None:
-    assert with_interpreter(parse_command(["python", "t.py"]), python).argv == (first, "t.py")
-    assert with_interpreter(parse_command(["/bin/python", "t.py"]), python).argv == ("/bin/python", "t.py")
-    assert with_interpreter(parse_command(["t.py"]), python).argv == (None, "t.py")
 
 
 @pytest.mark.parametrize(

@@ -105,11 +105,6 @@ def test_bad_hostfiles_are_named(text: str, words: List[str]) -> None:
         assert word in str(caught.value)
 
 
-def test_the_destination_of_ssh() -> None:
-    assert HostSpec("jetson1").target == "jetson1"
-    assert HostSpec("jetson1", "me").target == "me@jetson1"
-
-
 def test_a_hostfile_of_mlx_launch() -> None:
     one = '{"ssh": "mac1", "ips": ["10.0.0.1", "fe80::1"], "rdma": []}'
     other = '{"ssh": "me@mac2"}'

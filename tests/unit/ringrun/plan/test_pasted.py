@@ -107,12 +107,6 @@ def test_other_lines(line: str, command: Tuple[str, ...], monkeypatch: pytest.Mo
         assert seen[0][0].forward == ("A=1", "B=2")
 
 
-@pytest.mark.parametrize("line", ["torchrun", "mlx.launch", "accelerate launch", "mpirun -np 2"])
-def test_without_a_command_it_is_the_usual_error(line: str) -> None:
-    result = CliRunner().invoke(cli.ringrun, line.split())
-    assert result.exit_code == 2 and "There is no command to run" in result.output
-
-
 @pytest.mark.parametrize(
     "line", ["accelerate launch --use_fsdp x.py", "mlx.launch --nope x.py", "torchrun --nope x"]
 )

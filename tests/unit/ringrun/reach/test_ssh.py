@@ -111,16 +111,6 @@ def test_failures_have_a_remedy(status: int, stderr: str, words: List[str], retr
     assert "\n" not in failure.text
 
 
-def test_a_program_that_is_no_python() -> None:
-    output = f"/bin/ls: cannot access '{BOOT}': No such file or directory\n"
-    for status in (1, 2):
-        argv = ["/bin/ls", "-c", BOOT]
-        text = ThisMachine().explain_start("localhost", argv, "/bin/ls", status, output).text
-        assert "too old" not in text and "import os" not in text
-        assert "/bin/ls: cannot access '…': No such file or directory" in text
-    assert "/bin/ls ended with status 2" in text and "Is it a Python?" in text
-
-
 @pytest.mark.parametrize(
     ("status", "is_local", "words"),
     [

@@ -39,12 +39,6 @@ def test_templates_that_cannot_be_used(template: str, word: str) -> None:
     assert "--via" in str(caught.value) and word in str(caught.value)
 
 
-def test_no_shell_expands_a_tilde() -> None:
-    with pytest.raises(ConfigError, match="full path"):
-        Via("docker exec -i {host}").argv(BOX, "~/v/bin/python")
-    assert Via("ssh {host}").argv(BOX, "~/v/bin/python")[-1].startswith("~/v/bin/python -c")
-
-
 @pytest.mark.parametrize(
     ("template", "status", "output", "words", "no_python", "may_appear"),
     [
