@@ -108,10 +108,7 @@ class Invitation:
             for sock in made:
                 sock.close()
             where = format_endpoint(item.address, port)
-            raise ConfigError(
-                f"Machines cannot join at {where}: {problem.strerror}. Choose another port, like "
-                f"join:{self._count}@43117, or leave it out."
-            ) from None
+            raise ConfigError(f"Machines cannot join at {where}: {problem.strerror}.") from None
         return made
 
     @property
@@ -146,14 +143,10 @@ class Invitation:
 
     def _why_not(self, limit_s: Optional[float]) -> str:
         there = ", ".join(machine.name for machine in self.machines) or "none"
-        counted = f"{len(self.machines)} of {self._count} machines have joined ({there})"
-        if self._account.wrong >= WRONG_CODES:
-            return (
-                f"The invitation is over after three wrong codes: {counted}. If the code was not "
-                "mistyped, a machine in this network is guessing. Start again for a fresh code."
-            )
         within = "10 minutes" if limit_s is None else f"{limit_s:g} s of the first (--start-timeout)"
-        return f"{counted} within {within}. Start again for a fresh code."
+        when = "three wrong codes" if self._account.wrong >= WRONG_CODES else within
+        counted = f"{len(self.machines)} of {self._count} machines have joined ({there})"
+        return f"The invitation is over after {when}: {counted}. Start again for a fresh code."
 
     def close(self) -> None:
         """Close the port, which the rendezvous may get. Machines that have joined stay."""
@@ -168,15 +161,13 @@ class Invitation:
                 for sock in select.select(watched, [], [], 0.2)[0]:
                     if answerer is not None and sock is answerer.sock:
                         answerer.answer()
-                    else:
+                    elif self._places.acquire(timeout=0.2):
                         self._accept_one(sock)
         finally:
             for sock in watched:
                 sock.close()
 
     def _accept_one(self, listener: socket.socket) -> None:
-        if not self._places.acquire(timeout=0.2):
-            return
         try:
             sock, origin = listener.accept()
         except OSError:
@@ -428,7 +419,7 @@ class Machine:
             self._carrier.finish(STDERR, f"\n{self.lost}\n".encode())
             self._carrier.finish(STDOUT)
             self._carrier.ended = True
-            while any(kind in self._carrier.streams for kind in (STDOUT, STDERR)) and monotonic() < until_s:
+            while self._carrier.has_output and monotonic() < until_s:
                 self._carrier.turn(0.1)
         except (ProtocolError, OSError):
             pass  # the connection is lost already

@@ -107,10 +107,7 @@ def check_host(spec: HostSpec, where: str) -> None:
 
 
 def parse_hostfile(text: str, path: str) -> List[HostSpec]:
-    """Parse a hostfile in MPI style: a host per line with ``slots=2`` or ``:2``; ``#`` starts a comment.
-    ``python=``, ``cwd=`` and ``iface=`` override the job's values. A file in JSON is one of ``mlx.launch``: a
-    list of hosts, each with ``ssh`` and ``ips``, or an object with that list. ConfigError has file and line.
-    """
+    """Parse a hostfile in MPI style, with a host per line, or one of ``mlx.launch``, which is JSON."""
     if re.match(r"\s*(\{|\[\s*[\]{])", text):
         return _of_mlx(text, path)
     specs: List[HostSpec] = []

@@ -47,10 +47,7 @@ MAX_UNSTATED = 1024
 
 
 def make_plan(np: Optional[int], hosts: Sequence[HostSpec] = (), oversubscribe: bool = False) -> Plan:
-    """Assign ranks to slots: hosts in the order given, and on each host by slot number. `np` None means one
-    rank per slot, no hosts mean this machine; with `oversubscribe` hosts get more slots, evenly. ConfigError
-    if there are more ranks than slots has both numbers and an example with enough slots.
-    """
+    """Assign ranks to slots, host by host: `np` None means one rank per slot, no hosts mean this machine."""
     if np is not None and np < 1:
         raise ConfigError(f"-np {np}: a job has at least one rank.")
     merged = _merge(hosts) or [HostSpec("localhost")]
