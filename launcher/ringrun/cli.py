@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NoReturn, 
 import click
 from click.shell_completion import CompletionItem
 
+from ringcomm.errors import ConfigError, Misuse, RingcommError
+from ringcomm.version import __version__
+
 from .commands import BRIEF, commands, note
 from .flags import (
     Flag,
@@ -26,7 +29,7 @@ from .flags import (
     write_options,
 )  # fmt: skip
 from .hints import misplaced_options, missing_program
-from .plan import mpirun
+from .plan import launchers
 from .plan.options import INSTEAD, Options
 from .project import with_project
 from .show.visible import visible
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from .job.restarts import Attempts
     from .plan.hosts import HostSpec
     from .plan.job import Job
-    from .plan.reaching import Reach
+    from .reach.base import Reach
 
 FLUSH_S = 5.0
 
@@ -87,21 +90,19 @@ class _RankCommand(click.Command):
             formatter.write_text(text)
 
 
-def _translated(args: Sequence[str], values: Mapping[str, int]) -> mpirun.Translated:
+def _translated(args: Sequence[str], values: Mapping[str, int]) -> launchers.Translated:
     """Return a command line in ringrun's options, without another launcher."""
-    from ringcomm.errors import ConfigError
-
-    found = mpirun.translate(args, values.get)
+    found = launchers.translate(args, values.get)
     end = _end_of_options(found.words, values)
     try:
-        inner = mpirun.without_launcher(found.words[end:])
+        inner = launchers.without_launcher(found.words[end:])
     except ConfigError as problem:
         raise click.UsageError(str(problem)) from None
     if inner is None:
         return found
-    again = mpirun.translate([*found.words[:end], *inner.words], values.get)
+    again = launchers.translate([*found.words[:end], *inner.words], values.get)
     notes = [*found.notes, *inner.notes, *again.notes]
-    return mpirun.Translated(again.words, notes, again.hosts or found.hosts)
+    return launchers.Translated(again.words, notes, again.hosts or found.hosts)
 
 
 def _options_in(words: Sequence[str], values: Mapping[str, int]) -> Iterator[str]:
@@ -121,7 +122,7 @@ def _subcommand_first(words: Sequence[str]) -> Sequence[str]:
     """Move the options before a subcommand behind its name."""
     # With its settings: click keeps the help option that it makes for the first context.
     values = ringrun.option_values(click.Context(ringrun, **ringrun.context_settings))
-    found = mpirun.translate(words, values.get).words
+    found = launchers.translate(words, values.get).words
     position = _end_of_options(found, values)
     if found[position : position + 1] and found[position] in commands.commands:
         return [found[position], *found[:position], *found[position + 1 :]]
@@ -136,18 +137,12 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> Li
     return [*found, CompletionItem(incomplete, type="file")]
 
 
-def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        from ringcomm.version import __version__
-
-        click.echo(f"ringrun {__version__}, Python {sys.version.split()[0]}")
-        ctx.exit()
-
-
-def _show_all(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+def _show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """Show the version, or all options, and exit."""
     if value and not ctx.resilient_parsing:
         ctx.meta[_EVERYTHING] = True
-        click.echo(ctx.get_help())
+        version = f"ringrun {__version__}, Python {sys.version.split()[0]}"
+        click.echo(version if param.name == "version" else ctx.get_help())
         ctx.exit()
 
 
@@ -168,7 +163,7 @@ _EVERYTHING = "ringrun.everything"
 """The key in click's context that is present if the help lists all options."""
 _HOSTS = "ringrun.hosts"
 """The key in click's context for the number of hosts that options of another launcher request."""
-_EXIT: Dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+_EXIT: Dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show}
 
 
 @click.command(
@@ -182,10 +177,9 @@ _EXIT: Dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": Fals
               help="Show plan, command lines and settings; start nothing.")  # fmt: skip
 @click.option("-cb", "--check-build", cls=Flag, purpose=INSTEAD, brief="Find frameworks.", is_flag=True,
               help="Show which frameworks can be used. With -H or --hostfile: on each host.")  # fmt: skip
-@click.option("-v", "--version", cls=Flag, purpose=INSTEAD, brief="Show the version.",
-              callback=_show_version, **_EXIT,
+@click.option("-v", "--version", cls=Flag, purpose=INSTEAD, brief="Show the version.", **_EXIT,
               help="Show the version.")  # fmt: skip
-@click.option("--help-all", cls=Flag, purpose=INSTEAD, brief="Show all options.", callback=_show_all, **_EXIT,
+@click.option("--help-all", cls=Flag, purpose=INSTEAD, brief="Show all options.", **_EXIT,
               help="Show all options.")  # fmt: skip
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS]…",
                 shell_complete=_complete)  # fmt: skip
@@ -198,8 +192,6 @@ def ringrun(
 
     COMMAND is a script (train.py), "-m pkg.module", "python …", or a program.
     """
-    from ringcomm.errors import RingcommError
-
     try:
         options = options_of(with_project(ctx, ctx.command, given, note) if project_file else given)
         if check_build:
@@ -207,8 +199,6 @@ def ringrun(
         else:
             _run(options, command, dry_run)
     except RingcommError as problem:
-        from ringcomm.errors import Misuse
-
         click.echo(visible(f"ringrun: {problem}"), err=True)
         raise SystemExit(2 if isinstance(problem, Misuse) else 1) from None
 
@@ -241,8 +231,6 @@ def _run_job(
     _compare_hosts(click.get_current_context().meta.get(_HOSTS), job)
     meant = missing_program(job, list(commands.commands))
     if meant:
-        from ringcomm.errors import ConfigError
-
         raise ConfigError(f"There is no {meant[0]}. Did you mean `{meant[1]}`?")
     own = {
         name for option in ringrun.params if not getattr(option, "hidden", False)
@@ -268,8 +256,6 @@ def _compare_hosts(requested: Optional[Tuple[str, int]], job: Job) -> None:
     """Refuse to run on fewer hosts than options of another launcher request."""
     if requested is None or len(job.hosts) >= requested[1]:
         return
-    from ringcomm.errors import ConfigError
-
     option, count = requested
     there = ", ".join(host.name for host in job.hosts)
     raise ConfigError(

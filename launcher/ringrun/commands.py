@@ -13,6 +13,8 @@ from typing import Any, Callable, NoReturn, Optional, Tuple
 
 import click
 
+from ringcomm.errors import ConfigError, RingcommError
+
 from .flags import options_of, with_doctor_options, with_host_options, with_project_option
 from .show.visible import visible
 
@@ -50,8 +52,6 @@ def note(text: str) -> None:
 
 def answer(ask: Callable[[], Tuple[str, int]], failed: int = 1) -> NoReturn:
     """Print an answer, or why there is none, and exit with the answer's code, or with `failed`."""
-    from ringcomm.errors import RingcommError
-
     try:
         text, code = ask()
     except RingcommError as problem:
@@ -102,8 +102,6 @@ def stop(job: str, yes: bool, beginning: str) -> None:
 def _agreed(job: str, program: str) -> bool:
     """Ask whether to end the only running job."""
     if not sys.stdin.isatty():
-        from ringcomm.errors import ConfigError
-
         named = f"Name it as in `ringrun stop {job}`, or give --yes"
         raise ConfigError(f"1 job runs: {job} ({program}). {named}.")
     return click.confirm(f"End {job} ({program})?", err=True)
@@ -121,8 +119,6 @@ def join(words: Tuple[str, ...], name: str, slots: int, cores: Optional[int], ye
     What the job runs is shown first, and a question follows. It runs with your rights. Without HOST:PORT the
     launcher is looked for in this network; without CODE it is asked for, or read from stdin.
     """
-    from ringcomm.errors import ConfigError
-
     from .join.command import join as take_part
 
     def ask(text: str) -> bool:
@@ -198,7 +194,7 @@ def doctor(ctx: click.Context, /, as_data: bool, project_file: bool, **given: An
     each other as the ranks of a job do, and measures every pair on the route that a job takes. Each problem
     comes with what to do. Exit code 0 if no problem was found (notes are none), otherwise 1.
     """
-    from .doctor.command import run_doctor
+    from .doctor.report import run_doctor
     from .project import with_project
 
     def ask() -> Tuple[str, int]:
@@ -241,8 +237,6 @@ def hosts(ctx: click.Context, /) -> None:
 
 
 def _all_lists() -> str:
-    from ringcomm.errors import ConfigError
-
     from .reach.named_hosts import folder_of_lists, hosts_of_list, list_names
 
     lines = []
@@ -286,11 +280,6 @@ def drop_from_list(name: str, items: Tuple[str, ...]) -> NoReturn:
     from .reach.named_hosts import drop_hosts
 
     answer(lambda: (drop_hosts(name, items, os.environ), 0), failed=2)
-
-
-hosts.add_command(click.Command("list", callback=lambda: answer(lambda: (_all_lists(), 0)), hidden=True))
-_DROP, _PARAMS = drop_from_list.callback, drop_from_list.params
-hosts.add_command(click.Command("remove", callback=_DROP, params=_PARAMS, hidden=True))
 
 
 @hosts.command("import")

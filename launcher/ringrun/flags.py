@@ -16,7 +16,7 @@ from typing import (
     Sequence,
     Tuple,
     TypeVar,
-)  # fmt: skip
+)
 
 import click
 
@@ -24,7 +24,7 @@ from ringcomm.configuration.settings import SettingValue, parse_setting, tunable
 from ringcomm.errors import ConfigError
 
 from .hints import nearest_option
-from .plan import horovod, mpirun, options
+from .plan import launchers, options
 from .plan.setting_sources import shown_value
 
 JOB_OPTIONS = ("iface", "verbose")
@@ -46,20 +46,17 @@ class _Text(_ParamType):
 
     name = "value"
 
-    def __init__(self, setting: str, flag: str, convert: horovod.Convert) -> None:
-        self.setting, self.flag, self.make = setting, flag, convert
+    def __init__(self, setting: str, flag: str) -> None:
+        self.setting, self.flag = setting, flag
 
     def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Any:
         if isinstance(value, SettingValue):
             return value
-        converted = self.make(value)
-        if converted is None:
-            return None
         try:
-            parse_setting(self.setting, converted, repr(value))
+            parse_setting(self.setting, value, repr(value))
         except ConfigError as problem:
             self.fail(str(problem), param, ctx)
-        return SettingValue(self.setting, converted, f"{self.flag} {value}", self.flag)
+        return SettingValue(self.setting, value, f"{self.flag} {value}", self.flag)
 
 
 class Flag(click.Option):
@@ -130,7 +127,7 @@ def options_of(given: Mapping[str, Any]) -> options.Options:
     return options.Options(setting_values=tuple(values), **project, **job)
 
 
-def _native() -> Iterator[click.Option]:
+def _settings() -> Iterator[click.Option]:
     for item in tunables():
         flag, default = item.metadata["flag"], item.default
         if item.name in JOB_OPTIONS:
@@ -142,7 +139,7 @@ def _native() -> Iterator[click.Option]:
             names = [f"{flag}/--no-{flag[2:]}", f"tunable_{item.name}"]
             yield Flag(names, default=None, callback=_switch(item.name, flag), **more)
         else:
-            kind = _Text(item.name, flag, str)
+            kind = _Text(item.name, flag)
             metavar = item.metadata["metavar"] or "NAME"
             yield Flag([flag, f"tunable_{item.name}"], type=kind, metavar=metavar, **more)
 
@@ -157,52 +154,9 @@ def _switch(setting: str, flag: str) -> Callable[..., Any]:
     return convert
 
 
-def _aliases() -> Iterator[click.Option]:
-    for index, name in enumerate(horovod.NAMES):
-        if name.flag and name.is_flag:
-            names, callback = [name.flag, f"tunable_alias{index}"], _flag_callback(name)
-            yield click.Option(names, is_flag=True, default=None, hidden=True, callback=callback)
-        elif name.flag:
-            kind = _Text(name.setting, name.flag, name.convert)
-            yield click.Option([name.flag, f"tunable_alias{index}"], type=kind, hidden=True)
-
-
-def _flag_callback(name: horovod.Name) -> Callable[..., Any]:
-    def convert(ctx: click.Context, param: click.Parameter, value: Optional[bool]) -> Optional[SettingValue]:
-        text = name.convert("1") if value else None
-        return None if text is None else SettingValue(name.setting, text, name.flag, name.flag)
-
-    return convert
-
-
-def _without_setting() -> Iterator[click.Option]:
-    for flag in (*horovod.REFUSED, *horovod.IGNORED):
-        count = horovod.VALUES.get(flag, 0)
-        callback = _refuse if flag in horovod.REFUSED else _note
-        yield click.Option(
-            [flag, _name(flag)], nargs=count or None, is_flag=not count, hidden=True, expose_value=False,
-            callback=callback,
-        )  # fmt: skip
-
-
-def _name(flag: str) -> str:
-    return "horovodrun_" + flag.strip("-").replace("-", "_")
-
-
-def _refuse(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    if value:
-        raise click.UsageError(f"{param.opts[0]}: {horovod.REFUSED[param.opts[0]]}", ctx)
-
-
-def _note(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    reason = horovod.IGNORED[param.opts[0]]
-    if value and reason and not ctx.resilient_parsing:
-        click.echo(f"ringrun: {param.opts[0]} has no effect: {reason}.", err=True)
-
-
 def with_job_options(command: _Command) -> _Command:
-    """Decorator: add all options of a job, the settings' flags and horovodrun's to a click command."""
-    return _with(command, [*_job_options(lambda option: True), *_native(), *_aliases(), *_without_setting()])
+    """Decorator: add all options of a job, and the settings' flags, to a click command."""
+    return _with(command, [*_job_options(lambda option: True), *_settings()])
 
 
 def with_doctor_options(command: _Command) -> _Command:
@@ -231,14 +185,16 @@ def _with(command: _Command, made: Iterable[click.Option]) -> _Command:
 
 def refuse_unknown(ctx: click.Context, word: str, known: Mapping[str, int]) -> None:
     """Raise a UsageError for an unknown option, with the nearest one that has an effect, or for one of
-    mpirun's without its values.
+    another launcher without its values.
     """
     name = word.partition("=")[0]
     if name in known or (not word.startswith("--") and word[:2] in known):  # the second: -iFILE
         return
-    count = mpirun.values_of(name)
-    if count:
-        raise click.UsageError(f"{name} takes {count} value{'s' if count > 1 else ''}.", ctx)
+    rule = launchers.rule_of(name)
+    if name in launchers.REFUSED:
+        raise click.UsageError(f"{name}: {launchers.NO_MPI}", ctx)
+    if rule is not None and rule.values:
+        raise click.UsageError(f"{name} takes {rule.values} value{'s' if rule.values > 1 else ''}.", ctx)
     near = nearest_option(name, known)
     hint = f"Did you mean {near!r}?" if near else f"'{ctx.command_path} --help-all' lists all."
     raise click.UsageError(f"No such option {name!r}. {hint}", ctx)

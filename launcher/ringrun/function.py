@@ -7,6 +7,7 @@ import numbers
 import os
 import sys
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -81,7 +82,9 @@ def run(
     chosen = options_of(options, from_values(more))
     job = prepare(chosen, ["-m", "ringrun.agent.worker"], payload=b"", local_env=_import_path())
     payload = _pack(Call(fn, tuple(args), dict(kwargs or {})), by_value=not job.all_local)
-    attempts = Attempts(with_payload(job, payload), chosen.restarts, console or own_console())
+    bytecode = "{}.{}".format(*sys.version_info) if carries_bytecode(payload) else ""
+    job = replace(job, payload=payload, bytecode=bytecode)
+    attempts = Attempts(job, chosen.restarts, console or own_console())
     outcome = attempts.run()
     return unpack_results(attempts.job, outcome)
 
@@ -108,29 +111,24 @@ def _converted(name: str, option: Option, value: Any) -> Any:
         _check_table(name, value)
         return tuple(f"{variable}={text}" for variable, text in (value or {}).items())
     if option.kind == PER_HOST:
-        for label, item in _texts(name, value).items():
-            _check_text(label, item, name != "iface")
-        return _per_host(value)
+        by_host = value if isinstance(value, Mapping) else {None: value}
+        for host, item in by_host.items():
+            _check_text(f"a host of {name}", host, False)
+            _check_text(name if host is None else f"{name}[{host!r}]", item, name != "iface")
+        rows = [(host, os.fspath(item)) for host, item in by_host.items() if item is not None]
+        return tuple(item if host is None else f"{host}={item}" for host, item in rows)
     if option.kind in (TEXT, PATH):
         _check_text(name, value, option.kind == PATH)
         return value if value is None or option.kind == TEXT else os.fspath(value)
     if option.kind in (WHOLE, NUMBER) and value is not None:
-        _check_numbers(name, option, value)
+        of: Any = numbers.Integral if option.kind == WHOLE else numbers.Real
+        if not isinstance(value, of) or isinstance(value, bool):
+            raise ConfigError(f"{name}={value!r} is not a{' whole' if option.kind == WHOLE else ''} number.")
+        low, high = option.within
+        if (low is not None and value < low) or (high is not None and value > high):
+            bounds = f"at least {low}" if high is None else f"from {low} to {high}"
+            raise ConfigError(f"{name}={value!r} is out of range: it must be {bounds}.")
     return value
-
-
-def _check_numbers(name: str, option: Option, value: Any) -> None:
-    """Check a numeric argument."""
-    whole = option.kind == WHOLE
-    what = "a whole number" if whole else "a number above 0"
-    of: Any = numbers.Integral if whole else numbers.Real
-    if not isinstance(value, of) or isinstance(value, bool) or (option.kind == NUMBER and not value > 0):
-        raise ConfigError(f"{name}={value!r} is not {what}.")
-    low, high = option.within
-    if low is not None and value < low:
-        raise ConfigError(f"{name}={value!r} is out of range: it must be at least {low}.")
-    if high is not None and value > high:
-        raise ConfigError(f"{name}={value!r} is out of range: it must be at most {high}.")
 
 
 def _check_table(name: str, value: object) -> None:
@@ -142,33 +140,6 @@ def _check_text(name: str, value: object, may_be_path: bool) -> None:
     if not (value is None or isinstance(value, str) or (may_be_path and isinstance(value, os.PathLike))):
         like = ', like "localhost,jetson1:2"' if name == "hosts" else ""
         raise ConfigError(f"{name}={value!r} is not a string{like}.")
-
-
-def _texts(name: str, value: object) -> Dict[str, object]:
-    """Return the values of an argument for all hosts or by host, by their names in error messages."""
-    if not isinstance(value, Mapping):
-        return {name: value}
-    found: Dict[str, object] = {f"{name}[{host!r}]": item for host, item in value.items()}
-    for host in value:
-        if host is not None and not isinstance(host, str):
-            raise ConfigError(f"{name}={value!r}: {host!r} is not a host name.")
-    return found
-
-
-def _per_host(value: Any) -> Tuple[str, ...]:
-    """Return an argument in the form of options: ``VALUE``, or ``HOST=VALUE`` for each host."""
-    if isinstance(value, Mapping):
-        rows = [(host, os.fspath(item)) for host, item in value.items() if item is not None]
-        return tuple(item if host is None else f"{host}={item}" for host, item in rows)
-    return () if value is None else (os.fspath(value),)
-
-
-def with_payload(job: Job, payload: bytes) -> Job:
-    """Return the job with its payload, whose pickling depends on whether all hosts are this machine."""
-    from dataclasses import replace
-
-    bytecode = "{}.{}".format(*sys.version_info) if carries_bytecode(payload) else ""
-    return replace(job, payload=payload, bytecode=bytecode)
 
 
 def unpack_results(job: Job, outcome: Outcome) -> List[Any]:

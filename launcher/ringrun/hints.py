@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Container, Iterable, List, Optional, Sequence, Tuple
 
 from ringcomm.configuration.hints import nearest
 
-from .plan import horovod, mpirun
+from .plan import launchers
 from .plan.command import Command
 
 if TYPE_CHECKING:
@@ -32,8 +31,7 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
 
 def nearest_option(name: str, known: Iterable[str]) -> str:
     """Return the option most like a name, among those with an effect; or ""."""
-    useless = {*horovod.REFUSED, *horovod.IGNORED}
-    options = sorted({*mpirun.names(), *known} - useless, key=lambda option: option.startswith("--"))
+    options = sorted({*launchers.names(), *known}, key=lambda option: option.startswith("--"))
     bare = {option.lstrip("-"): option for option in options}
     return bare.get(nearest(name.lstrip("-"), sorted(bare)), "")
 
@@ -47,8 +45,6 @@ def missing_program(job: Job, subcommands: Sequence[str]) -> Optional[Tuple[str,
     if after.endswith(".py") and Path(after).is_file():
         return f"module {after!r} (-m takes the name of a module)", f"ringrun {after}"
     word = first or rest[0] or ""
-    if " " in word and shutil.which(word.split()[0]):
-        return f"program {word!r}", f"ringrun {word}"
     if first is None or "/" in word or job.command.is_python or shutil.which(word):
         return None
     files = [name for name in (f"{word}.py", word) if Path(name).is_file()]
@@ -61,25 +57,15 @@ def missing_program(job: Job, subcommands: Sequence[str]) -> Optional[Tuple[str,
 
 
 def misplaced_options(command: Command, own: Container[str]) -> List[str]:
-    """Return ringrun's options (`own`) among the arguments of a script whose text has no such option."""
+    """Return ringrun's options (`own`) among the arguments of a script that does not name them itself."""
     try:
-        text = Path(command.script or "").read_text("utf-8", "replace")
+        text = Path(command.script or "").read_text("utf-8", "replace").replace("-", "_")
     except OSError:
         return []  # it is on another host, or there is no script
-    words = [] if command.script is None else command.argv[command.argv.index(command.script) + 1 :]
-    found: List[str] = []
-    for word in words:
-        if word is None or word == "--":
-            break
-        option = word.partition("=")[0]
-        if option in own and option not in found and not _names(text, option):
-            found.append(option)
-    return found
-
-
-def _names(text: str, option: str) -> bool:
-    """Return whether a program's text has a name like that of an option, as its parser needs it."""
-    if not option.startswith("--"):
-        return re.search(rf"(?<![-\w]){re.escape(option)}\b", text) is not None
-    name = re.escape(option[2:]).replace(r"\-", "[-_]")
-    return re.search(rf"""--{name}\b|["']{name}["']|\b{name}\s*[:=]|\.{name}\b""", text) is not None
+    words = [str(word) for word in command.argv[command.argv.index(command.script) + 1 :]]
+    if "--" in words:
+        words = words[: words.index("--")]
+    options = [word.partition("=")[0] for word in words]
+    # A parser needs the name itself: "watch" of --watch, and "-np" with its hyphen.
+    wanted = {option: option[2:] if option.startswith("--") else option for option in options}
+    return [option for option in wanted if option in own and wanted[option].replace("-", "_") not in text]

@@ -177,27 +177,19 @@ def _words(key: str, value: Any, path: Path, command: click.Command) -> List[str
         hint = did_you_mean(name, known, "`ringrun --help-all` lists all.")
         raise ConfigError(f"{path}: ringrun has no option {key!r} for a project. {hint}")
     option, flag = known[name]
-    if option.is_switch and isinstance(value, bool):
-        return [flag] if value else []
-    if isinstance(value, bool) != option.is_flag:
-        shown = str(value).lower() if isinstance(value, bool) else repr(value)
-        form = "true or false" if option.is_flag else f"of the form {option.metavar}"
-        raise ConfigError(f"{path}: {key} = {shown} is not {form}.")
-    if option.is_flag:
+    if isinstance(value, bool) and (option.is_switch or option.is_flag):
         return [flag] if value else option.secondary_opts[:1]
     items = value if isinstance(value, list) else [value]
-    if not all(isinstance(item, (str, int, float)) and not isinstance(item, bool) for item in items):
-        raise ConfigError(f"{path}: {key} is neither a text, a number nor a list of them.")
+    # The types themselves: bool is an int.
+    if option.is_flag or not items or not all(type(item) in (str, int, float) for item in items):
+        form = "true or false" if option.is_flag else f"of the form {option.metavar}"
+        raise ConfigError(f"{path}: {key} = {value!r} is not {form}.")
     texts = [_path(str(item), path) if _is_path(option) else str(item) for item in items]
     if option.name == "hosts":
         texts = [",".join(texts)]
-    if len(texts) != 1 and not option.multiple:
+    if len(texts) > 1 and not option.multiple:
         raise ConfigError(f"{path}: {key} takes one value, not a list.")
-    if option.is_switch:
-        if not isinstance(value, str):
-            raise ConfigError(f"{path}: {key} = {value!r} is neither true nor a text.")
-        return [f"{flag}={texts[0]}"]
-    return [word for text in texts for word in (flag, text)]
+    return [word for text in texts for word in ([f"{flag}={text}"] if option.is_switch else [flag, text])]
 
 
 def _flags(command: click.Command) -> Dict[str, Tuple[Flag, str]]:

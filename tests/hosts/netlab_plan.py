@@ -54,7 +54,6 @@ class Host:
     eth: str = "eth0"
     wlan: str | None = "wlan0"
     ipv6_only: bool = False
-    dual_stack: bool = False
     root: str = ""
 
 
@@ -90,7 +89,6 @@ def plan(number: int, hosts: Sequence[Host]) -> Ports:
         eth=f"rl{number}e",
         wlan=f"rl{number}w" if any(host.wlan for host in hosts) else None,
         ipv6_only=all(host.ipv6_only for host in hosts),
-        dual_stack=any(host.ipv6_only or host.dual_stack for host in hosts),
     )
     ports: Ports = {}
     for index, host in enumerate([root, *hosts]):
@@ -100,7 +98,7 @@ def plan(number: int, hosts: Sequence[Host]) -> Ports:
             net4, net6 = networks(number)[role]
             own = 10 + index if index else 1
             addresses = [] if host.ipv6_only else [net4.replace(".0/", f".{own}/")]
-            if host.ipv6_only or host.dual_stack:
+            if host.ipv6_only or (not index and any(each.ipv6_only for each in hosts)):
                 addresses.append(net6.replace("::", f"::{own}"))
             netns = netns_of(number, host.name)
             ports[host.name, role] = Port(

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Callable, Iterator, List
+from typing import Iterator, List
 
 import pytest
 
 from tests.hosts.job import Job
-from tests.hosts.netlab import LOCALHOST, Host, Lab
+from tests.hosts.netlab import Host, Lab
 from tests.hosts.test_doctor import BUSY, THREE, doctor
-from tests.hosts.test_routes import REDUCE, STARTS, roles_used
+from tests.hosts.test_routes import STARTS, roles_used
 from tests.support.busy import busy
 
 pytestmark = pytest.mark.release
@@ -68,39 +68,3 @@ def test_the_doctor_measures_the_network_that_a_job_takes(two_networks: Lab, loa
     wires = sum(doctors == ["eth"] * 3 for doctors, _ in found)
     print(f"load {load}: the doctor measured what the job took in {same} of {runs} runs, eth0 in {wires}")
     assert (same, wires) == (runs, runs), found
-
-
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("load", [LOADS[0], 2 * LOADS[1]])
-def test_a_job_with_little_traffic_is_told_nothing_of_its_links(
-    two_networks: Lab, load: int, runs: int
-) -> None:
-    """160 bytes a step, and several looks at each link."""
-    said = []
-    for _ in range(runs):
-        options = ["--dead-after", 3, REDUCE, "--repeat", 100_000, "--items", 20, "--seconds", 4]
-        with busy(load), Job(two_networks, "-H", THREE, *options) as job:
-            assert job.finish(120.0) == 0, job.output
-        said += [line for line in job.output.splitlines() if "reaches rank" in line or "--iface" in line]
-    print(f"load {load}: {len(said)} warnings in {runs} runs")
-    assert said == []
-
-
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("load", LOADS)
-def test_a_slow_wire_is_named_where_the_radio_is_much_faster(
-    make_lab: Callable[..., Lab], load: int, runs: int
-) -> None:
-    """The wire is fast when the job starts, and has 4 Mbit/s afterwards."""
-    lab = make_lab("jetson1", docker=False)
-    for host in (LOCALHOST, "jetson1"):
-        lab.unlimit(host, "wlan")
-    for _ in range(runs):
-        options = ["--dead-after", 3, REDUCE, "--repeat", 100_000, "--items", 200_000]
-        with busy(load), Job(lab, "-H", f"{LOCALHOST},jetson1", *options) as job:
-            job.wait_for_line("is running", 120.0)
-            assert "connects them, too" not in job.output
-            lab.shape("jetson1", "eth", "4mbit", "16kb", "50ms")
-            said = job.wait_for_line(SLOW, 120.0)
-        lab.unlimit("jetson1", "eth")
-        assert float(said[3]) < 1.0 and said[2] in (lab.iface(LOCALHOST), lab.iface("jetson1"))

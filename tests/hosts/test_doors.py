@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Callable, Iterator, List
@@ -107,11 +106,6 @@ def test_a_container_that_does_not_run_yet(lab: Lab, program: Program, tmp_path:
     assert places(job) == ["jetson1", "jetson2"], job.output
 
 
-def test_a_template_without_its_program(lab: Lab) -> None:
-    job = ringrun(lab, "--via", "no-such-program {host}", "-H", "jetson1", MEMBER)
-    assert "jetson1: 'no-such-program' cannot be started on this machine" in job.output
-
-
 def test_the_mpi_operators_hosts_are_waited_for(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,21 +141,6 @@ def place():
 
 print(rc.run(place, hosts="jetson1,jetson2", via="box -i {host} --", env={"PYTHONPATH": sys.argv[1]}))
 """
-
-
-@pytest.mark.release
-def test_a_function_through_a_template(lab: Lab, program: Program, tmp_path: Path) -> None:
-    program("box", 'host=$2; shift 3; enter_$host "$@"')
-    (tmp_path / "call.py").write_text(FUNCTION)
-    root = Path(__file__).parents[2]
-    path = f"{root}:{root / 'launcher'}"
-    before = logins(lab)
-    done = subprocess.run(
-        [sys.executable, "call.py", path], cwd=tmp_path, env={**lab.environ(), "PYTHONPATH": path},
-        capture_output=True, text=True, timeout=90, check=False,
-    )  # fmt: skip
-    assert "[(0, 'jetson1'), (1, 'jetson2')]" in done.stdout, done.stdout + done.stderr
-    assert logins(lab) == before
 
 
 def test_which_frameworks_hosts_have(lab: Lab, program: Program) -> None:

@@ -50,15 +50,3 @@ def test_only_the_side_with_the_rendezvous_goes_on(
     assert [worker.end() for worker in near] == [0, 0], job.output()
     (lost,) = job.notices("lost")
     assert "rank" in lost and "jetson2" in lost, job.output()
-
-
-@pytest.mark.release
-def test_a_host_that_comes_back_is_taken_again(lab: Lab, job: ElasticJob) -> None:
-    *near, far = job.workers
-    far.kill()
-    job.wait_for(lambda worker, line: worker in near and line.startswith("step") and "epoch=1" in line, 2)
-    (again,) = job.start(1, "jetson2")
-    job.wait_for(lambda worker, line: worker is again and line.startswith("step"))
-    alive = [*near, again]
-    assert [worker.end() for worker in alive] == [0, 0, 0], job.output()
-    assert len({worker.said("done")[0] for worker in alive}) == 1, job.output()

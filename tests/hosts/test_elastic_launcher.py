@@ -66,17 +66,6 @@ def test_a_killed_rank_of_another_host_comes_back(lab: Lab, go_on: Path) -> None
     assert max(seconds(job.output)) < 5.0, job.output
 
 
-@pytest.mark.release
-def test_a_frozen_rank_is_replaced(lab: Lab, go_on: Path) -> None:
-    with elastic(lab, go_on, "-H", THREE) as job:
-        job.wait_for_line(r"\[jetson1:1\] member 1 pid .* of 3 from")
-        (pid,) = pids_on(lab, "jetson1")
-        os.kill(pid, signal.SIGSTOP)
-        job.wait_for_line(r"rank 1 \(jetson1\) lost: no heartbeat for 3 s; going on with 2 ranks after")
-        job.wait_for_line(r"ringrun: jetson1 joined again: 3 ranks")
-        finish(job, go_on, 3)
-
-
 @pytest.mark.parametrize("strike", ["unplug", pytest.param("cut", marks=pytest.mark.release)])
 def test_a_host_that_is_cut_off_is_left_behind_and_taken_again(lab: Lab, go_on: Path, strike: str) -> None:
     """Its ranks end by themselves, and its agent's connection comes back with the cable."""
@@ -89,16 +78,6 @@ def test_a_host_that_is_cut_off_is_left_behind_and_taken_again(lab: Lab, go_on: 
         finish(job, go_on, 3)
     assert len(re.findall(r"rank 2 \(jetson2\) lost: .*; going on with 2 ranks", job.output)) == 2, job.output
     assert "Traceback" not in job.output, job.output
-
-
-def test_a_host_that_dies_is_left_behind_and_taken_again(lab: Lab, go_on: Path) -> None:
-    with elastic(lab, go_on, "-H", THREE) as job:
-        job.wait_for_line(r"\[jetson2:2\] member 2 pid .* of 3 from")
-        lab.kill_host("jetson2")
-        job.wait_for_line(r"rank 2 \(jetson2\) lost: .*; going on with 2 ranks")
-        lab.boot("jetson2")
-        job.wait_for_line(r"ringrun: jetson2 joined again: 3 ranks", 90.0)
-        finish(job, go_on, 3)
 
 
 def test_a_host_joins_while_the_others_train(lab: Lab, tmp_path: Path, go_on: Path) -> None:

@@ -90,32 +90,6 @@ def test_a_bare_python_trains_and_the_second_start_sends_nothing(lab: Lab, board
 
 @pytest.mark.release
 @pytest.mark.timeout(300)
-def test_two_jobs_unpack_at_the_same_time(lab: Lab, boards: Boards) -> None:
-    words = [*boards.options(), "train.py"]
-    with Job(lab, *words, module_path=False) as first, Job(lab, *words, module_path=False) as second:
-        assert first.finish(150) == 0 and second.finish(150) == 0, first.output + second.output
-    boards.trained(first)
-    boards.trained(second)
-    for host in boards.places:
-        cache = Path(boards.places[host]["XDG_CACHE_HOME"]) / "ringcomm"
-        names = [entry.name for entry in cache.iterdir() if entry.name != IN_USE]
-        assert all(len(name) == 32 for name in names)  # nothing half unpacked is left
-
-
-@pytest.mark.release
-@pytest.mark.timeout(300)
-def test_a_changed_cache_is_sent_again(lab: Lab, boards: Boards) -> None:
-    boards.trained(boards.run(lab))
-    changed = next((boards.folder / "jetson1" / "cache" / "ringcomm").glob("*/ringcomm/api.py"))
-    changed.write_text(changed.read_text() + "\nprint('tampered')\n")
-    job = boards.run(lab)
-    boards.trained(job)
-    assert "tampered" not in job.output
-    assert f"sending ringcomm {__version__} to jetson1" in job.output and "to jetson2" not in job.output
-
-
-@pytest.mark.release
-@pytest.mark.timeout(300)
 def test_a_read_only_home_and_a_full_disk(lab: Lab, boards: Boards) -> None:
     boards.places["jetson1"]["XDG_CACHE_HOME"] = "/proc/nowhere"
     temporary = boards.folder / "jetson1" / "temporary" / f"ringcomm-{os.getuid()}"
@@ -140,31 +114,6 @@ def test_a_read_only_home_and_a_full_disk(lab: Lab, boards: Boards) -> None:
     assert "│ jetson1" not in job.output
     assert len(list(temporary.iterdir())) >= 1
     boards.trained(boards.run(lab))
-
-
-@pytest.mark.release
-def test_a_host_without_the_launchers_interpreter_runs_its_own(lab: Lab, tmp_path: Path) -> None:
-    """The launcher runs in a virtual environment that the hosts do not have."""
-    environment = tmp_path / "environment"
-    venv.create(environment, with_pip=False)
-    (site,) = environment.glob("lib/python*/site-packages")
-    (site / "here.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("packages")))
-    (tmp_path / "train.py").write_text(PROGRAM)
-    (tmp_path / "empty").mkdir()
-    hosts = ("jetson1", "jetson2")
-    try:
-        for host in hosts:
-            lab.run(host, ["mount", "--bind", str(tmp_path / "empty"), str(environment)])
-        python = str(environment / "bin" / "python")
-        words = ["-H", "localhost,jetson1,jetson2", "--cwd", tmp_path, "--provision", "train.py"]
-        with Job(lab, *words, python=python, module_path=False) as job:
-            assert job.finish(150) == 0, job.output
-    finally:
-        for host in hosts:
-            lab.run(host, ["umount", str(environment)])
-    for host in hosts:
-        assert f"{host} has no {python}: using python3 there" in job.output
-    assert len(job.values(r"\] (\d of 3 True)")) == 3
 
 
 @pytest.mark.release

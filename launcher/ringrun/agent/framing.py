@@ -15,7 +15,7 @@ TO_LAUNCHER = struct.Struct("!BiI")  # kind, rank, length
 FRAME_END = b"\n"  # srun passes output on line by line
 TO_AGENT = struct.Struct("!BQ")  # kind, length
 STDOUT, STDERR, RESULT, EVENT, RECORD, FILE, NUMBERS = 1, 2, 3, 4, 5, 6, 7
-JSON, PAYLOAD, PACKAGE, CODE, PROGRAM = 1, 2, 3, 4, 5  # PROGRAM: this one, see reach/loader.py
+JSON, PAYLOAD, PACKAGE, CODE, PROGRAM = 1, 2, 3, 4, 5  # PROGRAM: this one, see reach/protocol.py
 
 
 def read_frame() -> bytes:

@@ -18,7 +18,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 EARLY = bytearray(getattr(sys, "ringrun_early", b""))
-"""Bytes from stdin that came before the agent's program; see :mod:`ringrun.reach.loader`."""
+"""Bytes from stdin that came before the agent's program; see :mod:`ringrun.reach.protocol`."""
 
 
 def load_libc() -> Any:

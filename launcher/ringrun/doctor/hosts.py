@@ -1,32 +1,139 @@
-"""A program of the doctor, or of `ringrun clean`, on each host: started, asked and ended."""
+"""A program of the doctor, or of ``ringrun clean``, on each host: started, asked and ended.
+
+Answers are taken in the forms below: a host may be compromised.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import random
+import re
 import selectors
 import subprocess
 import time
-from typing import Any, List, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ringcomm.errors import ProtocolError
+from ringcomm.transport.kinds import LOCAL, LOOPBACK, PREFERENCE
+from ringcomm.transport.routes import Attempt
 
 from ..job.agents import failed_start
 from ..plan.job import HostJob
+from ..plan.reaching import quoted
+from ..reach import incoming
 from ..reach.agent_process import AgentLink
 from ..reach.base import retry_delay_s
-from ..reach.incoming import decoded
+from ..reach.incoming import Form, amount, fields, items, maybe, one_of, row, said, table, text, whole
 from ..reach.protocol import program_source
 from . import probe
-from .answers import FORMS
+from .facts import PACKAGES
 
 START_LIMIT_S = 20.0
 ANSWER_LIMIT_S = 20.0
 END_S = 2.0
 NOISE_LIMIT_BYTES = 1 << 20
 LINE_LIMIT_BYTES = 1 << 24
+MAX_ROWS = 10_000
+
+
+def _word(value: Any) -> str:
+    """Return a name like ``eth0``, quoted if it could be taken for more."""
+    word: str = text(64)(value)
+    return word if word.isprintable() and " " not in word else quoted(word)
+
+
+def _address(value: Any) -> str:
+    ipaddress.ip_address(text(64)(value))
+    return str(value)
+
+
+def _network(value: Any) -> List[Any]:
+    """Return an address and the length of its network's prefix."""
+    address, bits = row(_address, whole(0, 128))(value)
+    ipaddress.ip_interface(f"{address}/{bits}")
+    return [address, bits]
+
+
+_BYTES = maybe(whole(0, 1 << 63))
+_FACTS = fields(
+    {
+        "hostname": said(255), "machine_id": maybe(text(64, r"\w*")),
+        "python": text(40, r"[\w.+-]+"), "executable": said(),
+        "packages": table(one_of(*PACKAGES), maybe(text(100, r"[\w.+!?-]+")), len(PACKAGES)),
+        "interfaces": items(
+            fields({"name": _word, "mac": maybe(text(64, r"[\w:]*")), "addresses": items(_network, 1000)}),
+            1000,
+        ),
+        "cpu": fields(
+            {
+                "cores": maybe(amount), "all_cores": whole(1), "quota": maybe(amount),
+                "power_mode": maybe(said(64)),
+            }
+        ),
+        "memory_bytes": _BYTES, "disks": table(said(), _BYTES, 10), "cwd_exists": incoming.flag,
+        "files": whole(-1, 1 << 63),
+    }
+)  # fmt: skip
+_UNIX = re.compile(r"@ringcomm-\w{1,64}", re.ASCII)
+_OFFER = fields(
+    {
+        "iface": _word, "port": whole(0, 65535), "kind": one_of(*PREFERENCE, LOOPBACK, LOCAL),
+        "address": lambda value: value if _UNIX.fullmatch(str(value)) else _address(value),
+    }
+)  # fmt: skip
+_LISTENS = fields({}, {"addresses": items(_OFFER, 1000), "machine": text(64, r"\w*"), "problem": said()})
+_THINGS = one_of("package", "shipped files", "job folder", "agent program", "folder of records")
+_CLEANED = fields(
+    {
+        "removed": items(row(_THINGS, said(8192), whole(0, 1 << 63)), MAX_ROWS),
+        "kept": items(row(said(8192), said(8192)), MAX_ROWS),
+    }
+)
+_SPEED = incoming.number(0, 1e9)
+
+
+def _attempts(command: Mapping[str, Any]) -> Form:
+    """Return the form of the results of dialling, limited to the hosts and addresses of the command."""
+    targets = {to["rank"]: [each["address"] for each in to["addresses"]] for to in command["targets"]}
+    form = fields(
+        {
+            "source": whole(), "target": one_of(*targets), "address": text(120), "port": whole(0, 65535),
+            "local": text(120, r"[\w.:%@-]*"), "local_iface": _word, "remote_iface": _word,
+            "kind": one_of(*PREFERENCE), "why": text(400), "mb_per_s": maybe(_SPEED),
+            "too_slow": incoming.flag,
+        }
+    )  # fmt: skip
+
+    def attempt(value: Any) -> Attempt:
+        found = Attempt(**form(value))
+        if found.address not in targets[found.target]:
+            raise ValueError(f"an address that was not to be dialled: {found.address[:60]!a}")
+        return found
+
+    # An address that does not answer is dialled again, until the time is over.
+    return items(attempt, 100 * sum(map(len, targets.values())))
+
+
+def _speeds(command: Mapping[str, Any]) -> Form:
+    """Return the form of measurements, limited to the wires of the command."""
+    pairs = command["pairs"]
+    form = fields(
+        {
+            "rank": one_of(*(pair["rank"] for pair in pairs)), "address": text(120), "iface": _word,
+            **dict.fromkeys(("mb_per_s", "there_mb_per_s", "back_mb_per_s"), _SPEED),
+        }
+    )  # fmt: skip
+    return items(form, sum(len(pair["wires"]) for pair in pairs))
+
+
+FORMS: Dict[str, Callable[[Mapping[str, Any]], Form]] = {
+    "facts": lambda command: _FACTS, "listen": lambda command: _LISTENS, "clean": lambda command: _CLEANED,
+    "probe": _attempts, "measure": _speeds,
+}  # fmt: skip
+"""The form of the answer by the kind of command, from the whole command."""
 
 
 class HostProbe:
@@ -35,8 +142,8 @@ class HostProbe:
     def __init__(self, host: HostJob, program: Any = probe) -> None:
         self.host = host
         self._marker: str = program.MARKER
-        # Why it does not answer; the login shell's output before the marker; the duration of the login.
-        self.problem, self.noise, self.start_s = "", "", 0.0
+        # Why it does not answer; the login shell's output before the marker.
+        self.problem, self.noise = "", ""
         self.link = AgentLink(host.argv)
         self._received = b""
         # Now, and not by the threads that start programs: it parses modules, which Python 3.11 before 3.11.8
@@ -47,15 +154,13 @@ class HostProbe:
         """Log in and wait for the program's first line; retry as a job does, but only a few times."""
         host, link = self.host, self.link
         while True:
-            began_s = time.monotonic()
             try:
                 link.launch(self._program)
             except OSError as problem:
                 why = str(problem.strerror)
                 self.problem = host.reach.explain_unstarted(host.name, link.argv, host.python, why)
                 return
-            if self._answers(began_s + START_LIMIT_S):
-                self.start_s = time.monotonic() - began_s
+            if self._answers(time.monotonic() + START_LIMIT_S):
                 return
             self.end()
             if self.problem:
@@ -86,7 +191,7 @@ class HostProbe:
         return started
 
     def ask(self, limit_s: float = ANSWER_LIMIT_S, **command: Any) -> Any:
-        """Send a command; return its answer in the form of :data:`.answers.FORMS`, or None if the host has
+        """Send a command; return its answer in the form of :data:`FORMS`, or None if the host has
         failed (see :attr:`problem`), also by an invalid answer.
         """
         if self.problem or self.link.process is None:
@@ -95,7 +200,7 @@ class HostProbe:
         try:
             line = self._line(time.monotonic() + limit_s)
             if line is not None:
-                return decoded(line.encode(), FORMS[command["do"]](command))
+                return incoming.decoded(line.encode(), FORMS[command["do"]](command))
         except OSError:
             pass
         except ProtocolError as problem:

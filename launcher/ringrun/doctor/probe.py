@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from typing import Any, Dict, Optional
 
 from ringcomm.errors import RingcommError
@@ -24,7 +23,7 @@ from ringcomm.transport.reactor import READ, Reactor
 from ringcomm.wire.claims import job_digest
 from ringrun.doctor import facts
 
-MARKER = "ringrun-doctor/2"
+MARKER = "ringrun-doctor/3"
 STDIN = 0
 
 
@@ -82,7 +81,7 @@ class Commands:
         except RingcommError as problem:
             return {"problem": str(problem)}
         self._setup.assign_rank(command["rank"], 0)
-        return {"addresses": self._setup.offers(), "machine": machine(), "time_s": time.time()}
+        return {"addresses": self._setup.offers(), "machine": machine()}
 
 
 def answer(content: Any) -> None:

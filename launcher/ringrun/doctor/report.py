@@ -1,17 +1,40 @@
-"""The doctor's report, as text and as JSON. Pure."""
+"""``ringrun doctor``: the report about an examination, as text and as JSON."""
 
 from __future__ import annotations
 
 import json
 import textwrap
-from typing import Any, Dict, List, Sequence, Tuple
+import time
+from typing import List, Sequence, Tuple
 
 from ringcomm.rendezvous.routing import Pair
 
-from .finding import CHECKS, LEVELS, NOTE, Finding
-from .network import Examination, Route
+from ..job.launch import prepare
+from ..plan.options import Options
+from .findings import CHECKS, LEVELS, NOTE, Finding, all_findings
+from .network import Examination, Route, examine
 
 WIDTH = 100
+
+
+def run_doctor(options: Options, as_data: bool) -> Tuple[str, int]:
+    """Examine hosts and the network between them; return the text (JSON if `as_data`) and the exit code: 1 if
+    there is a problem, else 0.
+    """
+    began = time.monotonic()
+    found = examine(prepare(options, ["true"]))
+    findings = all_findings(found)
+    code = 1 if problems(findings) else 0
+    if as_data:
+        return as_json(found, findings), code
+    plural = "" if len(found.hosts) == 1 else "s"
+    took = f"Examined {len(found.hosts)} host{plural} in {time.monotonic() - began:.1f} s.\n"
+    return as_text(found, findings) + took, code
+
+
+def problems(findings: Sequence[Finding]) -> List[Finding]:
+    """Return the findings that are more than notes."""
+    return [row for row in findings if row.level != NOTE]
 
 
 def as_text(found: Examination, findings: Sequence[Finding]) -> str:
@@ -33,24 +56,14 @@ def as_text(found: Examination, findings: Sequence[Finding]) -> str:
     return "\n".join([*lines, f"{text}."]) + "\n"
 
 
-def problems(findings: Sequence[Finding]) -> List[Finding]:
-    """Return the findings that are more than notes."""
-    return [row for row in findings if row.level != NOTE]
-
-
 def _mark(found: Examination, findings: Sequence[Finding], index: int, check: str) -> str:
     levels = {row.level for row in problems(findings) if row.check == check and index in row.hosts}
-    if not levels and found.problems[index]:
-        return "-"
-    return min(levels, default="ok", key=LEVELS.index)
-
-
-_HEAD = ("link", "by", "there", "back")
+    return min(levels, default="-" if found.problems[index] else "ok", key=LEVELS.index)
 
 
 def _links(found: Examination) -> List[str]:
     """Return a line for each pair of hosts, with the interfaces of a job and the speed each way."""
-    rows: List[Tuple[str, ...]] = [_HEAD]
+    rows: List[Tuple[str, ...]] = [("link", "by", "there", "back")]
     for pair in sorted(found.tried):
         route, names = found.routes.get(pair), " - ".join(found.hosts[host] for host in pair)
         if route is None:
@@ -58,55 +71,40 @@ def _links(found: Examination) -> List[str]:
         else:
             by = " - ".join(route.iface(host) for host in pair)
             rows.append((names, by, _rate(route, pair), _rate(route, pair[::-1])))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    widths = [max(map(len, column)) for column in zip(*rows)]
     return ["  ".join(text.ljust(wide) for text, wide in zip(row, widths)).rstrip() for row in rows]
 
 
 def _rate(route: Route, way: Pair) -> str:
     speed = route.speeds[way]
-    return "no stream" if speed is None else _mb(speed / 1e6)
-
-
-def _mb(speed: float) -> str:
-    return f"{speed:.{0 if speed >= 10 else 1}f} MB/s"
+    return f"{speed:.{0 if speed >= 10 else 1}f} MB/s" if speed else "no stream"
 
 
 def _wrapped(found: Examination, finding: Finding) -> List[str]:
     names = ", ".join(found.hosts[index] for index in finding.hosts)
-    head = f"{finding.level}: {names}: "
-    lines = textwrap.wrap(head + finding.text, WIDTH, subsequent_indent="      ", break_on_hyphens=False)
-    if finding.remedy:
-        lines += textwrap.wrap(
-            f"      → {finding.remedy}", WIDTH, subsequent_indent="        ", break_on_hyphens=False
-        )
-    return lines
+    text = f"{finding.level}: {names}: {finding.text}"
+    lines = textwrap.wrap(text, WIDTH, subsequent_indent="      ", break_on_hyphens=False)
+    remedy = f"      → {finding.remedy}" if finding.remedy else ""
+    return lines + textwrap.wrap(remedy, WIDTH, subsequent_indent="        ", break_on_hyphens=False)
 
 
 def as_json(found: Examination, findings: Sequence[Finding]) -> str:
     """Return the report for programs."""
-    rows = [
-        (row.level, {**row._asdict(), "hosts": [found.hosts[index] for index in row.hosts]})
-        for row in findings
-    ]
-    content: Dict[str, Any] = {
+    rows = [{**row._asdict(), "hosts": [found.hosts[index] for index in row.hosts]} for row in findings]
+    content = {
         "hosts": [
             {"name": name, "problem": problem, "facts": facts}
             for name, problem, facts in zip(found.hosts, found.problems, found.facts)
         ],
         "links": [
-            _link(found, route, *way)
+            {
+                "from": found.hosts[source], "to": found.hosts[target], "from_iface": route.iface(source),
+                "to_iface": route.iface(target), "bytes_per_s": 1e6 * route.speeds[source, target],
+            }
             for pair, route in sorted(found.routes.items())
-            for way in (pair, pair[::-1])
+            for source, target in (pair, pair[::-1])
         ],
-        "problems": [row for level, row in rows if level != NOTE],
-        "notes": [row for level, row in rows if level == NOTE],
+        "problems": [row for row in rows if row["level"] != NOTE],
+        "notes": [row for row in rows if row["level"] == NOTE],
     }  # fmt: skip
     return json.dumps(content, indent=2) + "\n"
-
-
-def _link(found: Examination, route: Route, source: int, target: int) -> Dict[str, Any]:
-    """Return one direction of a route."""
-    return {
-        "from": found.hosts[source], "to": found.hosts[target], "from_iface": route.iface(source),
-        "to_iface": route.iface(target), "bytes_per_s": route.speeds[source, target],
-    }  # fmt: skip

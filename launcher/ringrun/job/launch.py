@@ -32,7 +32,7 @@ from ..plan.hosts import HostSpec, parse_hostfile, parse_hosts
 from ..plan.job import HostJob, Job, observation_of
 from ..plan.options import Options
 from ..plan.ranks import Plan, PlannedHost, make_plan
-from ..plan.reaching import Reach
+from ..reach.base import Reach
 from ..reach.doors import Doors, allocation_of, read_text
 from ..reach.environments import finder
 from ..reach.named_hosts import lists_in, with_lists
@@ -63,7 +63,7 @@ def prepare(
     refuse_many_launchers(environ)
     if len(joined) != invited(options)[0]:
         raise ConfigError("Machines join with a code only when a job is started by the command ringrun.")
-    parsed = parse_command(command, options.forward)
+    parsed = parse_command(command)
     allocation = allocation_of(environ, needed=needs_hosts(options))
     plan = _plan(options, allocation, [spec for spec, _ in joined])
     pythons = per_host("--python", options.python, host_names(plan, options, "python"))
@@ -94,7 +94,7 @@ def prepare(
             *([] if options.hosts is None else lists_in(_named(options), os.environ)),
             *(horovod.without_effect(environ) if options.horovod else ()),
             *_where_from(options, allocation), *not_forwarded(needed, environ),
-            *_left_out(tree, code_at, parsed), *(doors.in_clear() if encrypts else []),
+            *(doors.in_clear() if encrypts else []),
         ),
         certificate=make_certificate() if encrypts else "", port=invited(options)[1],
         provision=options.provision, tree=tree,
@@ -112,7 +112,8 @@ def prepare(
     are_local = doors.find_local([host.spec for host in plan.hosts])
     _refuse_aliases(plan, are_local)
     _check_open_files(plan.size)
-    setting_sources.check_measurable(settings, plan.size)
+    if settings.advise and plan.size < 2:
+        raise ConfigError("--advise needs at least two ranks. Add -np 2, or more hosts with -H.")
     hosts = tuple(maker.make(index, *row) for index, row in enumerate(zip(plan.hosts, are_local)))
     return replace(job, plan=plan, hosts=hosts)
 
@@ -191,15 +192,6 @@ def _with_folders(patterns: Sequence[str]) -> Tuple[str, ...]:
     return tuple(found)
 
 
-def _left_out(tree: Optional[SourceTree], code_at: str, command: Command) -> List[str]:
-    """Return a line about imported modules that are not sent."""
-    missing = [] if tree is None else tree.left_out(str(Path(code_at, command.script or "")))
-    if not missing:
-        return []
-    files = ", ".join(missing)
-    return [f"--ship does not send {files}, which the program imports: git or .ringignore ignores it"]
-
-
 def _refuse_aliases(plan: Plan, are_local: Sequence[bool]) -> None:
     """Refuse this machine under two names: its ranks would count as ranks of two hosts."""
     here = [host for host, is_local in zip(plan.hosts, are_local) if is_local]
@@ -273,8 +265,7 @@ def effective_settings(
     if options.verbose:
         flags.append(SettingValue("verbose", "1", "--verbose", "--verbose"))
     others = horovod.from_environment(environ) if options.horovod else []
-    given = setting_sources.without_conflicts(flags)
-    found = effective([options.project_values, others, values_in(environ), given])
+    found = effective([options.project_values, others, values_in(environ), flags])
     InterfaceFilter(found.settings.iface)  # reports an invalid value once here, and not on every host
     return found
 

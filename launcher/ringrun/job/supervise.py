@@ -20,8 +20,8 @@ from ..diagnosis.first_failure import Complaint, Exit, FirstFailure
 from ..plan.hosts import crowding
 from ..plan.job import HostJob, Job
 from ..reach.agent_process import AgentLink
+from ..reach.base import how_to_install
 from ..reach.incoming import Incoming
-from ..reach.origin import install_for
 from ..reach.protocol import Frame
 from ..ship.source_tree import FETCHED
 from ..show.console import Console
@@ -213,7 +213,7 @@ class Supervisor:
             self._policy.ready(host)
 
     def _has_problem(self, host: HostJob, _: int, facts: Facts) -> None:
-        self.problem(host, host_problem(host.name, facts, host.is_local, install_for(host)))
+        self.problem(host, host_problem(host.name, facts, host.is_local, how_to_install))
 
     def _exited(self, _: HostJob, rank: int, facts: Facts) -> None:
         self._notices.exited(facts)

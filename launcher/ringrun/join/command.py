@@ -167,8 +167,7 @@ class Guest:
         if self._agent is None or self._agent.poll() is None:
             return
         self._ended_s = self._ended_s or monotonic()
-        output = [kind for kind in self._carrier.streams if kind in (STDOUT, STDERR)]
-        if output and monotonic() - self._ended_s < 1.0:
+        if self._carrier.has_output and monotonic() - self._ended_s < 1.0:
             return
         self._carrier.detach()
         why = "its user has ended it there" if self._signals else ""

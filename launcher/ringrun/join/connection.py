@@ -24,6 +24,7 @@ from typing import IO, Any, Callable, Deque, Dict, List, NamedTuple
 
 from ringcomm.clock import monotonic
 from ringcomm.errors import AuthenticationError, ProtocolError
+from ringcomm.transport.connect import trust
 from ringcomm.transport.reactor import READ, WRITE, Reactor
 from ringcomm.transport.secure import SecureSocket
 from ringcomm.transport.tls import Tls
@@ -46,9 +47,8 @@ QUEUE_BYTES = 1 << 20
 """Above this, queued bytes stop what they come from."""
 _FRAME = struct.Struct("!BII")
 _LENGTH = struct.Struct("!H")
-_TCP_OPTIONS = (("TCP_KEEPIDLE", 15), ("TCP_KEEPALIVE", 15), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4),
-                ("TCP_USER_TIMEOUT", 75_000))  # fmt: skip
-"""A machine that has lost its network is noticed after about 75 s, as over SSH. Not all systems have all."""
+LOST_MS = 75_000
+"""A machine that has lost its network is noticed after so long, as over SSH."""
 
 
 def fingerprint_of(pem: str) -> bytes:
@@ -105,11 +105,9 @@ def secured(sock: socket.socket, proof: Proof, role: Role, pem: str) -> SecureSo
     except (AuthenticationError, ProtocolError, OSError):
         encrypted.close()
         raise
-    encrypted.trust()
-    encrypted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _TCP_OPTIONS:
-        if hasattr(socket, name):
-            encrypted.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    trust(encrypted)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        encrypted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_MS)
     return encrypted
 
 
@@ -178,9 +176,9 @@ class Carrier:
             self._close_sink(kind)
 
     @property
-    def streams(self) -> List[int]:
-        """The kinds of the streams that are open."""
-        return [*self._sources, *self._sinks]
+    def has_output(self) -> bool:
+        """Whether stdout or stderr is open."""
+        return any(kind in (STDOUT, STDERR) for kind in (*self._sources, *self._sinks))
 
     def send(self, kind: int, data: bytes = b"") -> None:
         """Queue a frame."""
@@ -221,8 +219,6 @@ class Carrier:
         else:
             self._reactor.forget(file)
 
-    # -- the connection ----------------------------------------------------------------------------
-
     def _flush(self) -> None:
         while self._outgoing and not self.ended:
             first = self._outgoing[0]
@@ -261,8 +257,6 @@ class Carrier:
                 self._put(kind, content)
         return []
 
-    # -- the streams -------------------------------------------------------------------------------
-
     def _pump(self, kind: int) -> None:
         file = self._sources[kind]
         try:
@@ -285,7 +279,7 @@ class Carrier:
 
     def finish(self, kind: int, data: bytes = b"") -> None:
         """Write this to a stream, after what waits for it, and close it; no effect if it is closed."""
-        for piece in [data, b""] if data else [b""]:
+        for piece in (data, b""):
             if kind in self._sinks:
                 self._put(kind, piece)
 

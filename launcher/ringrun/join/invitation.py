@@ -12,8 +12,10 @@ import contextlib
 import os
 import select
 import socket
+import subprocess
 import threading
-from typing import Callable, Collection, Iterator, List, Optional, Sequence, Tuple
+from collections import deque
+from typing import IO, Any, Callable, Collection, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ringcomm.clock import monotonic
 from ringcomm.configuration.endpoints import format_endpoint
@@ -26,13 +28,25 @@ from ringcomm.transport.nics import own_addresses
 from ..job.launch import invited, prepare
 from ..plan.hosts import MAX_SLOTS, HostSpec
 from ..plan.options import Options
-from ..plan.reaching import Reach
-from ..reach.incoming import decoded, fields, flag, text, whole
-from ..reach.local import is_own_name, own_user
+from ..plan.reaching import Failure, last_lines
+from ..reach.base import Reach
+from ..reach.doors import is_own_name, own_user
+from ..reach.incoming import decoded, fields, flag, said, text, whole
 from ..reach.named_hosts import list_names
-from .connection import TELL, Carrier, fingerprint_of, prove_to, secured
+from .connection import (
+    EXIT,
+    START,
+    STDERR,
+    STDIN,
+    STDOUT,
+    TELL,
+    Carrier,
+    Frame,
+    fingerprint_of,
+    prove_to,
+    secured,
+)
 from .discovery import Answerer
-from .machine import Joined, Machine
 from .proof import MACHINE_NAME, NAME, NO_PROOF, WRONG_CODES, Account, Proof, Role, WrongCode, new_code
 
 PLACES = 64
@@ -45,6 +59,10 @@ _FACTS = fields({
     "python": text(4096), "cwd": text(4096), "cores": whole(1, MAX_SLOTS), "slots": whole(1, MAX_SLOTS),
 })  # fmt: skip
 _ANSWER = fields({"agreed": flag})
+LOST = 255
+"""The status of an agent whose machine is lost, like ssh's."""
+_EXIT = fields({"status": whole(-64, 255), "why": text(1024)})
+_LEAVING = fields({"leaving": said(200)})
 
 
 def own_name() -> str:
@@ -90,10 +108,7 @@ class Invitation:
             for sock in made:
                 sock.close()
             where = format_endpoint(item.address, port)
-            raise ConfigError(
-                f"Machines cannot join at {where}: {problem.strerror}. Choose another port, like "
-                f"join:{self._count}@43117, or leave it out."
-            ) from None
+            raise ConfigError(f"Machines cannot join at {where}: {problem.strerror}.") from None
         return made
 
     @property
@@ -105,8 +120,6 @@ class Invitation:
         found = ", in the same network also without the address" if self._answerer else ""
         machines = "the other machine" if self._count == 1 else f"each of the {self._count} other machines"
         return f"run this on {machines} within 10 minutes{found}:\n    {line}\nwaiting"
-
-    # -- waiting -----------------------------------------------------------------------------------
 
     def wait(self, limit_s: float) -> List[Machine]:
         """Wait for all machines."""
@@ -130,21 +143,15 @@ class Invitation:
 
     def _why_not(self, limit_s: Optional[float]) -> str:
         there = ", ".join(machine.name for machine in self.machines) or "none"
-        counted = f"{len(self.machines)} of {self._count} machines have joined ({there})"
-        if self._account.wrong >= WRONG_CODES:
-            return (
-                f"The invitation is over after three wrong codes: {counted}. If the code was not "
-                "mistyped, a machine in this network is guessing. Start again for a fresh code."
-            )
         within = "10 minutes" if limit_s is None else f"{limit_s:g} s of the first (--start-timeout)"
-        return f"{counted} within {within}. Start again for a fresh code."
+        when = "three wrong codes" if self._account.wrong >= WRONG_CODES else within
+        counted = f"{len(self.machines)} of {self._count} machines have joined ({there})"
+        return f"The invitation is over after {when}: {counted}. Start again for a fresh code."
 
     def close(self) -> None:
         """Close the port, which the rendezvous may get. Machines that have joined stay."""
         self._closed = True
         self._acceptor.join()
-
-    # -- threads -----------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         answerer = self._answerer
@@ -154,15 +161,13 @@ class Invitation:
                 for sock in select.select(watched, [], [], 0.2)[0]:
                     if answerer is not None and sock is answerer.sock:
                         answerer.answer()
-                    else:
+                    elif self._places.acquire(timeout=0.2):
                         self._accept_one(sock)
         finally:
             for sock in watched:
                 sock.close()
 
     def _accept_one(self, listener: socket.socket) -> None:
-        if not self._places.acquire(timeout=0.2):
-            return
         try:
             sock, origin = listener.accept()
         except OSError:
@@ -280,3 +285,180 @@ def gathered(
         invitation.close()
         for machine in invitation.machines:
             machine.close()
+
+
+# -- a machine that has joined ---------------------------------------------------------------------
+
+
+class RemoteAgent:
+    """An agent on a machine that has joined, with the pipes and methods of :class:`subprocess.Popen`."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.returncode: Optional[int] = None
+        self._over = threading.Event()
+        self.stdin: IO[bytes]
+        self.stdout: IO[bytes]
+        self.stderr: IO[bytes]
+        (read_in, self.stdin), (self.stdout, write_out), (self.stderr, write_err) = _pipe(), _pipe(), _pipe()
+        self._machine = machine
+        self.sources, self.sinks = {STDIN: read_in}, {STDOUT: write_out, STDERR: write_err}
+        machine.call(lambda: machine.begin(self))
+
+    def poll(self) -> Optional[int]:
+        """Its exit status; None while it runs."""
+        return self.returncode
+
+    def wait(self, timeout: Optional[float] = None) -> int:
+        """Wait for its end."""
+        if not self._over.wait(timeout):
+            raise subprocess.TimeoutExpired("ringrun join", timeout or 0.0)
+        return self.returncode or 0
+
+    def kill(self) -> None:
+        """Give it up. It ends by itself, as its stdin does."""
+        self.end(-9)
+        self._machine.call(lambda: self._machine.give_up(self))
+
+    def end(self, status: int) -> None:
+        """It has ended."""
+        if self.returncode is None:
+            self.returncode = status
+        self._over.set()
+
+
+def _pipe() -> Tuple[IO[bytes], IO[bytes]]:
+    reader, writer = os.pipe()
+    return open(reader, "rb", 0), open(writer, "wb", 0)
+
+
+class Machine:
+    """A machine that has joined."""
+
+    def __init__(self, name: str, facts: Dict[str, Any], carrier: Carrier) -> None:
+        self.name, self.facts = name, facts
+        self.lost = ""
+        self._carrier = carrier
+        self._calls: Deque[Callable[[], None]] = deque()
+        self._agent: Optional[RemoteAgent] = None
+        self._closing = False
+        self.over = threading.Event()
+
+    def spec(self, with_folder: bool) -> HostSpec:
+        """The machine as a host of a job."""
+        folder = self.facts["cwd"] if with_folder else None
+        return HostSpec(self.name, slots=self.facts["slots"], python=self.facts["python"], cwd=folder)
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Do this in the machine's thread."""
+        self._calls.append(action)
+        self._carrier.wake()
+        if self.over.is_set():  # no thread takes it any more
+            self._do_calls()
+
+    def _do_calls(self) -> None:
+        while True:
+            try:
+                action = self._calls.popleft()  # by two threads at the end
+            except IndexError:
+                return
+            action()
+
+    def close(self, limit_s: float = 2.0) -> None:
+        """End the connection: the job is over."""
+        self.call(self._close)
+        self.over.wait(limit_s)
+
+    def _close(self) -> None:
+        self._carrier.tell({"over": True})
+        self._closing = True
+
+    def begin(self, agent: RemoteAgent) -> None:
+        """Have the machine start an agent."""
+        if self._agent is not None:
+            self._agent.end(LOST)
+        self._agent = agent
+        self._carrier.attach(self._carrier.number + 1, agent.sources, agent.sinks)
+        self._carrier.send(START)
+        if self.over.is_set():
+            agent.end(LOST)
+            self._carrier.detach()
+
+    def give_up(self, agent: RemoteAgent) -> None:
+        """Carry nothing for an agent any more."""
+        if self._agent is agent:
+            self._agent = None
+            self._carrier.send(STDIN)
+            self._carrier.detach()
+
+    def run(self) -> None:
+        """Carry the streams of agents until the connection ends."""
+        try:
+            while not self._carrier.ended and not (self._closing and not self._carrier.has_outgoing):
+                for frame in self._carrier.turn(60.0):
+                    self._take(frame)
+                self._do_calls()
+            self.lost = self.lost or "its connection was closed"
+        except (ProtocolError, OSError) as problem:
+            self.lost = f"its connection broke: {getattr(problem, 'strerror', None) or problem}"
+        self._tear_down()
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == EXIT and frame.number == self._carrier.number:
+            facts = decoded(frame.data, _EXIT)
+            self._carrier.finish(STDOUT)
+            self._carrier.finish(STDERR, facts["why"].encode())
+            if self._agent is not None:
+                self._agent.end(facts["status"])
+        elif frame.kind == TELL:
+            self.lost = str(decoded(frame.data, _LEAVING)["leaving"])
+
+    def _tear_down(self) -> None:
+        """Let the launcher read what has come, and why nothing more does."""
+        until_s = monotonic() + 5.0
+        try:
+            self._carrier.finish(STDERR, f"\n{self.lost}\n".encode())
+            self._carrier.finish(STDOUT)
+            self._carrier.ended = True
+            while self._carrier.has_output and monotonic() < until_s:
+                self._carrier.turn(0.1)
+        except (ProtocolError, OSError):
+            pass  # the connection is lost already
+        finally:
+            if self._agent is not None:
+                self._agent.end(LOST)
+            self._carrier.close()
+            self.over.set()
+            self._do_calls()
+
+
+class Joined(Reach):
+    """Starts agents on machines that have joined."""
+
+    description = "joins with a code"
+    connection = "the machine"
+    gets_shell = False
+
+    def __init__(self, machines: Dict[str, Machine], port: int = 0) -> None:
+        self._machines, self.dials_port = machines, port > 0
+
+    def argv(self, spec: HostSpec, python: str) -> List[str]:
+        # For messages: the machine starts its own interpreter.
+        return ["ringrun", "join", spec.name]
+
+    def start(self, argv: Sequence[str]) -> Any:
+        machine = self._machines[argv[-1]]
+        if machine.over.is_set():
+            raise OSError(0, machine.lost)
+        return RemoteAgent(machine)
+
+    def explain_unstarted(self, host: str, argv: Sequence[str], python: str, why: str) -> str:
+        return f"{host}: the machine has left: {why}."
+
+    def refused(
+        self, host: str, argv: Sequence[str], status: Optional[int], output: str
+    ) -> Optional[Failure]:
+        return Failure(self.explain_loss(host, status, output)) if status == LOST else None
+
+    def explain_loss(self, host: str, status: Optional[int], output: str) -> str:
+        why = last_lines(output) if output.strip() else "its agent has ended there"
+        return f"{host}: the machine that has joined is lost: {why}."

@@ -54,13 +54,6 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 """That of either end, like ``alice@laptop``."""
 
 
-class Kind(IntEnum):
-    """How the key comes from the code."""
-
-    SPAKE2 = 1
-    KEY = 2
-
-
 class Role(IntEnum):
     """Which end of the connection."""
 
@@ -79,9 +72,9 @@ class Code(NamedTuple):
     secret: str
 
     @property
-    def kind(self) -> Kind:
-        """How the key comes from it."""
-        return Kind.KEY if len(self.secret) == _LONG else Kind.SPAKE2
+    def kind(self) -> int:
+        """How the key comes from it: 1: by SPAKE2, 2: the secret is a key."""
+        return 2 if len(self.secret) == _LONG else 1
 
     @property
     def shown(self) -> str:
@@ -119,9 +112,10 @@ class Proof:
 
     def __init__(self, role: Role, code: Code, name: str, fingerprint: bytes) -> None:
         self._role, self._code = role, code
+        self._other = Role.LAUNCHER if role == Role.JOINING else Role.JOINING
         self._exchange: Any = None
         share = bytes([role]) + os.urandom(32)
-        if code.kind == Kind.SPAKE2:
+        if code.kind == 1:
             try:
                 from spake2 import SPAKE2_A, SPAKE2_B
             except ImportError:
@@ -133,8 +127,8 @@ class Proof:
             self._exchange = side(code.shown.encode(), idA=b"joining", idB=b"launcher")
             share = self._exchange.start()
         self.hello = HELLO.pack(MAGIC, VERSION, code.kind, name.encode(), share, fingerprint)
-        self._key, self._transcript = b"", b""
-        self.peer_name, self.peer_fingerprint = "", b""
+        self._key = self._transcript = self.peer_fingerprint = b""
+        self.peer_name = ""
 
     def meet(self, hello: bytes) -> None:
         """Take the other end's hello."""
@@ -150,14 +144,12 @@ class Proof:
         if not NAME.fullmatch(self.peer_name):
             raise ProtocolError("its name is not valid")
         self.peer_fingerprint = fingerprint
-        own_first = self._role == Role.JOINING
-        both = self.hello + hello if own_first else hello + self.hello
+        both = self.hello + hello if self._role == Role.JOINING else hello + self.hello
         self._transcript = hashlib.sha256(b"ringcomm join\0" + both).digest()
 
     def _key_with(self, share: bytes) -> bytes:
-        other = Role.LAUNCHER if self._role == Role.JOINING else Role.JOINING
         if self._exchange is None:
-            if share[0] != other:
+            if share[0] != self._other:
                 raise ProtocolError("its share is not valid")
             return hashlib.sha256(b"ringcomm join key\0" + self._code.shown.encode()).digest()
         from spake2 import SPAKEError
@@ -178,8 +170,7 @@ class Proof:
 
     def check(self, proof: bytes) -> None:
         """Compare the other end's proof."""
-        other = Role.LAUNCHER if self._role == Role.JOINING else Role.JOINING
-        if not hmac.compare_digest(proof, self._tag(other.name.encode())):
+        if not hmac.compare_digest(proof, self._tag(self._other.name.encode())):
             raise WrongCode("it does not have this code")
 
     @property

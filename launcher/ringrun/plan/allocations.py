@@ -4,6 +4,8 @@ through a function that is passed in.
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from typing import Callable, List, Mapping, NamedTuple, Optional, Tuple
 
@@ -13,10 +15,9 @@ from .hosts import HostSpec, check_host, parse_hostfile
 
 Read = Callable[[str, str], str]
 """Reads a file, from its kind (for messages) and its path. Raises ConfigError."""
-Expand = Callable[[str], List[str]]
-"""Expands a node list of Slurm to its names."""
 MAX_HOSTS = 1 << 16
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?\Z")
+_ITEM = re.compile(r"(?:[^\[\],]|\[[^\[\]]+\])+")
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?\Z")
 
 
@@ -40,16 +41,16 @@ class Allocation(NamedTuple):
         return f"hosts and slots are those of {self.title}: {shown}"
 
 
-def find_allocation(environ: Mapping[str, str], read: Read, expand: Expand) -> Optional[Allocation]:
+def find_allocation(environ: Mapping[str, str], read: Read) -> Optional[Allocation]:
     """Return the allocation in which ringrun runs, or None."""
-    found = _slurm(environ, expand) or _operator(environ, read)
+    found = _slurm(environ) or _operator(environ, read)
     if found is not None:
         for host in found.hosts:
             check_host(host, found.title)
     return found
 
 
-def _slurm(environ: Mapping[str, str], expand: Expand) -> Optional[Allocation]:
+def _slurm(environ: Mapping[str, str]) -> Optional[Allocation]:
     job = environ.get("SLURM_JOB_ID", "")
     listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
     if not job or not listed:
@@ -112,51 +113,29 @@ def refuse_many_launchers(environ: Mapping[str, str]) -> None:
 def expand(text: str) -> List[str]:
     """Return the names in a node list in its order, repeated ones included."""
     names: List[str] = []
-    for item in _items(text):
-        names += _expanded(item, text)
-        if len(names) > MAX_HOSTS:
+    for item in map(str.strip, re.split(r",(?![^\[]*\])", text)):
+        if not _ITEM.fullmatch(item):
+            raise _bad(text)
+        # Text and numbers in turns: the product of all.
+        parts = re.split(r"\[(.*?)\]", item)
+        choices = [_numbers(part, text) if index % 2 else [part] for index, part in enumerate(parts)]
+        if len(names) + math.prod(map(len, choices)) > MAX_HOSTS:
             raise ConfigError(f"The node list {text!r:.80} has more than {MAX_HOSTS} names.")
+        names += map("".join, itertools.product(*choices))
     return names
 
 
-def _items(text: str) -> List[str]:
-    """Return the parts between commas outside brackets."""
-    items, start, depth = [], 0, 0
-    for position, letter in enumerate(text):
-        depth += (letter == "[") - (letter == "]")
-        if depth not in (0, 1):
-            raise _bad(text, "its brackets do not match")
-        if letter == "," and depth == 0:
-            items.append(text[start:position])
-            start = position + 1
-    if depth:
-        raise _bad(text, "a bracket is not closed")
-    found = [item.strip() for item in (*items, text[start:])]
-    if not all(found):
-        raise _bad(text, "a name is missing")
-    return found
-
-
-def _expanded(item: str, text: str) -> List[str]:
-    head, bracket, rest = item.partition("[")
-    if not bracket:
-        return [head]
-    inside, _, tail = rest.partition("]")
-    tails = _expanded(tail, text)
-    numbers = [number for part in inside.split(",") for number in _numbers(part.strip(), text)]
-    if len(numbers) * len(tails) > MAX_HOSTS:
-        raise ConfigError(f"The node list {text!r:.80} has more than {MAX_HOSTS} names.")
-    return [head + number + tail for number in numbers for tail in tails]
-
-
-def _numbers(part: str, text: str) -> List[str]:
-    found = _RANGE.match(part)
-    if found is None:
-        raise _bad(text, f"{part!r} is neither a number nor a range")
-    first, last = found.group(1), found.group(2) or found.group(1)
-    if int(last) < int(first) or int(last) - int(first) > MAX_HOSTS:
-        raise _bad(text, f"{part!r} is not a range")
-    return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+def _numbers(listed: str, text: str) -> List[str]:
+    numbers: List[str] = []
+    for part in listed.split(","):
+        found = _RANGE.match(part.strip())
+        if found is None:
+            raise _bad(text)
+        first, last = found.group(1), found.group(2) or found.group(1)
+        if not 0 <= int(last) - int(first) <= MAX_HOSTS:
+            raise _bad(text)
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return numbers
 
 
 def tasks_per_node(text: str) -> List[int]:
@@ -170,5 +149,5 @@ def tasks_per_node(text: str) -> List[int]:
     return counts
 
 
-def _bad(text: str, why: str) -> ConfigError:
-    return ConfigError(f"{text!r:.80} is not a list of nodes like 'node[01-03],gpu1': {why}.")
+def _bad(text: str) -> ConfigError:
+    return ConfigError(f"{text!r:.80} is not a list of nodes like 'n[01-03],gpu1': give hosts with -H.")

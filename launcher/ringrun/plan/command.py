@@ -38,14 +38,10 @@ class Command(NamedTuple):
         return " ".join(python if word is None else word for word in self.argv)
 
 
-def parse_command(words: Sequence[str], variables: Sequence[str] = ()) -> Command:
+def parse_command(words: Sequence[str]) -> Command:
     """Parse ``train.py …``, ``-m pkg.mod …``, ``python train.py …`` or any other command."""
     if not words or not words[0]:
-        taken = [name for name in variables if name.endswith(".py")]
-        why = f": -x has taken {taken[0]} for the name of a variable" if taken else ""
-        raise ConfigError(
-            f"There is no command to run{why}. Give it last, like: ringrun -np 2 train.py --epochs 3"
-        )
+        raise ConfigError("There is no command to run. Give it last, like: ringrun -np 2 train.py --epochs 3")
     first = words[0]
     _check_separated(first)
     if first == "-m":
@@ -62,15 +58,10 @@ def parse_command(words: Sequence[str], variables: Sequence[str] = ()) -> Comman
 
 def _check_separated(first: str) -> None:
     """Refuse a list of hosts or variables with blanks, the rest of which became the command."""
-    if _HOST.fullmatch(first):
+    if _HOST.fullmatch(first) or _VARIABLE.match(first):
         raise ConfigError(
-            f"{first!r} is no command; it looks like a host. Hosts are separated by commas, without blanks, "
-            "like: ringrun -H localhost,user@host1,host2:4 train.py"
-        )
-    if _VARIABLE.match(first):
-        raise ConfigError(
-            f"{first!r} is no command; it looks like a variable. Each one follows a -x of its own, like: "
-            f"ringrun -x {first} -x NAME train.py"
+            f"{first!r} is no command. Hosts are separated by commas, without blanks, and each variable has "
+            "a -x of its own, like: ringrun -H localhost,user@host1 -x A=1 -x B train.py"
         )
 
 

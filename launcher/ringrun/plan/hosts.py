@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from ringcomm.errors import ConfigError
 
@@ -51,11 +51,17 @@ class HostSpec(NamedTuple):
         return f"{self.user}@{name}{slots}" if self.user else name + slots
 
 
-_FORM = "Write HOST, HOST:SLOTS, HOST:SLOTS@PORT (of its sshd), USER@HOST:SLOTS, or [IPV6]:SLOTS"
-_PORT = re.compile(r"(.*:\d+)@(\d{1,5})")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
-_ADDRESS = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9_.\-]+)?\Z")
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+\\\-]*\Z")
+_FORM = (
+    "Write HOST, HOST:SLOTS, HOST:SLOTS@PORT (of its sshd), USER@HOST:SLOTS, or [IPV6]:SLOTS. Slots are the "
+    f"number of ranks that may run there, from 1 to {MAX_SLOTS}"
+)
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
+_ADDRESS = r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[A-Za-z0-9_.\-]+)?"
+_USER = r"[A-Za-z0-9_][A-Za-z0-9_.+\\\-]*"
+_HOST = re.compile(
+    rf"(?:(?P<user>{_USER})@)?(?:(?P<name>{_NAME})|\[(?P<address>{_ADDRESS})\])"
+    r"(?::(?P<slots>[0-9]{1,9})(?:@(?P<port>[0-9]{1,5}))?)?"
+)
 _KEYS = ("slots", "max_slots", "port", "python", "cwd", "iface")
 
 
@@ -73,11 +79,35 @@ def parse_hosts(text: str) -> List[HostSpec]:
     return specs
 
 
+def parse_host(item: str, where: str) -> HostSpec:
+    """Parse one ``[user@]host[:slots[@port]]``; ConfigError begins with `where`."""
+    found = _HOST.fullmatch(item)
+    if found is None:
+        raise ConfigError(f"{where}: {item!r} is not a host. {_FORM}.")
+    slots = None if found["slots"] is None else _number(found["slots"], MAX_SLOTS, f"{where}: {item!r}")
+    port = None if found["port"] is None else _number(found["port"], MAX_PORT, f"{where}: {item!r}")
+    return HostSpec(found["name"] or found["address"], found["user"], slots, port=port)
+
+
+def _number(text: str, most: int, where: str) -> int:
+    if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= most:
+        raise ConfigError(f"{where}: {text!r} is not a whole number from 1 to {most}. {_FORM}.")
+    return int(text)
+
+
+def is_host_name(text: str) -> bool:
+    """Return whether a text can be the name or the address of a host."""
+    return re.fullmatch(f"{_NAME}|{_ADDRESS}", text) is not None
+
+
+def check_host(spec: HostSpec, where: str) -> None:
+    """Check a host's name and account before use in a command line; ConfigError begins with `where`."""
+    if not is_host_name(spec.name) or not re.fullmatch(_USER, spec.user or "user"):
+        raise ConfigError(f"{where}: {spec.target!r:.80} is not a host. {_FORM}.")
+
+
 def parse_hostfile(text: str, path: str) -> List[HostSpec]:
-    """Parse a hostfile in MPI style: a host per line with ``slots=2`` or ``:2``; ``#`` starts a comment.
-    ``python=``, ``cwd=`` and ``iface=`` override the job's values. A file in JSON is one of ``mlx.launch``: a
-    list of hosts, each with ``ssh`` and ``ips``, or an object with that list. ConfigError has file and line.
-    """
+    """Parse a hostfile in MPI style, with a host per line, or one of ``mlx.launch``, which is JSON."""
     if re.match(r"\s*(\{|\[\s*[\]{])", text):
         return _of_mlx(text, path)
     specs: List[HostSpec] = []
@@ -86,9 +116,7 @@ def parse_hostfile(text: str, path: str) -> List[HostSpec]:
         try:
             words = shlex.split(re.sub(r"\s*=\s*", "=", line), comments=True)
         except ValueError as problem:
-            raise ConfigError(
-                f"{where}: {line.strip()!r} cannot be parsed ({problem}). Close the quote."
-            ) from None
+            raise ConfigError(f"{where}: {line.strip()!r} cannot be parsed ({problem}).") from None
         if words:
             specs.append(_line(words, where))
     if not specs:
@@ -96,135 +124,52 @@ def parse_hostfile(text: str, path: str) -> List[HostSpec]:
     return specs
 
 
+def _line(words: List[str], where: str) -> HostSpec:
+    spec = parse_host(words[0], where)
+    given: Dict[str, Any] = {"slots": spec.slots, "port": spec.port}
+    for word in words[1:]:
+        key, _, value = word.replace("max-slots", "max_slots").partition("=")
+        if key not in _KEYS or not value or given.get(key) is not None:
+            known = ", ".join(f"{name}=…" for name in _KEYS)
+            raise ConfigError(f"{where}: {word!r} is not an option of a host: {known}, each once.")
+        most = {"slots": MAX_SLOTS, "max_slots": MAX_SLOTS, "port": MAX_PORT}.get(key)
+        given[key] = value if most is None else _number(value, most, where)
+    if (given.get("max_slots") or MAX_SLOTS) < (given["slots"] or 0):
+        raise ConfigError(f"{where}: max_slots={given['max_slots']} is less than slots={given['slots']}.")
+    return spec._replace(**given)
+
+
 def _of_mlx(text: str, path: str) -> List[HostSpec]:
     """Parse a hostfile of ``mlx.launch``; consecutive entries of one host become its slots."""
+    form = f'{path} is not a list of hosts like [{{"ssh": "a", "ips": ["10.0.0.1"]}}]'
     try:
         found: Any = json.loads(text)
     except ValueError as problem:
-        raise ConfigError(f"{path} begins like JSON and is not: {problem}.") from None
+        raise ConfigError(f"{form}: {problem}.") from None
     listed = found.get("hosts") if isinstance(found, dict) else found
     if not isinstance(listed, list) or not listed:
-        raise ConfigError(f'{path} names no host. Write a list like [{{"ssh": "a", "ips": ["10.0.0.1"]}}].')
+        raise ConfigError(f"{form}.")
     if isinstance(found, dict) and found.get("envs"):
         passed = " ".join(f"-x {item}" for item in found["envs"])
         raise ConfigError(f"{path}: envs are not taken from a hostfile. Remove them, and add: {passed}")
     specs: List[HostSpec] = []
     for number, item in enumerate(listed, 1):
-        where = f"{path}, host {number}"
-        if not isinstance(item, dict) or not isinstance(item.get("ssh"), str):
-            raise ConfigError(f'{where}: {json.dumps(item):.60} has no "ssh", the name of the host.')
-        addresses = item.get("ips") or []
-        if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
-            raise ConfigError(f'{where}: "ips" is a list of addresses, not {json.dumps(addresses):.60}.')
+        name, addresses = (item.get("ssh"), item.get("ips") or []) if isinstance(item, dict) else (None, [])
+        if not isinstance(name, str) or not isinstance(addresses, list):
+            raise ConfigError(f"{form}: see host {number}.")
         # The addresses of the interfaces that ranks on this host use.
-        iface = ",".join(f"{address}/{128 if ':' in address else 32}" for address in addresses)
-        spec = parse_host(item["ssh"], where)._replace(slots=1, iface=iface or None)
+        iface = ",".join(f"{address}/{128 if ':' in str(address) else 32}" for address in addresses)
+        spec = parse_host(name, f"{path}, host {number}")._replace(slots=1, iface=iface or None)
         if specs and specs[-1]._replace(slots=1) == spec:
-            spec = specs.pop()
-            spec = spec._replace(slots=(spec.slots or 0) + 1)
+            spec = spec._replace(slots=(specs.pop().slots or 0) + 1)
         specs.append(spec)
     return specs
-
-
-def _line(words: List[str], where: str) -> HostSpec:
-    spec = parse_host(words[0], where)
-    values: Dict[str, str] = {}
-    for word in words[1:]:
-        key, equals, value = word.partition("=")
-        key = "max_slots" if key == "max-slots" else key
-        if not equals or key not in _KEYS:
-            known = ", ".join(f"{name}=…" for name in _KEYS)
-            raise ConfigError(f"{where}: {word!r} is not an option of a host. The options are {known}.")
-        if key in values:
-            raise ConfigError(f"{where}: {key}= is given twice. Keep one of them.")
-        if not value:
-            raise ConfigError(f"{where}: {key}= has no value. Write it right after the equals sign.")
-        values[key] = value
-    if "slots" in values:
-        if spec.slots is not None:
-            raise ConfigError(
-                f"{where}: slots are given twice, as {words[0]!r} and slots=. Keep one of them."
-            )
-        spec = spec._replace(slots=_slots(values["slots"], where))
-    if "max_slots" in values:
-        most = _slots(values["max_slots"], where)
-        if spec.slots is not None and most < spec.slots:
-            raise ConfigError(f"{where}: max_slots={most} is less than slots={spec.slots}.")
-        spec = spec._replace(max_slots=most)
-    if "port" in values:
-        if spec.port is not None:
-            raise ConfigError(f"{where}: the port is given twice, as {words[0]!r} and port=. Keep one.")
-        spec = spec._replace(port=_port(values["port"], where))
-    return spec._replace(python=values.get("python"), cwd=values.get("cwd"), iface=values.get("iface"))
-
-
-def parse_host(item: str, where: str) -> HostSpec:
-    """Parse one ``[user@]host[:slots[@port]]``; ConfigError begins with `where`."""
-    user: Optional[str] = None
-    with_port = _PORT.fullmatch(item)
-    port = None if with_port is None else _port(with_port[2], f"{where}: {item!r}")
-    rest = item if with_port is None else with_port[1]
-    if "@" in rest:
-        user, rest = rest.rsplit("@", 1)
-        if not _USER.match(user):
-            _refuse(item, where, f"{user!r} before the @ is not a user name")
-    name, slots = _split_slots(rest, item, where)
-    count = None if slots is None else _slots(slots, f"{where}: {item!r}")
-    return HostSpec(name, user, count, port=port)
-
-
-def is_host_name(text: str) -> bool:
-    """Return whether a text can be the name or the address of a host."""
-    return bool(_NAME.match(text) or _ADDRESS.match(text))
-
-
-def check_host(spec: HostSpec, where: str) -> None:
-    """Check a host's name and account before use in a command line; ConfigError begins with `where`."""
-    if not is_host_name(spec.name):
-        _refuse(spec.name, where, f"{spec.name!r:.80} is neither a host name nor an address")
-    if spec.user is not None and not _USER.match(spec.user):
-        _refuse(spec.target, where, f"{spec.user!r} before the @ is not a user name")
-
-
-def _split_slots(rest: str, item: str, where: str) -> Tuple[str, Optional[str]]:
-    if rest.startswith("["):
-        name, bracket, tail = rest[1:].partition("]")
-        if not bracket:
-            _refuse(item, where, "the bracket [ is not closed")
-        if not _ADDRESS.match(name):
-            _refuse(item, where, f"{name!r} inside the brackets is not an IPv6 address")
-        if tail and not tail.startswith(":"):
-            _refuse(item, where, f"{tail!r} after the bracket should be a colon and a number")
-        return name, tail[1:] if tail else None
-    if rest.count(":") > 1:
-        _refuse(item, where, "it has several colons; an IPv6 address goes in brackets, like [fe80::1]:2")
-    name, colon, slots = rest.partition(":")
-    if not _NAME.match(name):
-        _refuse(item, where, f"{name!r} is not a host name" if name else "the host name is missing")
-    return name, slots if colon else None
-
-
-def _slots(text: str, where: str) -> int:
-    if not text.isdigit() or not text.isascii() or len(text) > 9 or not 1 <= int(text) <= MAX_SLOTS:
-        raise ConfigError(
-            f"{where}: {text!r} is not a number of slots. Slots are the number of ranks that may run on that "
-            f"host: a whole number from 1 to {MAX_SLOTS}, like host:2 (a port for ssh comes after them, like "
-            "host:2@2222; -p is that of all hosts)."
-        )
-    return int(text)
-
-
-def _port(text: str, where: str) -> int:
-    if not text.isdigit() or not text.isascii() or len(text) > 5 or not 1 <= int(text) <= MAX_PORT:
-        raise ConfigError(f"{where}: {text!r} is not a port of ssh, a whole number from 1 to {MAX_PORT}.")
-    return int(text)
 
 
 def crowding(spec: HostSpec, cores: float) -> str:
     """Return a paragraph if a host has an unusual number of slots for its cores, or ""."""
     slots = spec.slots or 0
-    is_port = slots in _PORTS and slots > cores
-    if not is_port and slots <= MAX_PER_CORE * cores:
+    if slots <= MAX_PER_CORE * cores and not (slots in _PORTS and slots > cores):
         return ""
     port = f" If {slots} is the port of its sshd, write {spec._replace(slots=1, port=slots).item}."
     return (
@@ -232,7 +177,3 @@ def crowding(spec: HostSpec, cores: float) -> str:
         f"core{'' if cores == 1 else 's'}.{port if slots in _PORTS else ''} -np N sets the number of ranks, "
         "and --oversubscribe accepts this one."
     )
-
-
-def _refuse(item: str, where: str, why: str) -> NoReturn:
-    raise ConfigError(f"{where}: {item!r} is not a host: {why}. {_FORM}.")

@@ -14,10 +14,10 @@ from ringcomm.wire.signing import Signer
 from .command import Command
 from .environment import OTHER_LAUNCHERS, rank_variables, removed
 from .ranks import Place, Plan, PlannedHost
-from .reaching import Reach
 from .signed import about_call, about_result, signed, verified
 
 if TYPE_CHECKING:
+    from ..reach.base import Reach
     from ..ship.source_tree import SourceTree
 
 SILENCE_S = 120.0

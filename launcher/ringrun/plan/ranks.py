@@ -6,7 +6,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
 
-from .hosts import MAX_SLOTS, HostSpec
+from .hosts import HostSpec
 
 
 class Place(NamedTuple):
@@ -47,10 +47,7 @@ MAX_UNSTATED = 1024
 
 
 def make_plan(np: Optional[int], hosts: Sequence[HostSpec] = (), oversubscribe: bool = False) -> Plan:
-    """Assign ranks to slots: hosts in the order given, and on each host by slot number. `np` None means one
-    rank per slot, no hosts mean this machine; with `oversubscribe` hosts get more slots, evenly. ConfigError
-    if there are more ranks than slots has both numbers and an example with enough slots.
-    """
+    """Assign ranks to slots, host by host: `np` None means one rank per slot, no hosts mean this machine."""
     if np is not None and np < 1:
         raise ConfigError(f"-np {np}: a job has at least one rank.")
     merged = _merge(hosts) or [HostSpec("localhost")]
@@ -94,10 +91,7 @@ def _merge(hosts: Sequence[HostSpec]) -> List[HostSpec]:
             first = found[key]
             for name in ("port", "python", "cwd", "iface"):
                 if getattr(first, name) != getattr(spec, name):
-                    raise ConfigError(
-                        f"{spec.target} is listed twice with different {name}= values: "
-                        f"{getattr(first, name)!r} and {getattr(spec, name)!r}. Keep one."
-                    )
+                    raise ConfigError(f"{spec.target} is listed twice with different {name}= values.")
             found[key] = first._replace(slots=(first.slots or 1) + (spec.slots or 1))
         else:
             found[key] = spec
@@ -114,26 +108,18 @@ def _places(used: Sequence[int]) -> List[Place]:
 
 
 def _too_many(np: int, hosts: Sequence[HostSpec], slots: Sequence[int]) -> str:
+    total = sum(slots)
     listed = ", ".join(
         f"{spec.target} has {count}{'' if spec.slots else ' (not stated)'}"
         for spec, count in zip(hosts, slots)
     )
-    enough = _enough(np, slots)
+    # The missing slots, spread evenly over the hosts.
+    more, extra = divmod(np - total, len(slots))
+    enough = [count + more + (index < extra) for index, count in enumerate(slots)]
     example = ",".join(spec._replace(slots=count).item for spec, count in zip(hosts, enough))
-    total = sum(slots)
-    remedy = (
-        f"Give the number of slots per host, for example -H {example} (in a hostfile: "
-        f"{hosts[0].name} slots={enough[0]}), or use fewer ranks. Several hosts are separated by commas."
-    )
-    if max(enough) > MAX_SLOTS:
-        remedy = f"A host has at most {MAX_SLOTS} slots: use fewer ranks, or more hosts."
     return (
         f"-np {np} asks for {np} ranks, but there {'is' if total == 1 else 'are'} only {total} "
-        f"slot{'' if total == 1 else 's'}: {listed}. {remedy}"
+        f"slot{'' if total == 1 else 's'}: {listed}. Give the number of slots per host, for example "
+        f"-H {example} (in a hostfile: {hosts[0].name} slots={enough[0]}), or use fewer ranks. Several hosts "
+        "are separated by commas."
     )
-
-
-def _enough(np: int, slots: Sequence[int]) -> List[int]:
-    """Return enough slots per host: the missing slots are spread evenly over the hosts."""
-    more, extra = divmod(np - sum(slots), len(slots))
-    return [count + more + (1 if index < extra else 0) for index, count in enumerate(slots)]

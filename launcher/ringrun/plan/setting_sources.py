@@ -6,9 +6,9 @@ Every source is parsed into :class:`ringcomm.configuration.settings.SettingValue
 from __future__ import annotations
 
 import numbers
-from typing import Any, Dict, Iterable, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Tuple
 
-from ringcomm.configuration.settings import Effective, Settings, SettingValue, tunables
+from ringcomm.configuration.settings import Effective, SettingValue, tunables
 from ringcomm.errors import ConfigError
 
 
@@ -31,28 +31,6 @@ def from_values(values: Mapping[str, Any]) -> Tuple[SettingValue, ...]:
         SettingValue(name, str(int(value) if isinstance(value, bool) else value), f"{name}={value!r}", name)
         for name, value in found.items()
     )
-
-
-def check_measurable(settings: Settings, ranks: int) -> None:
-    """Raise ConfigError if a job has too few ranks for ``--advise``."""
-    if settings.advise and ranks < 2:
-        raise ConfigError(
-            "--advise needs at least two ranks, and this job has one, which sends nothing. Add -np 2, or "
-            "more hosts with -H."
-        )
-
-
-def without_conflicts(flags: Iterable[SettingValue]) -> List[SettingValue]:
-    """Return one value per setting from the flags."""
-    found: Dict[str, SettingValue] = {}
-    for value in flags:
-        other = found.setdefault(value.name, value)
-        if other.source != value.source and other.text != value.text:
-            raise ConfigError(
-                f"{other.as_written} and {value.as_written} set the same setting to different values. "
-                "Keep one of them."
-            )
-    return list(found.values())
 
 
 def shown_value(setting: str, value: Any) -> str:

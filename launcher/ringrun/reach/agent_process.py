@@ -11,8 +11,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
 
 from ..agent import framing
-from .loader import loader
-from .protocol import Frame, FrameReader, agent_program, agent_source
+from .protocol import Frame, FrameReader, agent_program, loader, with_reader
 
 STDERR_LIMIT_BYTES = 16 * 1024
 
@@ -61,7 +60,7 @@ class AgentLink:
         """Start the agent (again) and queue its program, its configuration
         (:meth:`ringrun.plan.job.Job.agent_config`) and the payload. OSError if the program cannot be started.
         """
-        self.launch(loader(agent_program()) if self._caches else agent_source())
+        self.launch(loader(agent_program()) if self._caches else with_reader(agent_program()))
         self.send(config)
         if payload is not None:
             self.send_frame(framing.PAYLOAD, payload)

@@ -1,16 +1,19 @@
-"""The common part of all ways to reach a host: the command line that starts the agent, the limits of retries,
-and explanations of failures that do not depend on the way. Pure.
+"""How a host is reached: the command line that starts the agent there, retries, and explanations of failures.
+
+A way to reach hosts only has to start a program there, with its stdin and stdout connected to a process of
+this machine. The agent, files, output and signals all pass through these two. :mod:`.ssh` and :mod:`.via`
+have other ways than :class:`ThisMachine`.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Optional, Sequence
+from typing import List, Optional, Sequence
 
 from ringcomm.errors import ConfigError
 
 from ..plan.hosts import HostSpec
-from ..plan.reaching import Failure, last_lines, quoted
+from ..plan.reaching import NOTHING, Failure, last_lines, quoted
 from .agent_process import LocalProcess, Process
 from .protocol import BOOT
 
@@ -52,11 +55,19 @@ def other_python(host: str) -> str:
     return f"Choose another interpreter with --python {host}=PATH, or with python=PATH in the hostfile."
 
 
-class CommandReach:
-    """A program of this machine that starts another one on a host. Subclasses define :attr:`connection` and
-    ``argv``, and add explanations.
+def how_to_install(python: str) -> str:
+    """Return instructions to install this machine's ringcomm, which no package index has."""
+    return f"Install this machine's version there, from its folder or wheel: `{python} -m pip install PATH`."
+
+
+class Reach:
+    """One way to start programs on hosts: it makes command lines and explains their failures. `host` is the
+    name that the user gave, `argv` the command line on this machine, `python` the interpreter on the host,
+    `status` an exit status (negative for a signal, None if it still runs). Subclasses add explanations.
     """
 
+    description = ""
+    """The way in a few words, for ``--dry-run``."""
     connection = "the connection to it"
     """The name of the connection to an agent, in messages."""
     gets_shell = True
@@ -64,8 +75,12 @@ class CommandReach:
     dials_port = False
     """Whether hosts have dialled this machine at the port that the rendezvous has."""
 
+    def argv(self, spec: HostSpec, python: str) -> List[str]:
+        """Return the command line that starts the agent on a host; ConfigError if an option is not usable."""
+        raise NotImplementedError
+
     def start(self, argv: Sequence[str]) -> Process:
-        """Start the command line that starts the agent."""
+        """Start that command line: the pipes and methods of :class:`subprocess.Popen`; or OSError."""
         return LocalProcess(argv)
 
     def by_hand(self, argv: Sequence[str]) -> str:
@@ -75,9 +90,7 @@ class CommandReach:
     def refused(
         self, host: str, argv: Sequence[str], status: Optional[int], output: str
     ) -> Optional[Failure]:
-        """Return a failure of the way itself, or None if the program there failed; see
-        :meth:`.plan.reaching.Reach.explain_start`.
-        """
+        """Return a failure of the way itself, or None if the program there failed."""
         return None
 
     def lacks_python(self, python: str, status: Optional[int], output: str) -> bool:
@@ -89,7 +102,7 @@ class CommandReach:
     def explain_start(
         self, host: str, argv: Sequence[str], python: str, status: Optional[int], output: str
     ) -> Failure:
-        """Return why the command line ended before the agent answered; see :class:`.plan.reaching.Reach`."""
+        """Return why the command line ended before the agent answered."""
         output = output.replace(BOOT, "…")  # a program that is not a Python may print its arguments
         said = last_lines(output)
         old = re.search(r"^ringrun-old-python ([\d.]+) ?(.*)", output, re.M)
@@ -112,25 +125,30 @@ class CommandReach:
         )
 
     def explain_unstarted(self, host: str, argv: Sequence[str], python: str, why: str) -> str:
-        """Return why the command line could not be started here; see :class:`.plan.reaching.Reach`."""
-        return (
-            f"{host}: {argv[0]!r} cannot be started on this machine ({why}). Install it, or check its "
-            "name."
-        )
+        """Return why the command line could not be started here; `why` is the system's message."""
+        what = f"{host}: {argv[0]!r} cannot be started on this machine ({why})"
+        return f"{what}. Install it, or check its name."
 
     def explain_loss(self, host: str, status: Optional[int], output: str) -> str:
-        """Return why the connection to an agent that had answered has ended; see
-        :class:`.plan.reaching.Reach`.
-        """
+        """Return why the connection to an agent that had answered has ended."""
         how = (
             "is still open" if status is None
             else f"was ended by signal {-status}" if status < 0
             else f"ended with status {status}"
         )  # fmt: skip
         said = last_lines(output)
-        tail = "" if said == "nothing" else f" Its output: {said}."
+        tail = "" if said == NOTHING else f" Its output: {said}."
         return f"{host}: {self.connection} {how} while the job was running.{tail}"
 
-    def copy_line(self, spec: HostSpec, path: str, is_folder: bool) -> str:
-        """Return "": no command that copies files this way is known."""
-        return ""
+
+class ThisMachine(Reach):
+    """Starts programs on this machine."""
+
+    connection = "the agent there"
+    description = "this machine, no ssh"
+
+    def argv(self, spec: HostSpec, python: str) -> List[str]:
+        return [python, "-c", BOOT]
+
+    def explain_unstarted(self, host: str, argv: Sequence[str], python: str, why: str) -> str:
+        return f"{host}: there is no Python at {python} that can be started ({why}). {other_python(host)}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Collection, Dict, Mapping, Optional, Tuple
 
 from ringcomm.clock import Clock
 from ringcomm.errors import ProtocolError
@@ -32,49 +32,38 @@ MIN_FRAME_BYTES = 4096
 # -- forms ------------------------------------------------------------------------------------------------
 
 
-def whole(low: int = 0, high: int = 1 << 53) -> Form:
-    """Return the form of a whole number within bounds."""
+def _form(holds: Callable[[Any], bool], inner: Form = lambda value: value) -> Form:
+    """Return the form of a value for which `holds` is true, as `inner` returns it."""
 
-    def form(value: Any) -> int:
-        if type(value) is not int or not low <= value <= high:
+    def form(value: Any) -> Any:
+        if not holds(value):
             raise ValueError(_shown(value))
-        return value
+        return inner(value)
 
     return form
+
+
+def whole(low: int = 0, high: int = 1 << 53) -> Form:
+    """Return the form of a whole number within bounds."""
+    return _form(lambda value: type(value) is int and low <= value <= high)
 
 
 def number(low: float = -1e18, high: float = 1e18) -> Form:
     """Return the form of a finite number within bounds."""
-
-    def form(value: Any) -> float:
-        if type(value) not in (int, float) or not low <= value <= high:
-            raise ValueError(_shown(value))
-        return float(value)
-
-    return form
+    return _form(lambda value: type(value) in (int, float) and low <= value <= high, float)
 
 
 amount = number(0.0)
 """A number that is not negative."""
+flag = _form(lambda value: type(value) is bool)
 
 
-def flag(value: Any) -> bool:
-    """Return True or False; the form of a boolean."""
-    if type(value) is not bool:
-        raise ValueError(_shown(value))
-    return value
-
-
-def text(limit: int = 4096, pattern: str = "") -> Form:
-    """Return the form of a text of at most `limit` characters, which matches `pattern` fully if given."""
-    compiled = re.compile(pattern, re.ASCII) if pattern else None
-
-    def form(value: Any) -> str:
-        if not isinstance(value, str) or len(value) > limit or (compiled and not compiled.fullmatch(value)):
-            raise ValueError(_shown(value))
-        return value
-
-    return form
+def text(limit: int = 4096, pattern: str = "(?s:.*)") -> Form:
+    """Return the form of a text of at most `limit` characters that matches `pattern` fully."""
+    compiled = re.compile(pattern, re.ASCII)
+    return _form(
+        lambda value: isinstance(value, str) and len(value) <= limit and bool(compiled.fullmatch(value))
+    )
 
 
 def said(limit: int = 4096) -> Form:
@@ -85,13 +74,7 @@ def said(limit: int = 4096) -> Form:
 
 def one_of(*values: Any) -> Form:
     """Return the form of one of these values."""
-
-    def form(value: Any) -> Any:
-        if not isinstance(value, (str, int)) or value not in values:
-            raise ValueError(_shown(value))
-        return value
-
-    return form
+    return _form(lambda value: isinstance(value, (str, int)) and value in values)
 
 
 def maybe(inner: Form) -> Form:
@@ -101,50 +84,39 @@ def maybe(inner: Form) -> Form:
 
 def items(inner: Form, limit: int) -> Form:
     """Return the form of a list with at most `limit` items."""
-
-    def form(value: Any) -> List[Any]:
-        if not isinstance(value, list) or len(value) > limit:
-            raise ValueError(_shown(value))
-        return [inner(item) for item in value]
-
-    return form
+    return _form(
+        lambda value: isinstance(value, list) and len(value) <= limit,
+        lambda value: [inner(item) for item in value],
+    )
 
 
 def row(*inner: Form) -> Form:
     """Return the form of a list with one value of each form."""
-
-    def form(value: Any) -> List[Any]:
-        if not isinstance(value, list) or len(value) != len(inner):
-            raise ValueError(_shown(value))
-        return [each(item) for each, item in zip(inner, value)]
-
-    return form
+    return _form(
+        lambda value: isinstance(value, list) and len(value) == len(inner),
+        lambda value: [each(item) for each, item in zip(inner, value)],
+    )
 
 
 def table(name: Form, inner: Form, limit: int) -> Form:
     """Return the form of an object with at most `limit` names of one form and values of another."""
-
-    def form(value: Any) -> Dict[str, Any]:
-        if not isinstance(value, dict) or len(value) > limit:
-            raise ValueError(_shown(value))
-        return {name(key): _named(key, inner, item) for key, item in value.items()}
-
-    return form
+    return _form(
+        lambda value: isinstance(value, dict) and len(value) <= limit,
+        lambda value: {name(key): _named(key, inner, item) for key, item in value.items()},
+    )
 
 
 def fields(wanted: Mapping[str, Form], more: Optional[Mapping[str, Form]] = None) -> Form:
     """Return the form of an object with the fields `wanted` and perhaps `more`; others are dropped."""
+    known = {**(more or {}), **wanted}
 
     def form(value: Any) -> Dict[str, Any]:
-        if not isinstance(value, dict):
-            raise ValueError(_shown(value))  # noqa: TRY004  as for all that has another form
         missing = [name for name in wanted if name not in value]
         if missing:
             raise ValueError(f"no {', '.join(missing)}")
-        known = {**(more or {}), **wanted}
         return {name: _named(name, inner, value[name]) for name, inner in known.items() if name in value}
 
-    return form
+    return _form(lambda value: isinstance(value, dict), form)
 
 
 def _named(name: str, inner: Form, value: Any) -> Any:

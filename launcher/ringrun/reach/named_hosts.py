@@ -7,10 +7,12 @@ Each is a hostfile. It may name an interpreter for a host, so only this user may
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import glob
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import List, Mapping, Optional, Sequence, Set
 
@@ -18,13 +20,13 @@ from ringcomm.errors import ConfigError
 from ringcomm.storage.files import read_at, read_file, write_file
 from ringcomm.storage.folders import owned_names, remove, trusted_folder
 
-from ..plan.hosts import HostSpec, parse_host, parse_hostfile
-from ..plan.ssh_config import hosts_and_includes
+from ..plan.hosts import HostSpec, is_host_name, parse_host, parse_hostfile
 
 LIMIT_BYTES = 1 << 20
 MAX_INCLUDES = 64
 """Maximum number of files of ssh's configuration."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+_SSH_LINE = re.compile(r"\s*(host|include)(?:\s*=\s*|\s+)(.*)", re.IGNORECASE)
 
 
 def folder_of_lists(environ: Mapping[str, str]) -> Path:
@@ -110,12 +112,6 @@ def add_hosts(name: str, items: Sequence[str], environ: Mapping[str, str]) -> st
             f"{name!r:.80} cannot be the name of a list: it has letters, digits, - and _ only, and localhost "
             "is this machine. For example: ringrun hosts add lab jetson1 jetson2"
         )
-    for other in list_names(environ):
-        if name in {spec.name for spec in hosts_of_list(other, environ) or ()}:
-            raise ConfigError(
-                f"{name} is a host of the list {other}: with a list of that name, `-H {name}` would mean the "
-                "list."
-            )
     items = [item for text in items for item in text.split(",")]
     before = list_text(name, environ) or ""
     hosts = {spec.target for spec in parse_hostfile(before, name)} if before.strip() else set()
@@ -134,14 +130,13 @@ def drop_hosts(name: str, items: Sequence[str], environ: Mapping[str, str]) -> s
     """Remove hosts from a list, or without any host the whole list, and return a line about it. ConfigError
     if there is no such list or host, or the list cannot be written.
     """
-    lines = text_of_list(name, environ).splitlines()
-    rows = [(_target(line), line) for line in lines]
+    rows = [(_target(line), line) for line in text_of_list(name, environ).splitlines()]
     missing = [item for item in items if item not in [target for target, _ in rows]]
     if missing:
         raise ConfigError(f"{name} has no host {missing[0]!r}. `ringrun hosts show {name}` lists its hosts.")
-    kept = [line for target, line in rows if target not in items]
-    if items and any(map(_target, kept)):
-        _write(name, kept, environ)
+    kept = [(target, line) for target, line in rows if target not in items]
+    if items and any(target for target, _ in kept):
+        _write(name, [line for _, line in kept], environ)
         return f"{name} does not have {', '.join(items)} any more."
     place = folder_of_lists(environ)
     try:
@@ -180,14 +175,10 @@ def _write(name: str, lines: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def _unusable(path: Path, problem: OSError) -> ConfigError:
-    if path.is_symlink():
-        return ConfigError(
-            f"{path} cannot be used: it is a symbolic link. Put a copy of {os.path.realpath(path)} in its "
-            "place, or name that with --hostfile."
-        )
+    why = "it is a symbolic link" if path.is_symlink() else problem.strerror or problem
     return ConfigError(
-        f"{path} cannot be used: {problem.strerror or problem}. Lists of hosts, and the folders above them, "
-        "must belong to you or to root, and others must not be able to write them (chmod go-w)."
+        f"{path} cannot be used: {why}. Lists of hosts are files, which with the folders above them must "
+        "belong to you or to root, and others must not be able to write them (chmod go-w)."
     )
 
 
@@ -196,30 +187,36 @@ def _unusable(path: Path, problem: OSError) -> ConfigError:
 
 def ssh_hosts(patterns: Sequence[str], path: Path) -> List[str]:
     """Return the hosts in a configuration file of ssh and its includes that match patterns like ``jetson*``;
-    all without a pattern. ConfigError if the file cannot be read, or lists its hosts if none matches.
+    all without a pattern. ConfigError if the file cannot be read, or none matches.
     """
-    hosts = _read_ssh(path, path.parent, set())
+    try:
+        hosts = _read_ssh(path, path.parent, set())
+    except OSError as problem:
+        raise ConfigError(f"{path} cannot be read: {(problem.strerror or str(problem)).lower()}.") from None
     found = [host for host in hosts if not patterns or any(fnmatch.fnmatchcase(host, p) for p in patterns)]
     if not found:
-        what = f"none that matches {' or '.join(patterns)}" if patterns and hosts else "none"
-        has = f" It has: {', '.join(hosts)}." if hosts else " A host there is a line like: Host jetson1"
-        raise ConfigError(f"Of the hosts that {path} names there is {what}.{has}")
+        what = f" that matches {' or '.join(patterns)}" if patterns else ""
+        raise ConfigError(f"{path} names no host{what}. It has: {', '.join(hosts) or 'none'}.")
     return found
 
 
 def _read_ssh(path: Path, folder: Path, seen: Set[Path]) -> List[str]:
+    """Return the names after ``Host``, without patterns, in a file and those that it includes."""
     if path in seen or len(seen) >= MAX_INCLUDES:
         return []
-    is_first = not seen
     seen.add(path)
-    try:
-        text = read_file(path, LIMIT_BYTES).decode("utf-8", "replace")
-    except OSError as problem:
-        if not is_first:
-            return []  # as ssh does
-        raise ConfigError(f"{path} cannot be read: {(problem.strerror or str(problem)).lower()}.") from None
-    hosts, includes = hosts_and_includes(text)
-    for pattern in includes:
-        for name in sorted(glob.glob(str(folder / os.path.expanduser(pattern)))):
-            hosts += [host for host in _read_ssh(Path(name), folder, seen) if host not in hosts]
+    hosts: List[str] = []
+    for line in read_file(path, LIMIT_BYTES).decode("utf-8", "replace").splitlines():
+        found = _SSH_LINE.fullmatch(line)
+        try:
+            words = shlex.split(found[2], comments=True) if found else []
+        except ValueError:
+            continue  # an open quote
+        if found and found[1].lower() == "host":
+            hosts += [word for word in words if is_host_name(word) and word not in hosts]
+            continue
+        for pattern in words:
+            for name in sorted(glob.glob(str(folder / os.path.expanduser(pattern)))):
+                with contextlib.suppress(OSError):  # as ssh does
+                    hosts += [host for host in _read_ssh(Path(name), folder, seen) if host not in hosts]
     return hosts

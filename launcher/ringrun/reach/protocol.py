@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import zlib
 from functools import lru_cache
 from importlib.machinery import ModuleSpec
@@ -27,7 +28,6 @@ from ..agent import (
     shipped,
     threads,
 )  # fmt: skip
-from .loader import WANTED
 
 BOOT = (
     "import os,sys;v=sys.version_info;"
@@ -52,11 +52,6 @@ class Frame(NamedTuple):
     data: bytes
 
 
-def agent_source() -> bytes:
-    """Return the first data for the agent's stdin: a line for :data:`BOOT`, then the agent's program."""
-    return with_reader(agent_program())
-
-
 @lru_cache(maxsize=1)
 def agent_program() -> bytes:
     """Return the agent's compressed program."""
@@ -64,9 +59,7 @@ def agent_program() -> bytes:
         folders, files, processes, framing, output, checks, recorders, shipped, job_folder, preparation,
         binding, threads, agent,
     )  # fmt: skip
-    return compressed_program(
-        {item.__name__: Path(str(item.__file__)) for item in modules}
-    )
+    return compressed_program({item.__name__: Path(str(item.__file__)) for item in modules})
 
 
 @lru_cache(maxsize=None)
@@ -197,3 +190,60 @@ class FrameReader:
         del self._buffer[: at + len(framing.MARKER)]
         self.started = True
         return True
+
+
+# -- the agent's program in a cache on its host ----------------------------------------------------
+# Remote hosts get a loader in place of the program: one line of Python, which names the program by its
+# SHA-256; a file with another content is not used. If the host does not have it, the loader sends WANTED,
+# keeps the frames that come before the program (for example the job's configuration), and runs the program.
+# The agent finds these frames in sys.ringrun_early, and in sys.ringrun_program the program to keep
+# (ringrun.agent.shipped.keep_program). A host whose cache cannot be written gets the program at every start.
+
+WANTED = b"\nringrun-agent-wanted/1\n"
+"""The loader's request for the program."""
+
+_LOADER = """
+import hashlib, os, stat, struct, sys, zlib
+caches = os.environ.get("XDG_CACHE_HOME", "")
+caches = caches if os.path.isabs(caches) else os.path.expanduser("~/.cache")
+early = text = sys.ringrun_program = b""
+try:
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(os.path.join(caches, {folder!r}, {digest!r}), flags), "rb") as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            text = file.read(1 << 20)
+        if hashlib.sha256(text).hexdigest() == {digest!r}:
+            os.utime(file.fileno())
+except OSError:
+    pass
+def take(count):
+    found = b""
+    while len(found) < count:
+        piece = os.read(0, count - len(found))
+        if not piece:
+            raise SystemExit
+        found += piece
+    return found
+if hashlib.sha256(text).hexdigest() != {digest!r}:
+    os.write(1, {wanted!r})
+    kind = 0
+    while kind != {kind}:
+        head = take(9)
+        kind, length = struct.unpack("!BQ", head)
+        text = take(length)
+        early += b"" if kind == {kind} else head + text
+    sys.ringrun_program = text
+sys.ringrun_early = early
+exec(zlib.decompress(text))
+"""
+
+
+def loader(program: bytes) -> bytes:
+    """Return the first line for the agent's stdin, which :data:`BOOT` executes. The
+    cache is used for compressed programs up to 1 MiB.
+    """
+    text = _LOADER.format(
+        digest=hashlib.sha256(program).hexdigest(), wanted=WANTED, kind=framing.PROGRAM,
+        folder=shipped.PROGRAMS,
+    )  # fmt: skip
+    return f"exec({text!r})\n".encode()

@@ -14,7 +14,7 @@ from ringcomm.errors import ConfigError
 
 from ..plan.hosts import HostSpec, check_host
 from ..plan.reaching import Failure, last_lines
-from .base import CommandReach, remote_command
+from .base import Reach, remote_command
 
 CONNECT_TIMEOUT_S = 10
 
@@ -27,7 +27,7 @@ class SshOptions(NamedTuple):
     identity_file: Optional[str] = None  # the private key
 
 
-class Ssh(CommandReach):
+class Ssh(Reach):
     """Reaches hosts by ssh. With `may_appear` hosts may still be starting: unknown names and refused
     connections are retried until the start timeout.
     """
@@ -39,7 +39,6 @@ class Ssh(CommandReach):
         self._options, self._may_appear = options, may_appear
 
     def argv(self, spec: HostSpec, python: str) -> List[str]:
-        """Return the ssh command line that starts the agent on a host; see :class:`.plan.reaching.Reach`."""
         options = self._options
         try:
             words = shlex.split(options.command)
@@ -49,8 +48,9 @@ class Ssh(CommandReach):
             raise ConfigError("--ssh is empty. Give a command, like: --ssh 'ssh -F my_config'")
         words += ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}"]
         words += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"]
-        if self._port(spec):
-            words += ["-p", str(self._port(spec))]
+        port = spec.port or options.port
+        if port:
+            words += ["-p", str(port)]
         if options.identity_file is not None:
             words += ["-i", options.identity_file]
         check_host(spec, "ssh")
@@ -59,7 +59,6 @@ class Ssh(CommandReach):
         return [*words, *end, spec.target, remote_command(python)]
 
     def by_hand(self, argv: Sequence[str]) -> str:
-        """Return the ssh command line for an interactive login."""
         return login_line(argv) + " "
 
     def refused(
@@ -68,28 +67,16 @@ class Ssh(CommandReach):
         """Return ssh's failure, whose status is always 255, or None."""
         if status != 255:
             return None
-        failure = _ssh_failure(host, login_line(argv), output, last_lines(output))
+        failure = _ssh_failure(host, login_line(argv), output)
         if self._may_appear and re.search(_STILL_STARTING, output, re.I):
             return failure._replace(retry=True, may_appear=True)
         return failure
 
     def explain_unstarted(self, host: str, argv: Sequence[str], python: str, why: str) -> str:
-        """Return why ssh could not be started here."""
         return (
             f"{host}: {argv[0]!r} cannot be started on this machine ({why}). "
             "Install an ssh client, or name one with --ssh."
         )
-
-    def copy_line(self, spec: HostSpec, path: str, is_folder: bool) -> str:
-        """Return a command that copies to the home directory on a host; see :class:`.plan.reaching.Reach`."""
-        port = self._port(spec)
-        if is_folder:
-            shell = f" -e 'ssh -p {port}'" if port else ""
-            return f"rsync -a{shell} --exclude '.venv*' {path} {spec.target}:"
-        return f"scp {f'-P {port} ' if port else ''}{path} {spec.target}:"
-
-    def _port(self, spec: HostSpec) -> Optional[int]:
-        return spec.port or self._options.port
 
 
 def login_line(argv: Sequence[str]) -> str:
@@ -108,8 +95,9 @@ def login_line(argv: Sequence[str]) -> str:
     return " ".join(shlex.quote(word) for word in kept)
 
 
-def _ssh_failure(host: str, hand: str, stderr: str, output: str) -> Failure:
+def _ssh_failure(host: str, hand: str, stderr: str) -> Failure:
     """Return the failure that ssh's output shows."""
+    output = last_lines(stderr)
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in stderr:
         return Failure(
             f"{host}: its host key is not the one that was accepted earlier. Either the machine was "

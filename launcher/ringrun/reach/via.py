@@ -1,4 +1,4 @@
-"""Hosts that a command template reaches (``--via``), like ``kubectl exec -i {host} --``. Pure."""
+"""Hosts that a command template reaches: ``--via``, like ``kubectl exec -i {host} --``, and srun. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringcomm.errors import ConfigError
 
 from ..plan.hosts import HostSpec, check_host
 from ..plan.reaching import Failure, last_lines
-from .base import CommandReach, remote_command
+from .base import Reach, remote_command
 from .protocol import BOOT
 
 JOINING = ("ssh", "rsh")
@@ -22,7 +22,7 @@ _STILL_STARTING = (
 )
 
 
-class Via(CommandReach):
+class Via(Reach):
     """Reaches hosts by a template: words of a command line with ``{host}``. The words that start the agent
     follow, or replace ``{command}``, there quoted for a shell. ConfigError if it is not valid.
     """
@@ -39,15 +39,10 @@ class Via(CommandReach):
             )
         self._joins = self._words[0].rpartition("/")[2] in JOINING
         self._has_command = any("{command}" in word for word in self._words)
+        self.description = self._words[0]
         self.connection = f"the connection to it ({self._words[0]})"
 
-    @property
-    def description(self) -> str:
-        """The template's program."""
-        return self._words[0]
-
     def argv(self, spec: HostSpec, python: str) -> List[str]:
-        """Return the template's command line for a host; see :class:`.plan.reaching.Reach`."""
         check_host(spec, self._words[0])  # a template may pass it to a shell
         words = [word.replace("{host}", spec.target) for word in self._words]
         if self._has_command:
@@ -62,7 +57,6 @@ class Via(CommandReach):
         return [*words, python, "-c", BOOT]
 
     def by_hand(self, argv: Sequence[str]) -> str:
-        """Return the template's words."""
         end = 1 if self._joins or self._has_command else 3
         return " ".join(shlex.quote(word) for word in argv[:-end]) + " "
 
@@ -84,3 +78,38 @@ class Via(CommandReach):
             f"{host}: it does not run yet ({said}). By hand: {self.by_hand(argv)}true",
             retry=True, may_appear=True,
         )  # fmt: skip
+
+
+SRUN = (
+    "srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none --mpi=none --nodelist={host}"
+)
+"""A step of one task that shares the node's resources with other steps. Without ``--overlap`` it would wait
+until they end, and with Slurm's binding all ranks of the node would share the task's single core."""
+
+
+class Srun(Via):
+    """Reaches nodes by ``srun``; `job` is the number of the Slurm job, for messages."""
+
+    def __init__(self, job: str) -> None:
+        super().__init__(SRUN)
+        self._job = job
+        self.connection = "the job step on it (srun)"
+
+    def refused(
+        self, host: str, argv: Sequence[str], status: Optional[int], output: str
+    ) -> Optional[Failure]:
+        """Return the failure that srun reported; None if the output is not srun's."""
+        said = last_lines(output)
+        if re.search(r"unrecognized option .*overlap", output):
+            return Failure(
+                f"{host}: this Slurm is older than srun's option --overlap. Steps share nodes there anyway: "
+                f"use --via '{SRUN.replace('--overlap ', '')}'."
+            )
+        if re.search(r"Invalid job id|Job/step already completing|has been revoked|expired", output, re.I):
+            return Failure(f"{host}: Slurm job {self._job} is over, so no step starts in it ({said}).")
+        if re.search(r"Unable to create step|Invalid node name|node configuration", output, re.I):
+            return Failure(
+                f"{host}: Slurm starts no step there ({said}). Is it one of the nodes of job {self._job}, "
+                f"and up? `scontrol show job {self._job}` and `sinfo -N -l` show it."
+            )
+        return None

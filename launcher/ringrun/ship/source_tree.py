@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import fnmatch
 import hashlib
 import os
 import subprocess
-import time
 from pathlib import Path, PurePosixPath
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ringcomm.errors import ConfigError
 
 LIMIT_BYTES = 50 * 10**6
-COUNT_S = 2.0
-"""Time for counting a tree that is too large, to name its largest files."""
 MAX_NAMED = 5
 """Maximum number of ignored files and directories in a message."""
 IGNORE_FILE = ".ringignore"
@@ -50,9 +46,9 @@ class SourceTree:
         self.size_bytes = sum(sizes.values())
         by_git = _ignored_by_git(self.root)
         self.ignored = sorted(ignored.union(by_git))  # by git or .ringignore; directories end with "/"
-        folders = _folders_without(self.root, list(sizes), by_git)
         # Without files to send: empty, or ignored by git. Programs may write there.
-        self.folders = sorted(path for path in folders if not _is_left_out(path, patterns))
+        folders = _folders_without(self.root, list(sizes), by_git)
+        self.folders = sorted(path for path in folders if not _ignored_part(path, patterns))
         self._contents: Dict[str, bytes] = {}
         self.files: List[ShippedFile] = []
         for path in sorted(sizes):
@@ -66,22 +62,13 @@ class SourceTree:
         """Return the files with their sizes, and the paths that ``.ringignore`` excludes."""
         sizes: Dict[str, int] = {}
         ignored: Set[str] = set()
-        size_bytes, until_s = 0, float("inf")
         for path in listed_files(self.root, patterns):
-            if path in sizes or FETCHED in path.split("/")[:-1]:
-                continue
             part = _ignored_part(path, patterns)
             if part:
                 ignored.add(part)
-                continue
-            sizes[path] = self._checked(path).stat().st_size
-            size_bytes += sizes[path]
-            if size_bytes > LIMIT_BYTES:
-                now_s = time.monotonic()
-                until_s = min(until_s, now_s + COUNT_S)
-                if now_s >= until_s:
-                    raise ConfigError(_too_large(self.root, sizes, "more than "))
-        if size_bytes > LIMIT_BYTES:
+            elif FETCHED not in path.split("/")[:-1]:
+                sizes[path] = self._checked(path).stat().st_size
+        if sum(sizes.values()) > LIMIT_BYTES:
             raise ConfigError(_too_large(self.root, sizes))
         return sizes, ignored
 
@@ -111,23 +98,6 @@ class SourceTree:
         if any(f"{own}/".startswith(f"{item.rstrip('/')}/") for item in self.ignored):
             return f"git or {IGNORE_FILE} leaves it out"
         return "it is none of the files that were sent when the job started"
-
-    def left_out(self, script: str) -> List[str]:
-        """Return files and packages beside the script (a path in the tree) that the tree imports but does not
-        send.
-        """
-        paths = {file.path for file in self.files}
-        folder = Path(script).parent
-        if folder.is_absolute():
-            return []
-        found: Set[str] = set()
-        sources = [file for file in self.files if file.path.endswith(".py")]
-        for name in _imported(self._contents[file.digest] for file in sources):
-            for candidate in (folder / f"{name}.py", folder / name / "__init__.py"):
-                path = candidate.as_posix()
-                if path not in paths and (self.root / path).is_file():
-                    found.add(path)
-        return sorted(found)
 
 
 def listed_files(root: Path, patterns: Sequence[str] = ()) -> Iterator[str]:
@@ -200,41 +170,18 @@ def _ignored_part(path: str, patterns: Sequence[str]) -> str:
     return ""
 
 
-def _is_left_out(folder: str, patterns: Sequence[str]) -> bool:
-    return FETCHED in folder.split("/")[:-1] or bool(_ignored_part(folder, patterns))
-
-
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _too_large(root: Path, sizes: Dict[str, int], more: str = "") -> str:
+def _too_large(root: Path, sizes: Dict[str, int]) -> str:
     largest = sorted(sizes.items(), key=lambda item: -item[1])[:10]
     rows = "; ".join(f"{path} {size / 1e6:.1f} MB" for path, size in largest)
-    if root == Path(os.path.expanduser("~")):  # noqa: PTH111  users without a home
-        remedy = "It is your home directory: start ringrun in the directory of the program."
-    else:
-        remedy = f"Name data in {IGNORE_FILE}, and copy it by hand or read it from a shared directory."
     return (
-        f"--ship: {root} has {more}{sum(sizes.values()) / 1e6:.0f} MB in {more}{len(sizes)} files, and at "
-        f"most {LIMIT_BYTES / 1e6:.0f} MB are sent. The largest: {rows}. {remedy}"
+        f"--ship: {root} has {sum(sizes.values()) / 1e6:.0f} MB in {len(sizes)} files, and at most "
+        f"{LIMIT_BYTES / 1e6:.0f} MB are sent. The largest: {rows}. Name data in {IGNORE_FILE}, and copy it "
+        "by hand or read it from a shared directory."
     )
-
-
-def _imported(sources: Iterable[bytes]) -> Set[str]:
-    """Return the top-level names of all modules that sources import."""
-    names: Set[str] = set()
-    for source in sources:
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError):
-            continue  # for another Python, or no Python: the ranks will say
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                names.update(alias.name.partition(".")[0] for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names.add(node.module.partition(".")[0])
-    return names
 
 
 def position(root: Path, cwd: Path) -> str:

@@ -2,16 +2,15 @@
 
 They are downloaded on this machine by pip, for the interpreter, the processor and the C library of the host,
 and kept for the next job, in a folder in which no other user can change anything
-(:func:`ringcomm.storage.folders.trusted_folder`), with their digests, which are checked at every use. A wheel
-is a zip file whose extension modules find their own libraries by relative paths, so the host only has to
-unpack it into a directory on the module path: it needs neither pip nor a virtual environment.
+(:func:`ringcomm.storage.folders.trusted_folder`). A wheel is a zip file whose extension modules find their
+own libraries by relative paths, so the host only has to unpack it into a directory on the module path: it
+needs neither pip nor a virtual environment.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import re
 import subprocess
@@ -30,7 +29,6 @@ from .package import Package
 
 DOWNLOAD_LIMIT_S = 120.0
 _OLDEST_GLIBC = 5
-_DIGESTS = "digests.json"
 _WHEEL = re.compile(r"[\w.+!-]+\.whl")
 
 
@@ -80,13 +78,13 @@ def fetch_wheels(
         name = f"wheels-cp{target.version}-{target.machine}-glibc{target.glibc}"
         with inner_folder(folder, name) as kept:
             known = _kept(kept)
-            missing = [each for each in names if not _of([each], known)]
             wheels.update(_of(names, known))
-            if missing:
-                fresh = _downloaded(target, kept, os.path.join(place, name), missing)  # noqa: PTH118
-                wheels.update(fresh)
-                digests = _keep(kept, {**known, **fresh})
-                lines.extend(f"{wheel} (sha256 {digests[wheel]})" for wheel in sorted(fresh))
+            missing = [each for each in names if not _of([each], known)]
+            fresh = _downloaded(target, kept, os.path.join(place, name), missing)  # noqa: PTH118
+            for wheel, data in sorted(fresh.items()):
+                write_file(kept, wheel, data)
+                lines.append(f"{wheel} (sha256 {hashlib.sha256(data).hexdigest()})")
+            wheels.update(fresh)
         return name
 
     try:
@@ -103,29 +101,17 @@ def _of(names: Sequence[str], wheels: Mapping[str, bytes]) -> Dict[str, bytes]:
 
 
 def _kept(folder: int) -> Dict[str, bytes]:
-    """Return the wheels of earlier jobs by name; none if one was changed, or a package has two."""
-    wheels: Dict[str, bytes] = {}
+    """Return the wheels of earlier jobs by name; none if another user could change one."""
     try:
-        for name, digest in json.loads(read_at(folder, _DIGESTS)).items():
-            wheels[name] = read_at(folder, name) if _WHEEL.fullmatch(name) else b""
-            if hashlib.sha256(wheels[name]).hexdigest() != digest:
-                return {}
-    except (OSError, ValueError, AttributeError):
+        return {name: read_at(folder, name) for name, _ in owned_names(folder, _WHEEL)}
+    except OSError:
         return {}  # downloaded again
-    return wheels if len({name.split("-")[0] for name in wheels}) == len(wheels) else {}
-
-
-def _keep(folder: int, wheels: Mapping[str, bytes]) -> Dict[str, str]:
-    """Write wheels for later jobs, and return their digests by name."""
-    for name, data in wheels.items():
-        write_file(folder, name, data)
-    digests = {name: hashlib.sha256(data).hexdigest() for name, data in wheels.items()}
-    write_file(folder, _DIGESTS, json.dumps(digests).encode())
-    return digests
 
 
 def _downloaded(target: Target, kept: int, path: str, names: Sequence[str]) -> Dict[str, bytes]:
     """Download wheels to a temporary directory in the folder `path` with the descriptor `kept`."""
+    if not names:
+        return {}
     fresh = new_folder(kept, ".new-")
     try:
         _download(target, os.path.join(path, fresh), names)  # noqa: PTH118

@@ -30,8 +30,7 @@ from ringrun.job.files import FetchedFiles
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
 from ringrun.reach import named_hosts
-from ringrun.reach.loader import loader
-from ringrun.reach.protocol import BOOT
+from ringrun.reach.protocol import BOOT, loader
 from ringrun.ship import wheels
 from ringrun.ship.package import Package
 from ringrun.show.console import OutputFiles

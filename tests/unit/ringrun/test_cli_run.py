@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import pytest
 from click.testing import CliRunner
@@ -136,16 +136,6 @@ def test_output_that_could_not_be_written(
     assert capsys.readouterr().err.startswith(f"ringrun: {shown} Write it to a disk" if shown else "")
 
 
-def test_stderr_may_not_be_writable_either(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(io.StringIO):
-        def write(self, text: str) -> int:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Kept, "fails", "No space left.")
-    monkeypatch.setattr(sys, "stderr", Full())
-    assert run(Outcome(0, "", "done")) == 74
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_signals_reach_the_job(run: Callable[..., Any], number: signal.Signals) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -161,11 +151,6 @@ def test_under_nohup_a_closed_terminal_ends_nothing(run: Callable[..., Any]) -> 
     assert made[0].received == []
 
 
-def test_a_dry_run_starts_nothing() -> None:
-    result = CliRunner().invoke(cli.ringrun, ["--dry-run", "-np", "2", "train.py"])
-    assert result.exit_code == 0 and result.output.startswith("2 ranks on 1 host:\n") and made == []
-
-
 @pytest.mark.parametrize(("problem", "code"), [(ConfigError("no host"), 2), (RingcommError("no port"), 1)])
 def test_errors_are_one_line(monkeypatch: pytest.MonkeyPatch, problem: RingcommError, code: int) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -176,24 +161,15 @@ def test_errors_are_one_line(monkeypatch: pytest.MonkeyPatch, problem: RingcommE
     assert result.exit_code == code and result.output == f"ringrun: {problem}\n"
 
 
-def test_the_version_is_not_shown_while_a_shell_completes(capsys: pytest.CaptureFixture[str]) -> None:
-    context: Dict[str, Any] = {"resilient_parsing": True}
-    made_context = cli.ringrun.make_context("ringrun", ["--version", "--report-bindings", "x"], **context)
-    assert made_context.params["command"] == ("x",) and capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "noted"), [("print(1)", True), ("add_option('--watch')", False)],
-)
 def test_an_option_after_the_script_is_pointed_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, noted: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text(text)
+    script.write_text("print(1)")
     with pytest.raises(SystemExit):
         cli.main(["--dry-run", "-np", "2", str(script), "--watch", "--gloo"])
     line = f"ringrun: --watch is after {script}, so that gets it; options of ringrun come before it\n"
-    assert capsys.readouterr().err == (line if noted else "")
+    assert capsys.readouterr().err == line
 
 
 @pytest.mark.parametrize(
@@ -201,17 +177,13 @@ def test_an_option_after_the_script_is_pointed_out(
     [
         (["train.py", "--watch"], "print(1)", ["--watch"]),
         (["python", "train.py", "--output-dir=x", "--watch", "--watch"], "", ["--output-dir", "--watch"]),
-        (["train.py", "--epochs", "3"], "", []),
         (["train.py", "-np", "3", "-H", "a,b"], "sys.argv", ["-np", "-H"]),
         (["train.py", "-H", "a"], "parser.add_argument('-H', '--height')", []),
-        (["train.py", "-np", "3"], "usage = 'train.py [-np N]'", []),
         (["train.py", "-x"], "", []),
         (["train.py", "--", "--watch"], "", []),
         (["train.py", "--watch"], 'parser.add_argument("--watch")', []),
         (["train.py", "--output-dir", "x"], "class Arguments:\n    output_dir: str", []),
-        (["train.py", "--watch"], "# they watch it", ["--watch"]),
         (["-m", "pkg.train", "--watch"], "", []),
-        (["program", "--watch"], "", []),
     ],
 )
 def test_options_of_ringruns_after_the_script(
@@ -227,26 +199,18 @@ def test_options_of_ringruns_after_the_script(
     [
         (["stopp", "JOB"], "stop"),
         (["docter"], "doctor"),
-        (["train"], "train.py"),
         (["-H", "localhost,elsewhere", "train"], "train.py"),
         (["-H", "localhost,elsewhere", "stopp"], ""),  # it may be a program over there
-        (["./stopp"], ""),
         (["true"], ""),
         (["run", "-np", "2", "train.py"], "train.py"),
-        (["status"], "ps"),
-        (["logs", "7ab"], "--output-dir FOLDER train.py"),
-        (["help"], "--help"),
         (["-m", "train.py"], "train.py"),
-        (["-m", "train"], ""),
-        (["python3 train.py"], "python3 train.py"),
-        (["my train.py"], ""),
         (["train.sh"], "./train.sh"),
     ],
 )
 def test_a_program_that_is_not_there_may_be_a_misspelt_subcommand(
     words: List[str], near: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("train.py", "my train.py", "train.sh"):
+    for name in ("train.py", "train.sh"):
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(cli.ringrun, ["--dry-run", *words])

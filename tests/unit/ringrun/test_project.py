@@ -11,7 +11,6 @@ from typing import Any, List, Optional, Tuple
 import pytest
 from click.testing import CliRunner, Result
 
-from ringcomm.errors import ConfigError
 from ringrun import cli, project
 from ringrun.job.launch import effective_settings
 from ringrun.plan.options import Options
@@ -63,16 +62,6 @@ def test_the_value_of_a_switch_follows_an_equals_sign(
     assert [options.ship for options in seen] == [sent, relative]
 
 
-def test_the_command_line_comes_first(folder: Path, seen: List[Options]) -> None:
-    run(folder, 'np = 3\nhostfile = "h"\nx = "A"\nhorovod = true', "-np", "2", "-H", "a", "-x", "B")
-    assert seen == [Options(np=2, hosts="a", forward=("B",), horovod=True)]
-
-
-def test_it_can_be_left_out(folder: Path, seen: List[Options]) -> None:
-    assert run(folder, "np = 3", "--no-project-file").output == ""
-    assert [options.np for options in seen] == [None]
-
-
 def test_paths_are_relative_to_the_file(folder: Path, seen: List[Options]) -> None:
     run(folder, 'hostfile = "hosts"\noutput-dir = "/out"\ntimeline = "t.json"\nssh_identity_file = "~/key"')
     (options,) = seen
@@ -92,16 +81,13 @@ def test_settings_of_the_file_come_after_all_others(folder: Path, seen: List[Opt
     ("content", "text"),
     [
         ("nop = 1", "ringrun has no option 'nop' for a project. Did you mean np?"),
-        ("zzzzzz = 1", "`ringrun --help-all` lists all"),
         ("[job]\nnp = 1", "no option 'job'"),
         ("dry-run = true", "no option 'dry-run'"),
-        ("project-file = false", "no option 'project-file'"),
-        ("np = true", "np = true is not of the form N"),
-        ("ship = 1", "ship = 1 is neither true nor a text"),
+        ("np = true", "np = True is not of the form N"),
+        ("horovod = 1", "horovod = 1 is not true or false"),
         ('np = "x"', "'x' is not a valid whole number"),
         ("np = [1, 2]", "np takes one value, not a list"),
-        ("np = 1979-05-27", "np is neither a text, a number nor a list"),
-        ("x = [true]", "x is neither a text"),
+        ("x = [true]", "x = [True] is not of the form"),
         ('compress = "zip"', "'zip' cannot be used"),
         ("np", "Expected '='"),
     ],
@@ -114,8 +100,7 @@ def test_what_is_not_valid_is_refused_with_the_file(
     assert f"ringrun: {folder / project.NAME}: " in result.output and text in result.output, result.output
 
 
-
-@pytest.mark.parametrize("what", ["file", "folder", "binary", "link", "link to itself", "directory", "fifo"])
+@pytest.mark.parametrize("what", ["file", "folder", "binary", "link", "fifo"])
 def test_a_file_that_others_could_change_is_not_used(what: str, folder: Path, seen: List[Options]) -> None:
     path = folder / project.NAME
     if what == "binary":
@@ -126,9 +111,7 @@ def test_a_file_that_others_could_change_is_not_used(what: str, folder: Path, se
         path.write_text("np = 3")
         (path if what == "file" else folder).chmod(0o777)
     elif what.startswith("link"):
-        path.symlink_to(path if what == "link to itself" else folder / "kept.toml")
-    elif what == "directory":
-        path.mkdir()
+        path.symlink_to(folder / "kept.toml")
     else:
         os.mkfifo(path)
     result = CliRunner().invoke(cli.ringrun, ["x"])
@@ -137,20 +120,8 @@ def test_a_file_that_others_could_change_is_not_used(what: str, folder: Path, se
     assert seen == [Options()]
 
 
-def test_without_a_working_directory_there_is_none(folder: Path, seen: List[Options]) -> None:
-    (folder / project.NAME).write_text("np = 3")
-    Path.cwd().rmdir()
-    assert CliRunner().invoke(cli.ringrun, ["x"]).output == "" and seen == [Options()]
-
-
-def test_without_a_parser_there_is_an_instruction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(project, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="needs Python 3.11, or tomli"):
-        project.parse_project("", folder / project.NAME, cli.ringrun)
-
-
 def test_the_doctor_uses_it_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ringrun.doctor import command
+    from ringrun.doctor import report
 
     found: List[Tuple[Options, bool]] = []
 
@@ -158,20 +129,13 @@ def test_the_doctor_uses_it_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         found.append((options, as_data))
         return "", 0
 
-    monkeypatch.setattr(command, "run_doctor", run_doctor)
+    monkeypatch.setattr(report, "run_doctor", run_doctor)
     (folder / project.NAME).write_text('hosts = "a"\nship = true\nlate-after = 3\n')
     for words in ([], ["-H", "b"], ["--no-project-file"]):
         with pytest.raises(SystemExit):
             cli.main(["doctor", *words])
     assert [options.hosts for options, _ in found] == ["a", "b", None]
     assert [options.ship for options, _ in found] == [".", ".", None]
-
-
-def test_other_subcommands_do_not_read_it(folder: Path, capsys: Any) -> None:
-    (folder / project.NAME).write_text("nope = 1")
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["ps"])
-    assert caught.value.code == 0 and "nope" not in "".join(capsys.readouterr())
 
 
 PROGRAMS = ('via = "sh evil {host}"', 'ssh = "./evil"', 'host-discovery-script = "evil"')

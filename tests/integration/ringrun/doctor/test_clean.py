@@ -70,11 +70,6 @@ def test_the_hosts_that_are_named_and_one_that_cannot_be_reached(run: Any, tmp_p
     assert "gone: " in text and "no way" in text and "b: removed" in text
 
 
-def test_a_wrong_list_of_hosts(run: Any, tmp_path: Path) -> None:
-    code, text = run("-H", "b,,c")
-    assert code == 2 and "one comma too many" in text and packages(tmp_path) == "abc"
-
-
 def test_what_a_host_says_is_made_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     from ringrun.doctor.clean import _lines
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,30 +13,18 @@ import pytest
 
 from ringcomm.transport.routes import Attempt
 from ringrun.doctor import network as module
-from ringrun.doctor.answers import FORMS
+from ringrun.doctor.hosts import FORMS
 from ringrun.doctor.network import MEASUREMENTS, Examination, examine
 from ringrun.job.launch import prepare
 from ringrun.plan.job import Job
 from ringrun.plan.options import Options
-from ringrun.reach import doors, protocol
+from ringrun.reach import protocol
 from ringrun.reach.incoming import decoded
 
 
 def job_of(names: str, **options: Any) -> Job:
     made = Options(hosts=names, via="env NAME={host}", ship_self=False, **options)
     return prepare(made, ["true"])
-
-
-@pytest.mark.full
-def test_real_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "find_local", lambda specs, **_: [False] * len(specs))
-    job = job_of("a,b,bad")
-    bad = replace(job.hosts[2], argv=("sh", "-c", "exit 1"))
-    found = examine(replace(job, hosts=(*job.hosts[:2], bad)))
-    assert found.hosts == ["a", "b", "bad"] and found.slots == [1, 1, 1]
-    assert [bool(problem) for problem in found.problems] == [False, False, True]
-    assert [facts is not None for facts in found.facts] == [True, True, False]
-    assert set(found.routes) <= {(0, 1)} and list(found.tried) == [(0, 1)]
 
 
 def test_one_thread_alone_parses_modules(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +50,7 @@ class Host:
 
     def __init__(self, number: int) -> None:
         self.number, self.asked, self.hosts = number, [], []  # type: ignore[var-annotated]
-        self.problem, self.noise, self.start_s = "", "", 0.1
+        self.problem, self.noise = "", ""
         self.addresses = {"eth0": f"10.0.0.{number + 1}", "wlan0": f"10.1.0.{number + 1}"}
         self.open = set(self.addresses)
         self.listens = True
@@ -93,7 +80,7 @@ class Host:
             {"iface": name, "address": own, "port": 7, "kind": kinds[name]}
             for name, own in self.addresses.items()
         ]
-        return {"addresses": rows, "machine": str(self.number), "time_s": 0.0}
+        return {"addresses": rows, "machine": str(self.number)}
 
     def probe(self, command: Any) -> Any:
         rows = []
@@ -156,33 +143,22 @@ def test_the_route_is_chosen_as_a_job_chooses_and_only_that_is_measured(two: Hos
     found = two.examine()
     route = found.routes[0, 1]
     assert route.iface(0) == route.iface(1) == "eth0"
-    assert route.speeds == {(0, 1): 900e6, (1, 0): 800e6}
+    assert route.speeds == {(0, 1): 900.0, (1, 0): 800.0}
     assert two.measured() == [["eth0", "wlan0"], ["eth0"]]
 
 
 def test_a_wire_that_is_far_slower_than_the_radio_is_not_chosen(two: Hosts) -> None:
-    two.all[1].speeds = {"eth0": (1.0, 1.0), "wlan0": (30.0, 40.0)}
-    assert two.examine().routes[0, 1].iface(1) == "wlan0"
-
-
-def test_a_slow_route_is_measured_again_and_the_best_counts(two: Hosts) -> None:
-    two.all[1].speeds["eth0"] = (90.0, 95.0)
-    found = two.examine()
-    assert two.measured()[1:] == [["eth0"]] * MEASUREMENTS
-    assert found.routes[0, 1].speeds == {(0, 1): 90e6, (1, 0): 95e6}
-
-
-def test_a_route_on_which_no_stream_arrives(two: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    two.all[0].open = {"eth0"}
-    monkeypatch.setattr(two.all[0], "measure", lambda command: [])
-    assert two.examine().routes[0, 1].speeds == {(0, 1): None, (1, 0): None}
+    two.all[1].speeds = {"eth0": (1.0, 1.0), "wlan0": (25.0, 28.0)}
+    found = two.examine().routes[0, 1]
+    assert found.iface(1) == "wlan0" and found.speeds == {(0, 1): 25.0, (1, 0): 28.0}
+    assert two.measured()[-MEASUREMENTS:] == [["wlan0"]] * MEASUREMENTS, "a slow route is measured again"
 
 
 def test_hosts_that_do_not_reach_each_other_have_no_route(two: Hosts) -> None:
     two.all[1].open = set()
     found = two.examine()
     assert found.routes == {} and {item.why for item in found.tried[0, 1]} == {"no answer"}
-    assert found.common_network(0, 1, "10.0.0.2") == ("eth0", "10.0.0.0/24")
+    assert found.common_network(0, 1, "10.0.0.2") == "10.0.0.0/24"
     assert found.common_network(0, 1, "172.17.0.1") is None
 
 
@@ -192,14 +168,4 @@ def test_a_host_that_cannot_listen_and_one_that_says_nothing(monkeypatch: pytest
     monkeypatch.setattr(hosts.all[2], "ask", lambda *_, **__: None)
     found = hosts.examine()
     assert found.unheard == {1: "'no interface'"} and list(found.routes) == [(0, 3)]
-    assert found.facts[2] is None and found.interface(2, "eth0") == {}
-    assert found.interface(0, "eth0")["addresses"] == [["10.0.0.1", 24]]
-
-
-def test_each_run_has_a_key_of_its_own(two: Hosts) -> None:
-    two.examine()
-    other = job_of("a,b")
-    keys = {row["key"] for item in two.all for row in item.asked if row["do"] == "listen"}
-    assert len(keys) == 1 and other.key.hex() not in keys
-    assert all(len(bytes.fromhex(key)) == 32 for key in keys)
-    assert not any(key in value for key in keys for value in os.environ.values())
+    assert found.facts[2] is None

@@ -71,25 +71,6 @@ def test_a_process_that_has_ended_takes_nothing(started: Callable[..., AgentLink
     assert not link.has_outgoing and link.read() == [] and link.at_end and link.poll() == 0
 
 
-def test_reading_does_not_wait(started: Callable[..., AgentLink]) -> None:
-    link = started(READS_NOTHING)
-    assert link.read_stderr() == b""
-    while link.noise != "up\n":
-        assert select.select([link.descriptor("stdout")], [], [], 20.0)[0]
-        assert link.read() == []
-    assert link.read() == []
-    assert link.alive and not link.answered and link.poll() is None
-
-
-def test_a_link_that_was_never_started_has_no_descriptors() -> None:
-    link = AgentLink(["true"])
-    assert link.poll() is None and link.descriptor("stdout") == -1
-    link.close_stdin()
-    link.write()
-    link.send({"do": "stop"})
-    assert not link.has_outgoing and link.stderr_text == "" == link.noise
-
-
 def start_agent() -> int:
     """Start a real agent until it is ready, and end it; the number of bytes that were sent."""
     job = prepare(Options(np=1), [sys.executable, "-c", "pass"])

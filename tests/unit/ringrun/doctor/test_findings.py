@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, List
 
 import pytest
@@ -12,24 +13,16 @@ from ringrun.doctor.network import Examination, Route
 from ringrun.doctor.report import as_json, as_text
 
 HEALTHY: Dict[str, Any] = {
-    "hostname": "a", "own_name": "127.0.1.1", "python": "3.11.7", "executable": "/v/python",
+    "hostname": "a", "python": "3.11.7", "executable": "/v/python",
     "packages": {"numpy": "1.26.4", "psutil": "6.0", "torch": "2.3.0"},
-    "cpu": {
-        "cores": 4, "all_cores": 4, "quota": None, "throttled": 0.0, "governor": "schedutil", "mhz": [2, 2],
-        "hottest": 50.0, "load": 0.1, "waited": 0.0, "power_mode": None,
-    },
-    "memory": {"total": 8 << 30, "available": 4 << 30, "swap": 0, "swap_free": 0},
-    "disks": {"/job": 9 << 30, "/tmp": 9 << 30, "/dev/shm": 1 << 30}, "cwd_exists": True,
-    "limits": {"nofile": 1024, "ptrace_scope": 0}, "threads": {}, "time_s": 0.0,
+    "cpu": {"cores": 4, "all_cores": 4, "quota": None, "power_mode": None}, "memory_bytes": 4 << 30,
+    "disks": {"/job": 9 << 30, "/tmp": 9 << 30, "/dev/shm": 1 << 30}, "cwd_exists": True, "files": 1024,
 }  # fmt: skip
 
 
 def iface(number: int, **changes: Any) -> Dict[str, Any]:
-    return {
-        "name": "eth0", "mac": f"00:00:00:00:00:0{number + 1}", "speed_mbit": 1000,
-        "wireless": False, "virtual": False, "power_save": None,
-        "addresses": [[f"10.0.0.{number + 1}", 24]], **changes,
-    }  # fmt: skip
+    mac, address = f"00:00:00:00:00:0{number + 1}", f"10.0.0.{number + 1}"
+    return {"name": "eth0", "mac": mac, "addresses": [[address, 24]], **changes}
 
 
 def attempt(source: int, **changes: Any) -> Attempt:
@@ -40,6 +33,11 @@ def attempt(source: int, **changes: Any) -> Attempt:
     return made._replace(**changes)
 
 
+def host(index: int, name: str) -> Any:
+    planned = SimpleNamespace(used=1)
+    return SimpleNamespace(index=index, name=name, planned=planned, is_local=index == 0, gets_code=False)
+
+
 def examination() -> Examination:
     """Two healthy hosts."""
     facts: List[Any] = []
@@ -47,11 +45,9 @@ def examination() -> Examination:
         own = copy.deepcopy(HEALTHY)
         facts.append({**own, "machine_id": f"id{number}", "interfaces": [iface(number)]})
     tried = {(0, 1): [attempt(0), attempt(1)]}
-    routes = {(0, 1): Route(attempt(0), {(0, 1): 117e6, (1, 0): 116e6})}
-    return Examination(
-        ["a", "b"], [1, 1], ["", ""], ["", ""], [0.2, 0.3], facts, 0, {}, {0: (0.0, 0.01), 1: (0.01, 0.01)},
-        tried, routes,
-    )  # fmt: skip
+    routes = {(0, 1): Route(attempt(0), {(0, 1): 117.0, (1, 0): 116.0})}
+    job: Any = SimpleNamespace(hosts=[host(0, "a"), host(1, "b")], tree=None, provision=False)
+    return Examination(job, ["", ""], ["", ""], facts, {}, tried, routes)
 
 
 @pytest.mark.parametrize("torch", ["2.3.1", "?"])
@@ -76,15 +72,10 @@ def change(path: str, value: Any) -> Callable[[Examination], None]:
         facts: Any = found.facts[1]
         *way, last = path.split(".")
         for name in way:
-            facts = facts[int(name) if name.isdigit() else name]
+            facts = facts[name]
         facts[last] = value
 
     return apply
-
-
-def at_speed(there: Any, back: Any = 116e6) -> Callable[[Examination], None]:
-    """The two speeds of the route."""
-    return lambda found: found.routes[0, 1].speeds.update({(0, 1): there, (1, 0): back})
 
 
 def test_what_the_options_of_the_job_solve_is_no_problem() -> None:
@@ -92,9 +83,9 @@ def test_what_the_options_of_the_job_solve_is_no_problem() -> None:
     change("cwd_exists", False)(found)
     change("packages", {"torch": "2.3.0"})(found)
     assert len(all_findings(found)) == 2
-    assert all_findings(found._replace(shipped=frozenset({1}), provision=True)) == []
-    change("packages", {"numpy": "1.26.4", "torch": "2.3.0"})(found)
-    assert all_findings(found._replace(shipped=frozenset({1}))) == [], "Linux needs no psutil"
+    job: Any = found.job
+    job.tree, job.provision, job.hosts[1].gets_code = object(), True, True
+    assert all_findings(found) == []
 
 
 CASES = [
@@ -105,34 +96,20 @@ CASES = [
     (change("machine_id", "id0"), "slow", "addresses", "systemd-machine-id-setup"),
     (change("interfaces", [iface(1, mac="00:00:00:00:00:01")]), "bad", "addresses", "same hardware address"),
     (change("interfaces", [iface(1), iface(5, name="eth1")]), "slow", "addresses", "arp_filter"),
-    (change("interfaces", [iface(1, wireless=True, power_save=True)]), "slow", "links", "power_save off"),
-    (change("interfaces", [iface(1), iface(2, wireless=True, power_save=True, name="wlan0", addresses=[])]),
-     "note", "links", "power_save off"),
+    (change("interfaces", []), "bad", "addresses", "ip address"),
     (change("cpu.quota", 0.5), "slow", "cpu", "may use 0.5 of 4 cores"),
-    (change("cpu.throttled", 0.25), "slow", "cpu", "was throttled in 25% of its periods"),
     (change("cpu.cores", 1), "slow", "cpu", "may use 1 of 4 cores"),
-    (change("cpu", {**HEALTHY["cpu"], "cores": 1, "all_cores": 1}), "slow", "cpu", "docs/unequal.md"),
-    (change("own_name", "10.9.9.9"), "slow", "addresses", "its /etc/hosts"),
     (change("cpu.power_mode", "MODE_15W"), "slow", "cpu", "sudo nvpmodel -m 0"),
-    (change("cpu.hottest", 91.0), "slow", "cpu", "91 °C"),
-    (change("cpu.load", 7.0), "note", "cpu", "load 7.0"),
-    (change("threads", {"OMP_NUM_THREADS": "8"}), "slow", "cpu", "OMP_NUM_THREADS=8"),
-    (change("memory.available", 1 << 20), "bad", "memory", "1 MB of memory"),
-    (change("memory", {"available": 1 << 33, "swap": 1 << 30, "swap_free": 1}), "slow", "memory", "swapped"),
+    (change("memory_bytes", 1 << 20), "bad", "memory", "1 MB of memory"),
     (change("disks", {"/dev/shm": 1 << 20}), "bad", "memory", "--shm-size"),
     (change("disks", {"/tmp": 0}), "bad", "memory", "/tmp has 0 MB"),
-    (change("limits.nofile", 64), "bad", "limits", "ulimit -n"),
-    (lambda found: found.ahead_s.update({1: (-61.0, 0.1)}), "slow", "software", "61 s behind that of a"),
+    (change("files", 64), "bad", "limits", "ulimit -n"),
     (lambda found: found.unheard.update({1: "--iface 'x' matches none"}), "bad", "addresses", "matches none"),
     (lambda found: found.problems.__setitem__(1, "b: no key"), "bad", "login", "no key"),
     (lambda found: found.noises.__setitem__(1, "Welcome\n"), "slow", "login", ".bashrc"),
-    (lambda found: found.noises.__setitem__(1, "\n"), "slow", "login", ".bashrc"),
-    (lambda found: found.starts_s.__setitem__(1, 4.2), "slow", "login", "took 4.2 s"),
-    (lambda found: found.slots.__setitem__(1, 5), "slow", "cpu", "-H b:4"),
-    (at_speed(None), "bad", "links", "a stream does not"),
-    (at_speed(11e6), "slow", "links", "the other direction"),
-    (at_speed(55e6), "slow", "links", "claim 1000 Mbit/s"),
-    (at_speed(12e6, 12e6), "slow", "links", "by eth0 to eth0: 12.0 MB/s"),
+    (lambda found: setattr(found.job.hosts[1].planned, "used", 5), "slow", "cpu", "-H b:4"),
+    (lambda found: found.routes[0, 1].speeds.update({(0, 1): 0.0}), "bad", "links", "a stream does not"),
+    (lambda found: found.routes[0, 1].speeds.update({(0, 1): 12.0}), "slow", "links", "eth0 to eth0: 12.0"),
 ]  # fmt: skip
 
 
@@ -144,35 +121,17 @@ def test_each_fault_is_named_with_its_remedy(
     make(found)
     rows = [row for row in all_findings(found) if words in f"{row.text} {row.remedy}"]
     assert rows and {(row.level, row.check) for row in rows} == {(level, check)}
-    text = " ".join(as_text(found, rows).split())
-    assert words in text or words.split()[0] in text
-    marks = as_text(found, rows).splitlines()[2].split()[1:]
-    assert level in marks or level == "note" and set(marks) == {"ok"}
-    data = json.loads(as_json(found, rows))
-    assert bool(data["notes"]) == (level == "note") and bool(data["problems"]) == (level != "note")
-
-
-def test_a_slow_login_of_a_busy_host_is_no_fault_of_its_login_shell() -> None:
-    found = examination()
-    found.starts_s[:] = [9.0, 4.2]  # the first is this machine, on which there is no login
-    assert [(row.level, row.hosts) for row in all_findings(found)] == [("slow", (1,))]
-    change("cpu.waited", 0.6)(found)
-    (row,) = all_findings(found)
-    assert row.level == "note" and "wait for its processors for 60% of their time" in row.text
-
-
-def test_ptrace_matters_with_several_ranks_only() -> None:
-    found = examination()
-    change("limits", {"nofile": 1024, "ptrace_scope": 1})(found)
-    assert all_findings(found) == []
-    found.slots[1] = 2
-    assert [row.check for row in all_findings(found)] == ["limits"]
+    assert words.split()[0] in as_text(found, rows)
+    assert level in as_text(found, rows).splitlines()[2].split()[1:]
+    assert len(json.loads(as_json(found, rows))["problems"]) == len(rows)
 
 
 @pytest.mark.parametrize(("local", "level"), [(1, "bad"), (0, "note"), (-1, "note")])
 def test_one_direction_that_is_closed(local: int, level: str) -> None:
     """A job needs one direction between two hosts, and both to this machine: its rendezvous is here."""
-    found = examination()._replace(local=local)
+    found = examination()
+    for item in found.job.hosts:
+        item.is_local = item.index == local  # type: ignore[misc]
     found.tried[0, 1][0] = attempt(0, why="no answer within 3 s", too_slow=True, local="", local_iface="?")
     found.routes[0, 1] = found.routes[0, 1]._replace(chosen=attempt(1))
     (row,) = all_findings(found)
@@ -210,6 +169,8 @@ def test_hosts_without_a_network_in_common() -> None:
     found = unreached(why="connection refused")
     change("interfaces", [iface(1, addresses=[["10.0.0.2", 32]])])(found)
     assert all("they have no network in common" in row.remedy for row in all_findings(found))
+    rows = all_findings(unreached(why="network is unreachable"))
+    assert rows and all(row.remedy.startswith("connect both to one network") for row in rows)
 
 
 def test_one_machine_under_two_names() -> None:
@@ -223,28 +184,7 @@ def test_one_machine_under_two_names() -> None:
 def test_an_address_of_two_hosts_and_one_without_hardware_address() -> None:
     found = examination()
     both = iface(1, mac="", addresses=[["10.0.0.1", 24]])
-    change("interfaces", [both, iface(3, name="lo", mac="00:00:00:00:00:00", addresses=[])])(found)
+    change("interfaces", [both, iface(3, name="tun0", mac="00:00:00:00:00:00", addresses=[])])(found)
     change("machine_id", "")(found)
     (row,) = [row for row in all_findings(found) if row.check == "addresses"]
     assert "10.0.0.1" in row.text and row.hosts == (0, 1)
-
-
-@pytest.mark.parametrize("why", ["network is unreachable", "no route to host"])
-def test_a_network_that_is_missing(why: str) -> None:
-    rows = all_findings(unreached(why=why))
-    assert rows and all(why in row.text for row in rows)
-    assert all(row.remedy.startswith("connect both to one network") for row in rows)
-
-
-@pytest.mark.parametrize("changes", [{"speed_mbit": None}, {"virtual": True}, {"name": "eth7"}])
-def test_a_rate_is_compared_with_the_one_that_both_interfaces_claim(changes: Dict[str, Any]) -> None:
-    found = examination()
-    change("interfaces", [iface(1, **changes)])(found)
-    at_speed(55e6, 55e6)(found)
-    assert all_findings(found) == []
-
-
-def test_more_than_enough_is_not_compared() -> None:
-    found = examination()
-    at_speed(130e6, 9e9)(found)
-    assert all_findings(found) == []

@@ -10,7 +10,7 @@ from ringcomm.errors import ConfigError
 from ringcomm.transport import kinds, nics
 from ringrun.job.launch import prepare
 from ringrun.job.rendezvous import rendezvous_addresses, rendezvous_variables
-from ringrun.join.machine import Joined
+from ringrun.join.invitation import Joined
 from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
 

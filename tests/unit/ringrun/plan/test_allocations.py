@@ -23,7 +23,7 @@ def found(environ: Dict[str, str], files: Optional[Dict[str, str]] = None) -> Op
             raise ConfigError(f"The {what} {path} cannot be read.")
         return (files or {})[path]
 
-    return find_allocation(environ, read, expand)
+    return find_allocation(environ, read)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import List, Optional, Tuple
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.plan.command import Command, in_tree, parse_command, with_interpreter
+from ringrun.plan.command import Command, in_tree, parse_command
 
 
 @pytest.mark.parametrize(
@@ -44,23 +44,11 @@ def test_bad_commands(words: List[str]) -> None:
 @pytest.mark.parametrize(
     ("word", "told"),
     [("user@host1", "commas"), ("host1:2", "commas"), (",host1", "commas"), ("host1,", "commas"),
-     ("[fe80::1]:2", "commas"), ("B=2", "-x B=2")],
+     ("[fe80::1]:2", "commas"), ("B=2", "a -x of its own")],
 )  # fmt: skip
 def test_lists_that_the_shell_has_split(word: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         parse_command([word, "train.py"])
-
-
-def test_an_option_that_has_taken_the_command_is_named() -> None:
-    with pytest.raises(ConfigError, match="to run: -x has taken train.py for the name of a variable"):
-        parse_command([], ["EPOCHS", "train.py"])
-
-
-@pytest.mark.parametrize(("python", "first"), [(None, None), ("/p/python", "/p/python")])
-def test_the_word_python_is_replaced(python: Optional[str], first: Optional[str]) -> None:
-    assert with_interpreter(parse_command(["python", "t.py"]), python).argv == (first, "t.py")
-    assert with_interpreter(parse_command(["/bin/python", "t.py"]), python).argv == ("/bin/python", "t.py")
-    assert with_interpreter(parse_command(["t.py"]), python).argv == (None, "t.py")
 
 
 @pytest.mark.parametrize(
@@ -113,8 +101,3 @@ def test_a_relative_script_that_is_not_sent_is_refused(tmp_path: Path, script: s
 )
 def test_what_a_list_of_jobs_shows(words: List[str], shown: str) -> None:
     assert parse_command(words).shown == shown
-
-
-def test_the_text_has_the_interpreter_that_was_chosen() -> None:
-    assert parse_command(["train.py", "-x"]).text("/p/python") == "/p/python train.py -x"
-    assert parse_command(["sh", "-c", "true"]).text("/p/python") == "sh -c true"

@@ -77,12 +77,6 @@ def test_own_variables() -> None:
     }
 
 
-def test_ranks_lose_what_belongs_to_another_job() -> None:
-    assert set(MEMBERSHIP) < set(removed())
-    assert {"RINGCOMM_KEY", "RINGCOMM_KEY_FD", "RINGCOMM_SLOT", "RINGCOMM_LATE_AFTER"} < set(removed())
-    assert {"HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_HOSTNAME"} < set(removed())
-
-
 def test_variables_of_other_launchers() -> None:
     plan = make_plan(None, parse_hosts("a:2,b,c:2"))
     found = [rank_variables(place, plan.size, "abc"[place.host_index], True) for place in plan.places]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.function import options_of, run
-from ringrun.plan.options import PATH, PURPOSES, SWITCH, Options, summary, table
+from ringrun.plan.options import PATH, PURPOSES, SWITCH, Options, table
 
 SHIM = Path(__file__).parents[4] / "launcher" / "ringrun" / "compat" / "horovod_shim"
 
@@ -72,16 +71,9 @@ def test_every_option_is_described() -> None:
         assert (option.kind in (PATH, SWITCH)) == is_file, item.name
 
 
-@pytest.mark.parametrize(
-    ("doc", "first"),
-    [("One thing. Another.", "One thing."), ("A list: of things.", "A list."), ("`a` and 1.5", "a and 1.5.")],
-)
-def test_the_first_sentence(doc: str, first: str) -> None:
-    assert summary(doc) == first
-
-
 def test_arguments_become_options() -> None:
-    found = options_of({"env": {"A": "1"}, "python": {"far": "/p", None: "/q"}, "np": 2, "iface": None})
+    by_host = {"far": "/p", None: Path("/q"), "x": None}
+    found = options_of({"env": {"A": "1"}, "python": by_host, "np": 2, "iface": None})
     assert found == Options(forward=("A=1",), python=("far=/p", "/q"), np=2)
     found = options_of({"ssh_identity_file": Path("k"), "output_dir": Path("o"), "ssh": "s"})
     assert found == Options(ssh_identity_file="k", output_dir="o", ssh="s")
@@ -93,9 +85,3 @@ def test_arguments_become_options() -> None:
         run(print, console=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="iface=3 is not a string"):
         run(print, iface=3)
-
-
-def test_the_docstring_of_run_names_no_option_of_the_command_line() -> None:
-    assert run.__doc__ is not None
-    words = re.findall(r"(?<![\w`-])--?[a-z][\w-]*", run.__doc__)
-    assert words == ["-i"]  # of docker exec

@@ -46,10 +46,6 @@ def run(words: List[str], monkeypatch: pytest.MonkeyPatch) -> Tuple[List[Any], s
     return seen, result.output, result.exit_code
 
 
-def test_there_are_eleven() -> None:
-    assert len(LINES) + len(INSTEAD) == 11
-
-
 @pytest.mark.parametrize(("line", "options", "command"), LINES, ids=lambda item: str(item)[:24])
 def test_it_works_behind_ringrun_and_with_the_names_exchanged(
     line: str, options: Dict[str, Any], command: Tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -64,16 +60,6 @@ def test_it_works_behind_ringrun_and_with_the_names_exchanged(
         seen, output, code = run(words[2 if words[0] == "accelerate" else 1 :], monkeypatch)
         assert (seen, code) == ([(Options(**options), command)], 0), output
         assert "is left out" not in output
-
-
-def test_options_of_srun_and_mlx_launch_without_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["--ntasks=4", "--ntasks-per-node", "2", "--gres=gpu:1", "train.py"]
-    seen, output, code = run(words, monkeypatch)
-    assert seen == [(Options(np=4, slots_per_host=2), ("train.py",))]
-    assert "ringrun allocates nothing" in output
-    words = ["--backend", "ring", "--hosts", "a,b", "--repeat-hosts", "2", "train.py"]
-    seen, output, code = run(words, monkeypatch)
-    assert seen == [(Options(hosts="a,b", slots_per_host=2), ("train.py",))], output
 
 
 @pytest.mark.parametrize(
@@ -119,12 +105,6 @@ def test_other_lines(line: str, command: Tuple[str, ...], monkeypatch: pytest.Mo
     assert code == 0 and seen[0][1] == command, output
     if "--env" in line:
         assert seen[0][0].forward == ("A=1", "B=2")
-
-
-@pytest.mark.parametrize("line", ["torchrun", "mlx.launch", "accelerate launch", "mpirun -np 2"])
-def test_without_a_command_it_is_the_usual_error(line: str) -> None:
-    result = CliRunner().invoke(cli.ringrun, line.split())
-    assert result.exit_code == 2 and "There is no command to run" in result.output
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import List, Optional
 
 import pytest
 
-from ringrun.reach.environments import candidates, conda_name, finder
+from ringrun.reach.environments import finder
 from ringrun.reach.protocol import BOOT
 
 PROGRAM = "import sys; print(sys.executable, sys.argv, f.readline())"
@@ -22,18 +22,6 @@ def conda(tmp_path: Path) -> str:
     prefix = tmp_path / "miniconda3" / "envs" / "train"
     (prefix / "conda-meta").mkdir(parents=True)
     return str(prefix / "bin" / "python")
-
-
-def test_conda_is_looked_for_by_name(conda: str, tmp_path: Path) -> None:
-    assert conda_name(conda) == ("train", "bin/python")
-    found = candidates(conda, str(tmp_path))
-    assert found[0] == "~/miniconda3/envs/train/bin/python"
-    assert {"~/miniforge3/envs/train/bin/python", "/opt/conda/envs/train/bin/python"} <= set(found)
-    base = tmp_path / "miniconda3"
-    (base / "conda-meta").mkdir()
-    assert conda_name(str(base / "bin" / "python")) == ("", "bin/python")
-    assert "/opt/miniforge3/bin/python" in candidates(str(base / "bin" / "python"), "/home/me")
-    assert conda_name("/usr/bin/python3") == conda_name("python3") == ("", "")
 
 
 def run(python: str, home: Path) -> List[str]:

@@ -42,13 +42,13 @@ def run(capsys: Any) -> Any:
 def test_a_list_is_made_used_and_removed(run: Any, lists: Path) -> None:
     assert run("").startswith("0 There is no list of hosts yet. Make one: ringrun hosts add lab")
     assert run("add lab localhost,me@b:2 [fd00::7]").startswith("0 lab has 3 hosts: ")
-    assert run("") == run("list") == f"0 lab  localhost, me@b:2, [fd00::7]\nThey are in {lists}.\n"
+    assert run("") == f"0 lab  localhost, me@b:2, [fd00::7]\nThey are in {lists}.\n"
     assert run("show lab") == "0 localhost\nme@b:2\n[fd00::7]\n"
     assert lists.stat().st_mode & 0o777 == 0o700 and (lists / "lab").stat().st_mode & 0o777 == 0o600
     specs = read_hosts(Options(hosts="x:3,lab"))
     assert [spec.item for spec in specs] == ["x:3", "localhost", "me@b:2", "[fd00::7]"]
     assert run("drop lab me@b localhost") == "0 lab does not have me@b, localhost any more.\n"
-    assert run("remove lab fd00::7") == "0 The list lab is removed.\n"
+    assert run("drop lab fd00::7") == "0 The list lab is removed.\n"
     assert run("").startswith("0 There is no list") and read_hosts(Options(hosts="lab")) == [HostSpec("lab")]
 
 
@@ -68,15 +68,11 @@ def test_what_the_user_has_written_into_a_list_stays(run: Any, lists: Path) -> N
         ("show none", "1 ringrun: There is no list of hosts 'none' (there are: lab)."),
         ("drop none", "2 ringrun: There is no list of hosts 'none'"),
         ("drop lab z", "2 ringrun: lab has no host 'z'. `ringrun hosts show lab`"),
-        ("drop ../lab", "2 ringrun: There is no list of hosts '../lab'"),
         ("add localhost a", "2 ringrun: 'localhost' cannot be the name of a list"),
         ("add ../lab a", "2 ringrun: '../lab' cannot be the name of a list"),
         ("add lab lab", "2 ringrun: A list and a host in it cannot both be lab"),
         ("add lab a", "2 ringrun: lab has a already. First: ringrun hosts drop lab a"),
-        ("add new a a", "2 ringrun: new has a already"),
-        ("add new a:0", "2 ringrun: ringrun hosts add: 'a:0': '0' is not a number of slots"),
-        ("add new ,", "2 ringrun: ringrun hosts add: '' is not a host"),
-        ("add new", "2 Usage: ringrun hosts add"),
+        ("add new a:0", "2 ringrun: ringrun hosts add: 'a:0': '0' is not a whole number from 1"),
         ("nope", "2 Usage: ringrun hosts"),
         ("import new", "2 ringrun: {home}/.ssh/config cannot be read: no such file or directory."),
     ],
@@ -94,7 +90,7 @@ def test_a_list_has_neither_slots_nor_an_account(item: str, run: Any) -> None:
         read_hosts(Options(hosts=item))
 
 
-@pytest.mark.parametrize("what", ["empty", "binary", "writable", "directory", "fifo", "folder"])
+@pytest.mark.parametrize("what", ["empty", "binary", "writable", "fifo", "folder"])
 def test_a_list_that_cannot_be_used_is_named(what: str, run: Any, lists: Path) -> None:
     run("add lab a")
     path = lists / "lab"
@@ -104,9 +100,7 @@ def test_a_list_that_cannot_be_used_is_named(what: str, run: Any, lists: Path) -
         path.chmod(0o666)
     else:
         path.unlink()
-        if what == "directory":
-            path.mkdir()
-        elif what == "fifo":
+        if what == "fifo":
             os.mkfifo(path)
         else:
             path.write_bytes(b"" if what == "empty" else b"\xff")
@@ -142,15 +136,13 @@ def test_hosts_are_taken_from_sshs_configuration(run: Any, tmp_path: Path) -> No
     )
     assert run("import lab jet* tilde").startswith("0 lab has 3 hosts: jetson1, jetson2, tilde")
     answer = run("import lab nope")
-    assert answer.startswith("2 ") and "none that matches nope. It has: jetson1, " in answer
+    assert answer.startswith("2 ") and "names no host that matches nope. It has: jetson1, " in answer
     (tmp_path / ".ssh" / "config").write_text("Host *\n")
-    assert "there is none. A host there is a line like: Host jetson1" in run("import lab")
+    assert "names no host. It has: none." in run("import lab")
 
 
 def test_a_list_with_the_name_of_a_host(lists: Path) -> None:
     named_hosts.add_hosts("lab", ["a", "b"], os.environ)
-    with pytest.raises(ConfigError, match="b is a host of the list lab"):
-        named_hosts.add_hosts("b", ["c"], os.environ)
     specs = parse_hosts("localhost,lab")
     assert named_hosts.lists_in(specs, os.environ) == ["the list lab: a, b"]
     assert named_hosts.lists_in(parse_hosts("localhost,c:2"), os.environ) == []
@@ -160,6 +152,6 @@ def test_a_list_that_is_a_link_is_refused_with_what_to_do(run: Any, lists: Path,
     run("add lab a")
     (lists / "lab").rename(tmp_path / "kept")
     (lists / "lab").symlink_to(tmp_path / "kept")
-    with pytest.raises(ConfigError, match=rf"symbolic link. Put a copy of {tmp_path}/kept in its place"):
+    with pytest.raises(ConfigError, match="cannot be used: it is a symbolic link"):
         read_hosts(Options(hosts="lab"))
     assert read_hosts(Options(hostfile=str(tmp_path / "kept")))

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import zlib
 from typing import List
 
 import pytest
 
 from ringcomm.errors import ProtocolError
 from ringrun.agent import framing
-from ringrun.reach.loader import WANTED
-from ringrun.reach.protocol import FRAME_LIMIT_BYTES, Frame, FrameReader, agent_source
+from ringrun.reach.protocol import FRAME_LIMIT_BYTES, WANTED, Frame, FrameReader
 
 FRAMES = [
     Frame(framing.STDOUT, 3, b"hello\n"), Frame(framing.EVENT, -1, b"{}"), Frame(framing.RESULT, 0, b"")
@@ -62,10 +60,3 @@ def test_a_frame_that_does_not_end_where_it_says_is_refused() -> None:
     reader = FrameReader()
     with pytest.raises(ProtocolError, match="does not end there"):
         reader.feed(framing.MARKER + framing.TO_LAUNCHER.pack(framing.STDOUT, 0, 2) + b"abcd")
-
-
-def test_the_agent_travels_in_one_line_and_a_body() -> None:
-    line, _, body = agent_source().partition(b"\n")
-    compile(line, "line", "exec")
-    compile(zlib.decompress(body), "body", "exec")
-    assert str(len(body)).encode() in line

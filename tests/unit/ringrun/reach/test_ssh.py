@@ -7,8 +7,7 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.plan.hosts import HostSpec
-from ringrun.reach.base import quoted_path, remote_command
-from ringrun.reach.local import ThisMachine
+from ringrun.reach.base import ThisMachine, quoted_path, remote_command
 from ringrun.reach.protocol import BOOT
 from ringrun.reach.ssh import Ssh, SshOptions
 from ringrun.reach.via import Via
@@ -32,8 +31,6 @@ def test_the_port_of_a_host_comes_before_that_of_all() -> None:
     spec = HostSpec("a", port=22)
     argv = SSH.argv(spec, "python3")
     assert argv[argv.index("-p") + 1] == "22" and "2222" not in argv
-    assert SSH.copy_line(spec, "x.whl", False) == "scp -P 22 x.whl a:"
-    assert " -e 'ssh -p 2222' " in SSH.copy_line(HostSpec("a"), "x", True)
 
 
 @pytest.mark.parametrize("spec", [HostSpec("-oProxyCommand=id"), HostSpec("a", "-l"), HostSpec("$(id)")])
@@ -114,16 +111,6 @@ def test_failures_have_a_remedy(status: int, stderr: str, words: List[str], retr
     assert "\n" not in failure.text
 
 
-def test_a_program_that_is_no_python() -> None:
-    output = f"/bin/ls: cannot access '{BOOT}': No such file or directory\n"
-    for status in (1, 2):
-        argv = ["/bin/ls", "-c", BOOT]
-        text = ThisMachine().explain_start("localhost", argv, "/bin/ls", status, output).text
-        assert "too old" not in text and "import os" not in text
-        assert "/bin/ls: cannot access '…': No such file or directory" in text
-    assert "/bin/ls ended with status 2" in text and "Is it a Python?" in text
-
-
 @pytest.mark.parametrize(
     ("status", "is_local", "words"),
     [
@@ -137,14 +124,3 @@ def test_losses(status: int, is_local: bool, words: List[str]) -> None:
     text = reach.explain_loss("jetson1", status, "client_loop: send disconnect: Broken pipe\r\n")
     for word in words:
         assert word in text
-
-
-def test_an_ssh_that_cannot_be_started() -> None:
-    text = SSH.explain_unstarted("jetson1", ["/no/ssh", "x"], "/p", "No such file or directory")
-    assert text.startswith("jetson1: '/no/ssh' cannot be started") and "--ssh" in text
-
-
-@pytest.mark.parametrize(("is_folder", "program"), [(True, "rsync -a"), (False, "scp ")])
-def test_the_command_that_copies(is_folder: bool, program: str) -> None:
-    line = SSH.copy_line(HostSpec("jetson1", "me"), "/src/ringcomm", is_folder)
-    assert line.startswith(program) and line.endswith(" /src/ringcomm me@jetson1:")

@@ -8,11 +8,10 @@ import pytest
 from ringcomm.errors import ConfigError
 from ringrun.plan.allocations import Allocation
 from ringrun.plan.hosts import HostSpec
-from ringrun.reach.doors import Doors, _expand, allocation_of
+from ringrun.reach.doors import Doors, allocation_of
 from ringrun.reach.protocol import BOOT
-from ringrun.reach.slurm import Srun
 from ringrun.reach.ssh import Ssh, SshOptions
-from ringrun.reach.via import Via
+from ringrun.reach.via import Srun, Via
 
 BOX = HostSpec("box1")
 
@@ -38,12 +37,6 @@ def test_templates_that_cannot_be_used(template: str, word: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Via(template)
     assert "--via" in str(caught.value) and word in str(caught.value)
-
-
-def test_no_shell_expands_a_tilde() -> None:
-    with pytest.raises(ConfigError, match="full path"):
-        Via("docker exec -i {host}").argv(BOX, "~/v/bin/python")
-    assert Via("ssh {host}").argv(BOX, "~/v/bin/python")[-1].startswith("~/v/bin/python -c")
 
 
 @pytest.mark.parametrize(
@@ -167,19 +160,3 @@ def test_a_file_of_a_scheduler_that_cannot_be_read(
     with pytest.raises(ConfigError) as caught:
         allocation_of(environ, needed=True)
     assert text in str(caught.value) and str(file) in str(caught.value)
-
-
-def test_scontrol_expands_what_is_not_understood_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert _expand("box[1-2],other") == ["box1", "box2", "other"]
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError):
-        _expand("box[1-2")
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text('#!/bin/sh\necho "$1 $2"\necho "$3"\n')
-    scontrol.chmod(0o755)
-    assert _expand("box[1-2") == ["show", "hostnames", "box[1-2"]
-    scontrol.write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(ConfigError):
-        _expand("box[1-2")

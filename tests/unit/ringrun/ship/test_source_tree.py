@@ -30,11 +30,6 @@ def test_with_git_it_is_what_git_tracks_or_would_track(tmp_path: Path) -> None:
     assert paths(tmp_path / "a b") == ["ü.py"]
 
 
-def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--ship: there is no directory .*/none"):
-        SourceTree(tmp_path / "none")
-
-
 def test_without_git_it_is_all_but_junk(tmp_path: Path) -> None:
     write(tmp_path, "fetched/jetson1/out", "lib/fetched")
     write(tmp_path, "train.py", "lib/a.py", ".venv/bin/python", "lib/__pycache__/a.pyc", "b.pyc", ".hidden")
@@ -72,15 +67,6 @@ def test_too_large_names_the_ten_largest(tmp_path: Path, monkeypatch: pytest.Mon
     assert "file01" not in str(error.value) and ".ringignore" in str(error.value)
 
 
-def test_counting_stops_soon_after_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_tree, "LIMIT_BYTES", 1000)
-    monkeypatch.setattr(source_tree, "COUNT_S", 0.0)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    write(tmp_path, *(f"file{number:02}" for number in range(9)), content="x" * 600)
-    with pytest.raises(ConfigError, match="more than 2 files.*It is your home directory"):
-        SourceTree(tmp_path)
-
-
 @pytest.mark.parametrize("git", [True, False])
 def test_what_is_left_out_is_known_and_named(tmp_path: Path, git: bool) -> None:
     if git:
@@ -107,16 +93,6 @@ def test_a_link_out_of_the_tree_is_refused_and_one_inside_is_a_file(tmp_path: Pa
     (root / "outside").symlink_to("../secret")
     with pytest.raises(ConfigError, match=r"outside is a symbolic link that leads out of"):
         SourceTree(root)
-
-
-def test_ignored_files_that_the_program_imports_are_named(tmp_path: Path) -> None:
-    write(tmp_path, "src/train.py", content="import numpy, models.net\nfrom secrets_local import KEY\n")
-    write(tmp_path, "src/broken.py", content="def")
-    write(tmp_path, "src/models/__init__.py", "src/secrets_local.py", "src/other.py")
-    write(tmp_path, ".ringignore", content="models\nsecrets_local.py\nother.py\n")
-    tree = SourceTree(tmp_path)
-    assert tree.left_out("src/train.py") == ["src/models/__init__.py", "src/secrets_local.py"]
-    assert tree.left_out("train.py") == [] and tree.left_out("/elsewhere/train.py") == []
 
 
 def test_the_working_directory_has_to_be_in_the_tree(tmp_path: Path) -> None:

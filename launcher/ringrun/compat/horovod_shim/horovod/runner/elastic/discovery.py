@@ -18,22 +18,13 @@ class HostDiscovery:
 
 
 class HostDiscoveryScript(HostDiscovery):
-    """Runs a script that prints the available hosts.
-
-    Args:
-        discovery_script: the command.
-        slots: slots of hosts without a number; None for 1.
-    """
+    """Runs a command that prints the available hosts; hosts without a number have `slots` (None: 1)."""
 
     def __init__(self, discovery_script: str, slots: Optional[int] = None) -> None:
         self._script, self._slots = discovery_script, slots or 1
 
     def find_available_hosts_and_slots(self) -> Dict[str, int]:
-        """The hosts that the script prints, in its order.
-
-        Raises:
-            RuntimeError: the script has failed, or its output is not valid.
-        """
+        """Return the hosts that the script prints, in its order; RuntimeError if it fails."""
         output = self._execute_discovery_script()
         try:
             return {spec.target: spec.slots or 1 for spec in parse_discovered(output, self._slots)}
@@ -41,11 +32,7 @@ class HostDiscoveryScript(HostDiscovery):
             raise RuntimeError(f"Failed to execute discovery script: {problem}") from None
 
     def _execute_discovery_script(self) -> str:
-        """The script's output. Subclasses of Horovod's class replace it, so it has Horovod's name.
-
-        Raises:
-            RuntimeError: the script has failed.
-        """
+        """Return the script's output. Subclasses of Horovod's class replace it, so it has Horovod's name."""
         try:
             return run_script(self._script, SCRIPT_LIMIT_S, threading.Event())
         except ScriptError as problem:
@@ -53,11 +40,7 @@ class HostDiscoveryScript(HostDiscovery):
 
 
 class FixedHosts(HostDiscovery):
-    """Hosts that a program sets.
-
-    Args:
-        host_slots: the hosts with their numbers of slots.
-    """
+    """Hosts that a program sets, with their numbers of slots."""
 
     def __init__(self, host_slots: Dict[str, int]) -> None:
         self._host_slots = host_slots
@@ -67,9 +50,5 @@ class FixedHosts(HostDiscovery):
         return self._host_slots
 
     def set(self, host_slots: Dict[str, int]) -> None:
-        """Set the hosts.
-
-        Args:
-            host_slots: the hosts with their numbers of slots.
-        """
+        """Set the hosts."""
         self._host_slots = host_slots

@@ -6,13 +6,8 @@ from typing import Any, List
 import pytest
 
 from ringrun.plan.hosts import HostSpec
-from ringrun.reach import local
-from ringrun.reach.local import (
-    ThisMachine,
-    find_local,
-    is_own,
-    is_own_name,
-)
+from ringrun.reach import doors
+from ringrun.reach.doors import find_local, is_own, is_own_name
 
 OWN = frozenset(
     [ipaddress.ip_address("10.0.0.5"), ipaddress.ip_address("fe80::5"), ipaddress.ip_address("fd00::5")]
@@ -66,9 +61,9 @@ def test_names_are_looked_up_once_and_a_user_needs_a_login(monkeypatch: pytest.M
         address = "10.0.0.5" if name == "alias" else "10.0.0.6"
         return [(2, 1, 6, "", (address, 0))]
 
-    monkeypatch.setattr(local, "own_addresses", lambda: OWN)
-    monkeypatch.setattr(local.socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(local.getpass, "getuser", lambda: "me")
+    monkeypatch.setattr(doors, "own_addresses", lambda: OWN)
+    monkeypatch.setattr(doors.socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(doors.getpass, "getuser", lambda: "me")
     specs = [
         HostSpec("localhost"), HostSpec("alias"), HostSpec("alias", "me"), HostSpec("alias", "you"),
         HostSpec("far"), HostSpec("unknown"), HostSpec("node0"), HostSpec("pod"),
@@ -83,11 +78,5 @@ def test_an_account_without_a_name(monkeypatch: pytest.MonkeyPatch, problem: Exc
     def user() -> str:
         raise problem
 
-    monkeypatch.setattr(local.getpass, "getuser", user)
+    monkeypatch.setattr(doors.getpass, "getuser", user)
     assert find_local([HostSpec("localhost"), HostSpec("localhost", "me")]) == [True, False]
-
-
-def test_an_interpreter_that_cannot_be_started() -> None:
-    text = ThisMachine().explain_unstarted("localhost", ["/p"], "/p", "Permission denied")
-    assert text.startswith("localhost: there is no Python at /p that can be started (Permission denied)")
-    assert ThisMachine().argv(HostSpec("localhost"), "/p")[:2] == ["/p", "-c"]

@@ -1,1 +1,0 @@
-"""A module that Horovod's own tests import."""
