@@ -24,8 +24,8 @@ from ..engine.packing import FusionBuffer, groups_by_index, side_by_side
 from ..errors import Misuse, RingcommError, fresh_copy
 from ..job.context import Context
 from ..ops import ReduceOp
-from .causes import record_cause
 from .graph_callbacks import Operation
+from .submit import record_cause
 
 _SHAPES_SHOWN = 16
 

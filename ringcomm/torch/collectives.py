@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from .. import api
-from .._adapter.compressed import CompressionState
-from .._adapter.graph_callbacks import Operation
+from .._adapter.graph_callbacks import CompressionState, Operation
 from .._adapter.reduction import Reduction, is_coded
 from ..arrays.torch_tensors import tensor_of
 from ..calls.process_set import ProcessSet, global_process_set, rank_in

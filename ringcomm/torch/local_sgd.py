@@ -8,9 +8,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 import torch
 
 from .._adapter.compression import dtype_name
-from .._adapter.intervals import ADAPTIVE_DRIFT, AUTO
+from .._adapter.local_sgd import ADAPTIVE_DRIFT, AUTO, OuterOptimizer, host_dtype
 from .._adapter.local_sgd import LocalSGD as Core
-from .._adapter.local_sgd import OuterOptimizer, host_dtype
 from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..dtypes import Array
@@ -53,8 +52,6 @@ class LocalSGD(OuterOptimizer):
             parameters are trained that were not when the block began.
     """
 
-    _of_distributed = False
-
     def __init__(
         self,
         model: torch.nn.Module,
@@ -68,7 +65,7 @@ class LocalSGD(OuterOptimizer):
         overlap: int = 0,
         max_drift: Optional[float] = None,
     ) -> None:
-        if hasattr(optimizer, "skip_synchronize") and not self._of_distributed:
+        if getattr(optimizer, "_averages_gradients", False):
             raise ConfigError(
                 "LocalSGD needs the original optimizer: a DistributedOptimizer averages gradients."
             )

@@ -15,13 +15,11 @@ import torch.distributed as dist
 from ...clock import Deadline
 from ...errors import Misuse, NotInitializedError, PeerStalledError, RingcommError, describe_error
 from ...group.message_matching import Address
-from ._bridge import GroupReduction
-from ._collectives import Collectives, Divided, Packed, Tensors
+from ._collectives import Collectives, Divided, GroupReduction, Packed, Tensors
 from ._dispatch import uncompiled
 from ._group_transport import GroupTransport
-from ._operations import Operations
+from ._operations import Operations, RingcommWork
 from ._rendezvous import group_settings
-from ._work import RingcommWork
 
 BACKEND = "ringcomm"
 _USERS, _BARRIERS = 0, 1  # owners of tags: those of barriers do not match the program's messages
@@ -56,8 +54,7 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         transport = self._transport = GroupTransport(store, rank, ranks, name, settings, default)
         self._watch = transport.watch
         self._ops = Collectives(transport.group.runner)
-        with transport.telling_shortages():
-            self._operations = Operations(name, transport, settings.timeout_s)
+        self._operations = Operations(name, transport, settings.timeout_s)
         self._left = False
         _open_groups.add(self)
 

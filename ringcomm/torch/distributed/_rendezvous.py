@@ -11,7 +11,6 @@ not connect through that store, so a process that reaches it can end the job, bu
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import secrets
@@ -45,7 +44,6 @@ from ...rendezvous.connect_server import Moved, Watched, await_entry, post
 from ...rendezvous.embedded import EmbeddedRendezvous
 from ...storage.files import open_standard_descriptors
 from ...transport.nics import machine
-from ...transport.shortage import check_descriptors, shortage_error
 from ...wire.signing import Signer
 
 logger = logging.getLogger("ringcomm.torch")
@@ -57,7 +55,6 @@ _STOP_THREAD_NAME = "ringcomm-stop"
 _ENTRY = "ringcomm/rendezvous"
 _LIMIT = "the timeout= of init_process_group or new_group"  # that counts, and not --start-timeout
 _LOOK_AGAIN_S = 0.25
-_SERVES = 8  # descriptors of a rendezvous beside one for each rank
 _warned = False
 # the store that the job itself has made, if any, and the job
 _job_stores: List[Tuple[Any, Membership, int]] = []
@@ -223,10 +220,15 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
         grace_s = min(settings.start_timeout_s, Settings.from_environment().start_timeout_s)
         entry = StoreEntry(store, title, b"" if secret is None else secret[0], grace_s)
     if secret is None and settings.encrypt:
-        problem = _without_certificate()
+        missing = ConfigError(
+            "RINGCOMM_ENCRYPT=1 needs a key file with a certificate: PyTorch's store, over which the ranks "
+            "would agree on a key, is open to every process that can reach it. Make a file with `python -m "
+            "ringcomm.newkey --encrypt FILE`, copy it to every host and set RINGCOMM_KEY_FILE; or use "
+            "`ringrun --encrypt`."
+        )
         if rank == 0:
-            _report(entry, problem, settings)
-        raise problem
+            _report(entry, missing, settings)
+        raise missing
     if rank == 0:
         embedded, notice = _serve(entry, len(ranks), name, secret, settings)
         try:
@@ -237,8 +239,6 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
                 _report(entry, problem, settings)
             embedded.stop()
             raise
-    with contextlib.suppress(OSError):  # join() reports it, at the address that the entry has
-        check_descriptors(len(ranks) - 1)
     deadline = Deadline(settings.start_timeout_s)
     while True:
         left = replace(settings, start_timeout_s=max(1.0, deadline.remaining_s()))
@@ -248,15 +248,6 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
             return GroupRendezvous(join(membership, left, watched=watched), settings, None)
         except Moved:
             continue  # The entry was of a group that has ended.
-
-
-def _without_certificate() -> ConfigError:
-    return ConfigError(
-        "RINGCOMM_ENCRYPT=1 needs a key file with a certificate: PyTorch's store, over which the ranks "
-        "would agree on a key, is open to every process that can reach it. Make a file with `python -m "
-        "ringcomm.newkey --encrypt FILE`, copy it to every host and set RINGCOMM_KEY_FILE; or use "
-        "`ringrun --encrypt`."
-    )
 
 
 def _report(entry: Entry, problem: Exception, settings: Settings) -> None:
@@ -299,15 +290,11 @@ def _serve(
     one_host, master = torchrun_from_environment(size)
     preferred = ["127.0.0.1"] if one_host else _numeric(master)
     try:
-        check_descriptors(size - 1, more=size + _SERVES)
         embedded, notice["endpoints"] = EmbeddedRendezvous.serve(
             key, certificate, job, size, settings, preferred, limit=_LIMIT
         )
     except Exception as problem:
-        shortage = shortage_error(problem, 0, host_from_environment() or socket.gethostname())
-        _report(entry, shortage or problem, settings)
-        if shortage is not None:
-            raise shortage from problem
+        _report(entry, problem, settings)
         raise
     try:
         entry.write(json.dumps(notice), settings)

@@ -55,34 +55,6 @@ def check_allreduce() -> None:
     same_everywhere(torch.cat(results))
 
 
-def check_scale_factors() -> None:
-    per_rank, mine = all_inputs((6,), torch.float32), numbers(hvd.rank(), (6,), torch.float32)
-    result = hvd.allreduce(mine, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.25)
-    close(result, per_rank.sum(0) / 2)
-
-
-def check_bool_and_complex() -> None:
-    flags = numbers(hvd.rank(), (9,), torch.bool)
-    assert torch.equal(hvd.allreduce(flags, op=hvd.Max), all_inputs((9,), torch.bool).amax(0).bool())
-    mine = torch.complex(torch.ones(3), torch.full((3,), float(hvd.rank())))
-    total = hvd.allreduce(mine.conj(), op=hvd.Sum)
-    assert total.tolist() == [complex(hvd.size(), -sum(range(hvd.size())))] * 3
-
-
-def check_layouts() -> None:
-    mine = numbers(hvd.rank(), (4, 6), torch.float32)
-    expected = all_inputs((4, 6), torch.float32).sum(0)
-    for view in (mine.t(), mine[:, ::2], mine[1:3]):
-        whole = hvd.allreduce(view, op=hvd.Sum)
-        same = {6: expected.t(), 4: expected[:, ::2], 2: expected[1:3]}[view.shape[0]]
-        close(whole, same)
-    column = mine[:, 1]
-    assert hvd.allreduce_(column, op=hvd.Sum) is column
-    close(mine[:, 1], expected[:, 1])
-    images = numbers(hvd.rank(), (2, 3, 4, 4), torch.float32).contiguous(memory_format=torch.channels_last)
-    close(hvd.allreduce(images, op=hvd.Sum), all_inputs((2, 3, 4, 4), torch.float32).sum(0))
-
-
 def check_grouped() -> None:
     mine = [
         numbers(hvd.rank(), shape, dtype, 5) for shape in SHAPES for dtype in (torch.float32, torch.int64)
@@ -271,12 +243,3 @@ def check_process_sets() -> None:
     again = hvd.add_process_set([0])
     assert again.process_set_id == number
     assert hvd.remove_process_set(odd) and hvd.remove_process_set(again)
-
-
-def check_adasum() -> None:
-    size = hvd.size()
-    same = hvd.allreduce(torch.arange(1.0, 5.0), op=hvd.Adasum)
-    torch.testing.assert_close(same, torch.arange(1.0, 5.0))  # of equal vectors the average
-    mine = torch.zeros(size)
-    mine[hvd.rank()] = 3.0
-    torch.testing.assert_close(hvd.allreduce(mine, op=hvd.Adasum), torch.full((size,), 3.0))  # the sum

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 import ringcomm as rc
 import ringcomm.torch as hvd
-from ringcomm._adapter.intervals import PROBE
-from ringcomm.errors import ConfigError
+from ringcomm._adapter.local_sgd import PROBE
 from tests.adapters.torch.checks_compression import data, model_of, parameters_of
 from tests.adapters.torch.harness import same_everywhere
 from tests.support.errors import raises
@@ -162,30 +160,3 @@ def check_while_the_interval_is_one_step_every_optimizer_is_that_of_one_process(
         expected = _train_branches(common, optimizer, PROBE - 1)
         assert torch.allclose(found, expected, atol=1e-6 if compression is None else 1e-3)
         assert torch.equal(local.unused.weight, _Branches().unused.weight), "no decay without a gradient"
-
-
-def check_parameters_that_are_trained_later() -> None:
-    model = _small_model(frozen=True)
-    training = _LocalTraining(model, hvd.rank(), False, None)
-    local = hvd.LocalSGD(model, training.optimizer, sync_every=1)
-    with pytest.raises(ConfigError, match=r"0\.weight is trained since LocalSGD began, with 1 others"), local:
-        training.step()
-        model[0].requires_grad_(True)
-        training.step()
-    with local:
-        training.step()
-    for parameter in model.parameters():
-        same_everywhere(parameter.detach())
-
-
-def check_local_steps_average_a_parameter_of_zero_dimensions() -> None:
-    """Such as the temperature of a contrastive loss."""
-    model = nn.Module()
-    model.logit_scale = nn.Parameter(torch.tensor(0.0))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    with hvd.LocalSGD(model, optimizer, sync_every=2):
-        for _ in range(2):
-            optimizer.zero_grad()
-            (model.logit_scale * -float(hvd.rank() + 1)).backward()
-            optimizer.step()
-    assert float(model.logit_scale.detach()) == pytest.approx(0.2 * (hvd.size() + 1))

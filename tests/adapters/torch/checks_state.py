@@ -201,18 +201,3 @@ def check_added_parameters_keep_names_and_what_compression_has_lost() -> None:
     for part in (*models, *others):
         for parameter in part.parameters():
             same_everywhere(parameter)
-
-
-def check_a_broadcast_state_is_laid_out_as_its_parameters() -> None:
-    """Fused optimizers go through memory as it comes, so a state of another layout has other elements."""
-    torch.manual_seed(9)
-    model = nn.Conv2d(3, 8, 2).to(memory_format=torch.channels_last)
-    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
-    inputs = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(1))
-    for _ in range(2 if hvd.rank() == 0 else 0):
-        go_on(model, optimizer, inputs)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    assert optimizer.state[model.weight]["exp_avg"].stride() == model.weight.stride()
-    go_on(model, optimizer, inputs)
-    same_everywhere(model.weight)

@@ -41,10 +41,10 @@ def test_gradients_that_cannot_be_one_tensor_are_reduced_separately(ranks_of):
             types = (torch.float32, torch.float64)
             weights = [nn.Parameter(torch.zeros(80, 70, dtype=dtype)) for dtype in types]
             optimizer = optimizer_of(weights, compression=compression, groups=[weights])
-            (bucket,) = optimizer._reducer._buckets
-            assert isinstance(bucket, EachBucket)
             sum((weight * (context.rank + 1.0)).sum() for weight in weights).backward()
             optimizer.step()
+            (bucket,) = optimizer._reducer.buckets
+            assert isinstance(bucket, EachBucket)
             found += [weight.grad.unique().tolist() for weight in weights]
         return found
 

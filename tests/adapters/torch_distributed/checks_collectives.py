@@ -10,7 +10,6 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from ringcomm.errors import Misuse
@@ -303,21 +302,6 @@ def check_functional_collectives(on: Ranks) -> None:
     for group in (on.ring, on.gloo):  # it calls the group from C++
         found = gather(mine, on.size, group.group_name, out=torch.zeros(4 * on.size))
         same(functional.wait_tensor(found), gathered)
-
-
-def check_collectives_are_counted(on: Ranks) -> None:
-    """PyTorch's ``CommDebugMode`` sees those that are called in Python, and functional ones once."""
-    whole, part = torch.zeros(2 * on.size), torch.ones(2)
-    with CommDebugMode() as mode:
-        dist.all_gather_into_tensor(whole, part, on.ring)
-        dist.all_gather([torch.empty(2) for _ in range(on.size)], part, on.ring)
-        dist.reduce_scatter_tensor(part, whole, group=on.ring)
-        dist.all_reduce(part, group=on.ring)
-        functional.all_reduce(part, "sum", on.ring).sum()
-    ops = torch.ops.c10d
-    names = [ops._allgather_base_, ops.allgather_, ops._reduce_scatter_base_, ops.allreduce_]
-    assert [mode.get_comm_counts()[name] for name in names] == [1, 1, 1, 1]
-    assert mode.get_total_counts() == 5
 
 
 def check_tensors_that_wrap_others(on: Ranks) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Dict, List, Sequence
+from typing import Dict, List
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -19,7 +19,7 @@ from torch.distributed.pipelining import (
     ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
 )
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -104,40 +104,6 @@ def check_a_pipeline_of_replicas(on: Ranks) -> None:
     given = [inputs] if number == 0 else []
     schedule.step(*given, **({"target": targets} if number == last else {}))
     same_gradients({number: block}, last + 1, 16)
-
-
-def placed(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> DTensor:
-    """A tensor so placed; parts of a sum are equal on each rank."""
-    given = [Replicate() if item.is_partial() else item for item in placements]
-    local, parts = distribute_tensor(whole, mesh, given).to_local(), 1
-    for dimension, item in enumerate(placements):
-        parts *= mesh.size(dimension) if item.is_partial() else 1
-    local = local / parts if parts > 1 else local
-    return DTensor.from_local(
-        local, mesh, placements, shape=whole.shape, stride=whole.stride(), run_check=False
-    )
-
-
-def check_all_pairs_of_placements(on: Ranks) -> None:
-    """Every way to change the placement of a tensor, also of one whose rows cannot be divided evenly."""
-    kinds = [Shard(0), Shard(1), Replicate(), Partial()]
-    shapes = [(on.size,)] + ([(2, on.size // 2)] if on.size % 2 == 0 else [])
-    for mesh in (init_device_mesh("cpu", shape) for shape in shapes):
-        for rows, columns in ((8, 4), (5, 7), (0, 2)) if mesh.ndim == 1 else ((5, 7),):
-            whole = torch.arange(float(rows * columns)).reshape(rows, columns) * 12
-            for before, after in itertools.product(itertools.product(kinds, repeat=mesh.ndim), repeat=2):
-                if any(item.is_partial() for item in after):
-                    continue  # PyTorch makes no parts of a sum that it has not been given
-                moved = placed(whole, mesh, before).redistribute(mesh, after)
-                assert torch.equal(moved.full_tensor(), whole), (mesh, before, after)
-                wanted = distribute_tensor(whole, mesh, after).to_local()
-                assert torch.equal(moved.to_local(), wanted), (mesh, before, after)
-    for name, wanted in (("sum", sum(range(1, on.size + 1))), ("max", on.size), ("min", 1)):
-        mesh = init_device_mesh("cpu", (on.size,))
-        parts = DTensor.from_local(torch.arange(10.0) * (on.rank + 1), mesh, [Partial(name)], run_check=False)
-        for target in (Replicate(), Shard(0)):
-            got = parts.redistribute(mesh, [target]).full_tensor()
-            assert torch.equal(got, torch.arange(10.0) * wanted), (name, target)
 
 
 class Characters(nn.Module):

@@ -269,20 +269,6 @@ def check_first_kind_of_fully_sharded(on: Ranks) -> None:
     same_weights(on, weights)
 
 
-def check_the_recorder_says_where_the_program_called(on: Ranks) -> None:
-    """Not in PyTorch, and not in the thread that runs the queue."""
-    from ringcomm.torch.distributed import _group
-
-    tensor = torch.ones(5)
-    for apart in (False, True):
-        work = dist.all_reduce(tensor, async_op=apart)
-        if work is not None:
-            work.wait()
-        last = [rows[-1] for rows in (group._ops.runner.rows() for group in _group._open_groups) if rows]
-        newest = max(last, key=lambda row: row["began"])
-        assert newest["kind"] == "allreduce" and newest["site"].startswith(f"{__file__}:"), newest
-
-
 def check_averages_by_weights_equal_one_process(on: Ranks) -> None:
     """Unequal parts of a batch, some of which are nothing but NaN, come to the gradients of all of it."""
     from ringcomm.torch.distributed import WeightedAverage, weighted_average_hook

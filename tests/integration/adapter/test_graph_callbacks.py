@@ -7,11 +7,10 @@ import pytest
 
 import ringcomm as rc
 from ringcomm._adapter.compression import Compression
-from ringcomm._adapter.graph_callbacks import Batch, Operation, check_sets
+from ringcomm._adapter.graph_callbacks import Batch, Operation
 from ringcomm._adapter.reduction import Reduction
 from ringcomm.balance.step_weight import StepWeight
-from ringcomm.calls.process_set import ProcessSet, global_process_set
-from ringcomm.engine.process_sets import UnknownProcessSetError
+from ringcomm.calls.process_set import global_process_set
 from ringcomm.ops import ReduceOp
 
 EVERY = global_process_set
@@ -77,18 +76,6 @@ def test_arrays_are_overwritten(ranks):
     assert ranks(work) == [[[[4.0, 2.0]], [12, 16], [1]]] * 2
 
 
-def test_two_parts_of_a_batch_in_the_order_of_each_rank(ranks):
-    """Rank 1 starts and finishes the batches in another order than rank 0."""
-
-    def work(rank):
-        batches = {name: Batch([Operation("allreduce", SUM, name)]) for name in "ab"}
-        order = "ab" if rank == 0 else "ba"
-        started = {name: batches[name].start([np.array([ord(name)])]) for name in order}
-        return {name: lists(batches[name].finish(started[name])) for name in reversed(order)}
-
-    assert ranks(work) == [{"a": [[2 * ord("a")]], "b": [[2 * ord("b")]]}] * 2
-
-
 def test_a_batch_may_run_again_before_its_last_run_has_been_waited_for(ranks):
     def work(rank):
         batch = Batch([Operation("allreduce", SUM, "a")])
@@ -137,23 +124,3 @@ def test_a_failed_operation_is_raised_when_the_others_have_ended(ranks):
         return "a" in str(caught.value)
 
     assert ranks(work) == [True, True]
-
-
-def test_sets_must_exist_before_operations_are_added_to_a_graph(ranks):
-    def work(rank):
-        missing = ProcessSet([0])
-        check_sets(
-            [
-                Operation("allreduce", SUM),
-                Operation("barrier", ALL, inputs=0),
-                Operation("allreduce", SUM._replace(compression=Compression.int8)),
-            ]
-        )
-        for operation in (
-            Operation("allreduce", Reduction(process_set=missing)),
-            Operation("broadcast", Reduction(process_set=missing), root_rank=0),
-        ):
-            with pytest.raises(UnknownProcessSetError):
-                check_sets([operation])
-
-    ranks(work)

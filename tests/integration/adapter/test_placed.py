@@ -24,11 +24,9 @@ from ringcomm._adapter.placed import (
     RankOutcome,
     Ticket,
     attempt,
-    by_host,
     call,
     end,
     enter,
-    settings_for,
 )
 from ringcomm.config import Membership, Settings
 from ringcomm.errors import ConfigError, PeerLostError, RemoteError, StartupError
@@ -63,11 +61,6 @@ def die() -> None:
     if rc.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     rc.barrier()
-
-
-def be_two() -> None:
-    """A second rank in the process of the first."""
-    call(Ticket("other", 0, 1, 0, {"RINGCOMM_SIZE": "1"}), describe, (), {})
 
 
 def work(pipe: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
@@ -177,12 +170,6 @@ def test_what_the_system_reports_itself_ends_the_wait_of_the_others() -> None:
     assert caught.value.rank == 1
 
 
-def test_a_process_is_one_rank_only() -> None:
-    with pytest.raises(RemoteError, match="cannot be rank 0 of other: it is rank 0 of test-") as caught:
-        run(1, be_two)
-    assert isinstance(caught.value.__cause__, ConfigError)
-
-
 def test_a_process_may_be_a_rank_again_after_its_end() -> None:
     ticket = Ticket("job", 0, 1, 0, {"RINGCOMM_SIZE": "1"})
     enter(ticket)
@@ -200,11 +187,6 @@ def test_the_key_of_a_ticket_is_not_printed() -> None:
     assert ticket.variables["RINGCOMM_KEY"] not in repr(ticket)
 
 
-def test_workers_of_a_host_follow_each_other() -> None:
-    hosts = {"w1": Host("b", "b"), "w2": Host("a", "a"), "w3": Host("b", "b")}
-    assert by_host(["w1", "w2", "w3"], hosts.__getitem__) == ["w1", "w3", "w2"]
-
-
 def test_process_groups_that_the_function_has_left_are_destroyed(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = ["the default one"]
     stands_in = SimpleNamespace(
@@ -215,15 +197,6 @@ def test_process_groups_that_the_function_has_left_are_destroyed(monkeypatch: py
         assert groups == expected
         call(Ticket("job", 0, 1, 0, {"RINGCOMM_SIZE": "1"}), rc.rank, (), {})
     assert groups == []
-
-
-def test_a_job_of_one_rank_has_no_rendezvous() -> None:
-    job = PlacedJob("test", 1, SETTINGS)
-    job.ended(0, "OSError: no space")
-    assert (job.failure, job.culprit) == (None, -1)
-    assert job.tickets[0].variables["RINGCOMM_SIZE"] == "1"
-    assert "RINGCOMM_KEY" not in job.tickets[0].variables
-    job.close()
 
 
 def test_a_failure_is_reported_to_whatever_asks_before_or_after_it() -> None:
@@ -275,19 +248,3 @@ def test_an_encrypted_job_has_a_certificate() -> None:
     job.close()
     keys = [read_key(None, "", ticket.variables["RINGCOMM_KEY"]) for ticket in job.tickets]
     assert keys[0] == keys[1] and "BEGIN CERTIFICATE" in keys[0][1]
-
-
-def test_outcomes() -> None:
-    good = RankOutcome(unpack(attempt(lambda: [1, 2])))
-    assert good.ok and good.facts["value"] == [1, 2] and not good.lost
-    bad = RankOutcome(unpack(attempt(lambda: [][1])))
-    assert not bad.ok and bad.describe() == "IndexError: list index out of range"
-    assert RankOutcome({"ok": False, "summary": ""}).describe() == "an error"
-    assert RankOutcome.of_error(OSError("gone")).lost
-
-
-def test_the_drivers_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RINGCOMM_START_TIMEOUT", "7")
-    assert settings_for().start_timeout_s == 7.0
-    given = settings_for(start_timeout_s=8.0, iface="lo")
-    assert (given.start_timeout_s, given.iface) == (8.0, "lo")
