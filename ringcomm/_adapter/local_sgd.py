@@ -203,14 +203,9 @@ class LocalSGD(OuterOptimizer):
         return self._lr == 1 and not self._momentum and self._interval.shares_gradients()
 
     def average_gradients(self, gradients: Sequence[Array], absent: int = 0) -> int:
-        """Average gradients in place; they count as an exchange, and a step.
+        """Average the gradients of all weights in place; they count as an exchange, and a step.
 
-        Args:
-            gradients: of all weights, in the same order.
-            absent: those that this rank does not have, a bit for each; they are zeros.
-
-        Returns:
-            those that no rank has.
+        ``absent`` has a bit for each that this rank does not have; return those that no rank has.
         """
         began_s = time.perf_counter()
         if self._codec in BLOCKWISE and not self._gradient_residuals:
@@ -286,11 +281,7 @@ class LocalSGD(OuterOptimizer):
         return True
 
     def advance(self) -> None:
-        """Take the results that are due, and begin the reductions that are; after :meth:`due`.
-
-        Raises:
-            PeerLostError: a rank ended, or is silent for too long.
-        """
+        """Take the results that are due, and begin the reductions that are; after :meth:`due`."""
         if len(self._fragments) == 1 and not self._overlap:
             self.synchronize()
             return
@@ -472,9 +463,6 @@ class LocalSGD(OuterOptimizer):
         """Take the present weights for those that all ranks have, and forget momentum and residuals.
 
         In a new view of an elastic job, go on with its ranks.
-
-        Raises:
-            ConfigError: ``sync_every`` has one number for each of the former ranks.
         """
         if self.view_changed():
             self._running.clear()

@@ -155,22 +155,13 @@ class VariableReducer:
         return results
 
     def reduce_shared(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        absent: Sequence[Any],
-        *args: Any,
-        **kwargs: Any,
-    ) -> List[Any]:
-        """Reduce gradients of variables that all ranks have.
+        self, gradients: Sequence[Any], variables: Sequence[Any], absent: Sequence[Any],
+        *args: Any, **kwargs: Any,
+    ) -> List[Any]:  # fmt: skip
+        """Reduce the gradients of some variables; other variables are ``absent`` in this step.
 
         The names of operations contain those of ``absent``, so that a rank with other ones is a mismatch in
         this step: operations of the same names in a later step would be matched otherwise.
-
-        Args:
-            gradients: none is None.
-            variables: of these gradients, in the same order.
-            absent: variables without a gradient in this step.
         """
         raise NotImplementedError
 

@@ -42,11 +42,9 @@ AnyHandle = Union[Handle, Callable[[], Any]]
 
 @documented
 def allgather_async(
-    tensor: torch.Tensor,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: torch.Tensor, name: Optional[str] = None, process_set: ProcessSet = global_process_set,
     urgent: bool = False,
-) -> Handle:
+) -> Handle:  # fmt: skip
     """Start concatenating every rank's tensor along the first dimension, in rank order.
 
     Args:
@@ -68,11 +66,9 @@ def allgather_async(
 
 @documented
 def grouped_allgather_async(
-    tensors: Sequence[torch.Tensor],
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
+    tensors: Sequence[torch.Tensor], name: Optional[str] = None, process_set: ProcessSet = global_process_set,
     urgent: bool = False,
-) -> Handle:
+) -> Handle:  # fmt: skip
     """Start concatenating several tensors of every rank along the first dimension, as one operation.
 
     Args:
@@ -93,12 +89,9 @@ def grouped_allgather_async(
 
 @documented
 def broadcast_async(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    urgent: bool = False,
-) -> Handle:
+    tensor: torch.Tensor, root_rank: int, name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set, urgent: bool = False,
+) -> Handle:  # fmt: skip
     """Start copying the root's tensor to every rank, as a new tensor.
 
     Args:
@@ -120,12 +113,9 @@ def broadcast_async(
 
 @documented
 def broadcast_async_(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    urgent: bool = False,
-) -> Handle:
+    tensor: torch.Tensor, root_rank: int, name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set, urgent: bool = False,
+) -> Handle:  # fmt: skip
     """Start overwriting a tensor on every rank with the root's.
 
     Args:
@@ -147,12 +137,9 @@ def broadcast_async_(
 
 @documented
 def alltoall_async(
-    tensor: torch.Tensor,
-    splits: Any = None,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    urgent: bool = False,
-) -> Handle:
+    tensor: torch.Tensor, splits: Any = None, name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set, urgent: bool = False,
+) -> Handle:  # fmt: skip
     """Start sending a part of the rows to every rank, and receiving a part of the rows of every rank.
 
     Args:
@@ -310,11 +297,9 @@ def start_rows(tensors: Sequence[torch.Tensor], how: Reduction, options: Options
 
 @documented
 def sparse_allreduce_async(
-    tensor: torch.Tensor,
-    name: Optional[str] = None,
-    op: ReduceOp = ReduceOp.AVERAGE,
+    tensor: torch.Tensor, name: Optional[str] = None, op: ReduceOp = ReduceOp.AVERAGE,
     process_set: ProcessSet = global_process_set,
-) -> Callable[[], torch.Tensor]:
+) -> Callable[[], torch.Tensor]:  # fmt: skip
     """Start reducing a sparse (COO) tensor over all ranks: the entries of all ranks are concatenated.
 
     Args:

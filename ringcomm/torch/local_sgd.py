@@ -79,7 +79,6 @@ class LocalSGD(OuterOptimizer):
             overlap=overlap, max_drift=max_drift,
         )  # fmt: skip
         self._pairs: List[Tuple[torch.Tensor, Array]] = []
-        self._core: Optional[Core] = None
         self._hooks: List[Any] = []
         self._began = self._prepared = self._shared = False
         self._start()
@@ -91,13 +90,8 @@ class LocalSGD(OuterOptimizer):
         self._dense = not any(getattr(module, "sparse", False) for module in self._model.modules())
         own = [_host_array(item) for item in (*parameters, *buffers)]
         self._pairs = list(zip((*parameters, *buffers), own))
-        self._core = self._core_of(own[: len(parameters)], averaged=own[len(parameters) :])
-
-    @property
-    def core(self) -> Core:
-        """The outer optimizer, on NumPy copies of the parameters; its ``state_dict()`` is for checkpoints."""
-        assert self._core is not None
-        return self._core
+        # The outer optimizer, on NumPy copies of the parameters.
+        self.core: Core = self._core_of(own[: len(parameters)], averaged=own[len(parameters) :])
 
     def __enter__(self) -> LocalSGD:
         """Give all ranks rank 0's parameters, and begin to count the optimizer's steps."""

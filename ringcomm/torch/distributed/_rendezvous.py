@@ -54,7 +54,6 @@ _SILENCE_S = 600.0  # time limit of operations if the user sets none
 _STOP_THREAD_NAME = "ringcomm-stop"
 _ENTRY = "ringcomm/rendezvous"
 _LIMIT = "the timeout= of init_process_group or new_group"  # that counts, and not --start-timeout
-_LOOK_AGAIN_S = 0.25
 _warned = False
 # the store that the job itself has made, if any, and the job
 _job_stores: List[Tuple[Any, Membership, int]] = []
@@ -140,7 +139,7 @@ class StoreEntry:
     """A group's entry in PyTorch's store, which processes outside of the job may read and change.
 
     ``title`` is the same on all ranks of the group. ``key`` signs the entry; b"": no key. ``grace_s`` is the
-    time to wait while rank 0 has not signed the entry.
+    time for which ranks look for a newer entry, while its address does not answer.
     """
 
     def __init__(self, store: Any, title: str, key: bytes, grace_s: float) -> None:
@@ -160,9 +159,7 @@ class StoreEntry:
         self._store.set(_ENTRY, json.dumps({"text": text, "signature": signature}))
 
     def read(self, settings: Settings) -> str:
-        """Wait for an entry that rank 0 has signed; StartupError if there is none in time."""
-        deadline, grace = Deadline(settings.start_timeout_s), Deadline(self.grace_s)
-        pause = threading.Event()
+        """Wait for the entry; StartupError if there is none in time, or rank 0 has not signed it."""
         try:
             self._store.wait([_ENTRY], timedelta(seconds=settings.start_timeout_s))
         except RuntimeError as problem:
@@ -170,17 +167,14 @@ class StoreEntry:
                 f"Rank 0 of this group has not opened its rendezvous within {settings.start_timeout_s:g} s: "
                 + str(problem).partition("\n")[0]
             ) from None
-        while True:
-            self._current = bytes(self._store.get(_ENTRY))
-            text = self._text_of(self._current)
-            if text is not None:
-                return text
-            if deadline.expired() or grace.expired():
-                raise StartupError(
-                    f"The entry of PyTorch's store of {self._title} ({_ENTRY}) is not signed "
-                    "with this job's key. Another process has written it, or rank 0 has another key file."
-                )
-            pause.wait(_LOOK_AGAIN_S)
+        self._current = bytes(self._store.get(_ENTRY))
+        text = self._text_of(self._current)
+        if text is None:
+            raise StartupError(
+                f"The entry of PyTorch's store of {self._title} ({_ENTRY}) is not signed "
+                "with this job's key. Another process has written it, or rank 0 has another key file."
+            )
+        return text
 
     def moved(self) -> bool:
         """Return whether rank 0 has replaced the entry since: then the entry was an earlier group's."""

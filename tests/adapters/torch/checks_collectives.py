@@ -10,7 +10,6 @@ import torch
 
 import ringcomm.torch as hvd
 from tests.adapters.torch.harness import all_inputs, close, numbers, same_everywhere
-from tests.support.errors import raises
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -204,42 +203,3 @@ def check_objects() -> None:
     assert hvd.broadcast_object(None, 0, name="nothing") is None
     per_rank = hvd.allgather_object("x" * hvd.rank() * 1000, name="texts")
     assert [len(item) for item in per_rank] == [1000 * item for item in range(hvd.size())]
-
-
-def check_process_sets() -> None:
-    size, rank = hvd.size(), hvd.rank()
-    assert hvd.global_process_set.size() == size and hvd.global_process_set.ranks == list(range(size))
-    if size == 1:
-        return
-    even = hvd.add_process_set(list(range(0, size, 2)))
-    odd = hvd.add_process_set(hvd.ProcessSet(range(1, size, 2)))
-    assert str(even) == f"ProcessSet(process_set_id={even.process_set_id}, ranks={even.ranks}, mpi_comm=None)"
-    mine, other = (odd, even) if rank % 2 else (even, odd)
-    assert mine.included() and not other.included()
-    assert mine.rank() == rank // 2 and mine.size() == len(mine.ranks)
-    members = mine.ranks
-    total = hvd.allreduce(torch.tensor([float(rank)]), process_set=mine)
-    assert total.item() == sum(members) / len(members)
-    assert hvd.allgather(torch.tensor([rank]), process_set=mine).tolist() == members
-    assert hvd.broadcast(torch.tensor(rank), members[-1], process_set=mine).item() == members[-1]
-    assert hvd.alltoall(torch.full((len(members),), rank), process_set=mine).tolist() == members
-    part = hvd.reducescatter(torch.ones(len(members)), op=hvd.Sum, process_set=mine)
-    assert part.tolist() == [len(members)]
-    assert hvd.broadcast_object(rank, members[0], process_set=mine) == members[0]
-    tensor = torch.ones(2, requires_grad=True)
-    hvd.allgather(tensor, process_set=mine).sum().backward()
-    assert tensor.grad.tolist() == [1.0, 1.0]
-    hvd.barrier(process_set=mine)
-    raises(ValueError, lambda: hvd.allreduce(torch.ones(1), process_set=other), "not a member")
-    raises(ValueError, other.rank, "not a member")
-    raises(ValueError, lambda: hvd.broadcast(torch.ones(1), other.ranks[0], process_set=mine), "root")
-    raises(ValueError, lambda: hvd.add_process_set(even.ranks[::-1]), "already")
-    raises(ValueError, lambda: hvd.add_process_set(list(range(size))), "already")
-    hvd.barrier()
-    number = even.process_set_id
-    assert hvd.remove_process_set(even) and even.process_set_id is None
-    assert not hvd.remove_process_set(even) and not hvd.remove_process_set(hvd.global_process_set)
-    raises(ValueError, lambda: hvd.allreduce(torch.ones(1), process_set=even), "not been registered")
-    again = hvd.add_process_set([0])
-    assert again.process_set_id == number
-    assert hvd.remove_process_set(odd) and hvd.remove_process_set(again)

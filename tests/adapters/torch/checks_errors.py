@@ -65,29 +65,6 @@ def check_negotiated_errors() -> None:
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name=f"after.{number}").item() == hvd.size()
 
 
-class Unchanged(hvd.Compression.none):  # type: ignore[misc]
-    """A compression of the program's own: gradients are reduced one by one."""
-
-
-def check_gradients_that_change_while_they_are_reduced_one_by_one_are_pointed_out() -> None:
-    if hvd.size() == 1:
-        return
-    for dtype, options in ((torch.float64, {"groups": 1}), (torch.float32, {"compression": Unchanged})):
-        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3).to(dtype))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **options)
-        for changes in (False, True):
-            optimizer.zero_grad()
-            model[1](model[0](torch.ones(1, 3)).to(dtype)).sum().backward()
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                if changes:
-                    torch.nn.utils.clip_grad_value_(model.parameters(), 0.1)
-                optimizer.step()
-            texts = [str(item.message) for item in caught]
-            assert bool(texts) is changes, (options, texts)
-            assert all("Call optimizer.synchronize() first" in text for text in texts)
-
-
 def check_join() -> None:
     size, rank = hvd.size(), hvd.rank()
     for step in range(rank + 1):

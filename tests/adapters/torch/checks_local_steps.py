@@ -8,46 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-import ringcomm as rc
 import ringcomm.torch as hvd
 from ringcomm._adapter.local_sgd import PROBE
-from tests.adapters.torch.checks_compression import data, model_of, parameters_of
-from tests.adapters.torch.harness import same_everywhere
-from tests.support.errors import raises
-
-
-def _locally(steps: int, every: int, make: Any = hvd.LocalSGD, **options: Any) -> Any:
-    model = model_of()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    if hvd.rank() == 1:
-        for parameter in model.parameters():
-            parameter.data.add_(1.0)  # what rank 0 has counts
-    with make(model, optimizer, sync_every=every, **options):
-        for step in range(steps):
-            inputs, targets = data(step, hvd.rank())
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs), targets).backward()
-            optimizer.step()
-    return model
-
-
-def check_local_steps() -> None:
-    streaming = {"fragments": 2, "overlap": 1, "compression": "int8"}
-    for options in ({"make": hvd.LocalSGD.diloco}, {"compression": "int8"}, streaming):
-        model = _locally(5, 2, **options)
-        same_everywhere(parameters_of(model))
-        same_everywhere(model[1].running_mean)
-    model = _locally(4, 1)
-    reference = model_of()
-    optimizer = torch.optim.SGD(reference.parameters(), lr=0.05)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=reference.named_parameters())
-    for step in range(4):
-        inputs, targets = data(step, hvd.rank())
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(reference(inputs), targets).backward()
-        optimizer.step()
-    assert torch.allclose(parameters_of(model), parameters_of(reference), atol=1e-5)
-    raises(ValueError, lambda: hvd.LocalSGD(reference, optimizer), "original optimizer")
+from tests.adapters.torch.checks_compression import parameters_of
 
 
 def _reference_of_local_steps(clips: bool, dtype: Any, frozen: bool) -> Any:
@@ -106,15 +69,6 @@ def check_local_steps_beside_one_process() -> None:
         expected = _reference_of_local_steps(clips, dtype, frozen).state_dict()
         for name, value in model.state_dict().items():
             torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6, msg=name)
-
-
-def check_intervals_follow_the_distance() -> None:
-    """Far apart, the ranks exchange something in every step: the same numbers as with averaged gradients."""
-    model = _locally(20, "auto", max_drift=1e-9)
-    assert torch.allclose(parameters_of(model), parameters_of(_locally(20, 1)), atol=1e-5)
-    small = _locally(30, "auto", max_drift=1e9)  # no distance is too large: the link alone decides
-    same_everywhere(parameters_of(small))
-    assert rc.stats()["ringcomm/local_steps"] >= 1
 
 
 class _Branches(nn.Module):

@@ -7,28 +7,8 @@ import pytest
 import torch
 
 from ringcomm.arrays.torch_tensors import KIND
-from ringcomm.errors import Misuse, UnsupportedDtypeError
+from ringcomm.errors import UnsupportedDtypeError
 from ringcomm.torch import tensors
-
-
-def test_what_a_tensor_is():
-    tensor = torch.zeros(2, 3, dtype=torch.bfloat16)
-    assert not KIND.on_device(tensor) and KIND.device(tensor) == "cpu"
-    shape, dtype = KIND.describe(tensor)
-    assert shape == (2, 3) and dtype.name == "bfloat16"
-    with pytest.raises(UnsupportedDtypeError, match="torch.bits8 cannot be sent"):
-        KIND.describe(torch.empty(2, dtype=torch.bits8))
-
-
-def test_the_elements_are_shared_if_that_is_possible():
-    tensor = torch.arange(6.0).view(2, 3)
-    flat, shared = KIND.flat(tensor)
-    assert shared and flat.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    for other in (tensor.t(), torch.tensor([1 + 2j]).conj()):
-        flat, shared = KIND.flat(other)
-        assert not shared and flat.tolist() == other.resolve_conj().reshape(-1).tolist()
-    with pytest.raises(Misuse, match="to_dense"):
-        KIND.flat(tensor.to_sparse())
 
 
 def test_the_memory_of_a_tensor_of_the_cpu():
@@ -71,16 +51,6 @@ class TestOperandsOfTheCpu:
             operand.flat *= 2
             assert tensor.tolist() == before
             assert operand.finish() is tensor and tensor.tolist() == (np.array(before) * 2).tolist()
-
-    def test_a_copy_is_another_tensor_and_has_the_shape_that_is_wanted(self):
-        for tensor in (torch.arange(6.0).view(2, 3), torch.arange(6.0).view(3, 2).t()):
-            operand = tensors.operand_of(tensor, "allreduce")
-            assert operand.flat.tolist() == tensor.reshape(-1).tolist()
-            operand.flat[0] = 9.0
-            copy = operand.finish()
-            assert copy.is_contiguous() and copy.shape == tensor.shape and copy[0, 0].item() == 9.0
-            assert operand.finish((6,)).tolist() == [9.0, *tensor.reshape(-1).tolist()[1:]]
-            assert tensor[0, 0].item() == 0.0
 
     @pytest.mark.parametrize("shape", [(), (0, 3)])
     def test_tensors_without_dimensions_or_elements(self, shape):

@@ -97,27 +97,6 @@ def check_premultiplied_sum(on: Ranks) -> None:
         same(share, mine * 3 * on.size, dtype)
 
 
-def check_layouts(on: Ranks) -> None:
-    plain = torch.arange(24.0).reshape(2, 3, 4)
-    for view in (
-        lambda t: t.transpose(0, 2), lambda t: t[:, 1:, ::2], lambda t: t[..., 0], lambda t: t[0, 0, 0],
-    ):  # fmt: skip
-        mine = plain + on.rank
-        dist.all_reduce(view(mine))
-        same(view(mine).contiguous(), view(sum(plain + rank for rank in range(on.size))).contiguous(), "view")
-        mine = (plain + on.rank).requires_grad_()
-        dist.broadcast(view(mine.detach()), 0)
-        same(view(mine.detach()).contiguous(), view(plain).contiguous(), "view")
-    image = torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    dist.all_reduce(image)
-    assert image.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(image, torch.full((2, 3, 4, 5), float(on.size)))
-    conjugated = torch.tensor([1 + 2j, 3 - 1j]).conj()  # not computed yet
-    got = [torch.empty(2, dtype=torch.complex64) for _ in range(on.size)]
-    on.ring.alltoall(got, [conjugated for _ in range(on.size)]).wait()
-    same(got[0], conjugated.resolve_conj(), "conjugated")
-
-
 def check_reduce(on: Ranks) -> None:
     for root in range(on.size):
         for count, op in ((5, "SUM"), (0, "MAX"), (5, "BXOR"), (70_001, "AVG")):

@@ -13,11 +13,9 @@ import torch
 import torch.distributed as dist
 
 from ringcomm.errors import MismatchError, Misuse, NotInitializedError, PeerLostError, PeerStalledError
-from ringcomm.group.message_channel import SHORT_BYTES
 from tests.adapters.torch_distributed.harness import Ranks
 from tests.support.errors import raises
 
-LONG = SHORT_BYTES // 2
 """Elements of a message that waits for its receive."""
 
 

@@ -147,22 +147,6 @@ def check_batches_in_any_order(on: Ranks) -> None:
         assert all(torch.equal(place, item) for place, item in expected)
 
 
-def check_messages_and_collectives_do_not_disturb_each_other(on: Ranks) -> None:
-    if on.size < 2:
-        return
-    right, left = (on.rank + 1) % on.size, (on.rank - 1) % on.size
-    got = torch.zeros(500_000)
-    receiving = dist.irecv(got, left)
-    for _ in range(3):
-        tensor = torch.ones(100_000)
-        dist.all_reduce(tensor)
-        assert bool((tensor == on.size).all())
-    sending = dist.isend(torch.full((500_000,), float(on.rank)), right)
-    dist.barrier()
-    wait([receiving, sending])
-    assert bool((got == left).all())
-
-
 def check_groups_beside_each_other(on: Ranks) -> None:
     """Collectives, objects and barriers of several groups, which overlap, in different order."""
     pairs: Dict[Tuple[int, int], Any] = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,9 +16,8 @@ import torch.distributed as dist
 from ringcomm import api
 from ringcomm.config import Membership
 from ringcomm.errors import ConfigError, StartTimeoutError, StartupError
-from ringcomm.storage.keys import key_text
 from ringcomm.torch.distributed import _rendezvous
-from ringcomm.torch.distributed._rendezvous import StoreEntry, adopt, group_settings, meet
+from ringcomm.torch.distributed._rendezvous import StoreEntry, group_settings, meet
 from tests.support.service import Service, eventually
 
 LIMIT = timedelta(seconds=60)
@@ -145,14 +142,6 @@ class TestStoreEntries:
             with pytest.raises(StartupError, match="of the group .* is not signed with this job's key"):
                 entry(store, grace_s=0.0).read(LONG)
 
-    def test_what_is_no_entry_is_refused(self, store):
-        nonsense = [b"", b"{", b"[]", b"7", b'{"text": "x"}', b'{"text": "x", "signature": "zz"}',
-                    b'{"text": "x", "signature": 7}', b"[" * 100_000, b"\xff\xfe"]  # fmt: skip
-        for data in nonsense:
-            store.set("ringcomm/rendezvous", data)
-            with pytest.raises(StartupError, match="is not signed with this job's key"):
-                entry(store, grace_s=0.0).read(LONG)
-
 
 class TestMeeting:
 
@@ -179,62 +168,3 @@ class TestMeeting:
         with pytest.raises(StartTimeoutError, match=expected):
             meet(store, 0, [0, 1], "test", SHORT)
         assert eventually(lambda: set(threading.enumerate()) <= before)
-
-    def test_the_store_of_a_job_leads_to_the_jobs_rendezvous(self, store, monkeypatch):
-        class OneProcess(dict):
-            """The connections of each process: the ranks are threads here."""
-
-            def __missing__(self, title):
-                return 0
-
-            def __setitem__(self, title, count):
-                assert count == 1
-
-        monkeypatch.setattr(_rendezvous, "_connections", OneProcess())
-        monkeypatch.setattr(_rendezvous, "_job_stores", [])
-        service = Service(2)
-        try:
-            adopt(store, service.membership(0))
-            assert _rendezvous._job_of(dist.HashStore()) is None
-            grouped = dist.PrefixStore("group", store)
-
-            def start(rank):
-                found = meet(grouped, rank, [0, 1], "test", LONG)
-                found.joined.channels.close()
-                found.joined.control.leave("the test is over", True)
-                found.end(wait=True)
-                return len(found.joined.peers), found.embedded is not None
-
-            with ThreadPoolExecutor(2) as pool:
-                assert list(pool.map(start, range(2))) == [(2, True), (2, False)]
-            assert not store.check(["group/ringcomm/rendezvous"]), "the store has no entry"
-        finally:
-            service.server.stop()
-
-    def test_an_entry_of_a_group_that_has_ended_is_replaced(self, store, monkeypatch):
-        """Rank 1 reads it first; at its address no process listens any more."""
-        monkeypatch.setenv("RINGCOMM_KEY", key_text(KEY, ""))
-        title = "process group test of ranks 0, 1"
-        reading = threading.Event()
-        moved = StoreEntry.moved
-
-        def note(asked):
-            reading.set()
-            return moved(asked)
-
-        monkeypatch.setattr(StoreEntry, "moved", note)
-        with socket.socket() as gone, ThreadPoolExecutor(2) as pool:
-            gone.bind(("127.0.0.1", 0))  # it does not listen
-            notice = {"endpoints": [gone.getsockname()], "job": "ended", "machine": "here"}
-            entry(store, title).write(json.dumps(notice), LONG)
-            late = pool.submit(meet, store, 1, [0, 1], "test", LONG)
-            assert reading.wait(60)
-            found = [meet(store, 0, [0, 1], "test", LONG), late.result()]
-        for group in found:
-            group.joined.channels.close()
-            group.joined.control.leave("the test is over", True)
-        for group in found:
-            group.end()
-        assert eventually(
-            lambda: _rendezvous._STOP_THREAD_NAME not in [one.name for one in threading.enumerate()]
-        )

@@ -40,16 +40,6 @@ class TestWork:
         work.finish()
         assert work.wait(SOON)
 
-    def test_a_failure_is_raised_in_every_wait_without_inner_frames(self):
-        work = finished(LOST)
-        for _ in range(2):
-            with pytest.raises(PeerLostError) as caught:
-                work.wait()
-            assert caught.value is LOST
-            # "call", and "_fn" of Dynamo once it is imported, keep the method out of compiled programs.
-            names = [entry.name for entry in caught.traceback][1:]
-            assert names[-2:] == ["wait", "_raise_error"] and set(names[:-2]) <= {"call", "_fn"}
-
 
 class TestInterruptedWaits:
     def interrupted(self, work):

@@ -10,12 +10,10 @@ import pytest
 
 import ringcomm as rc
 from ringcomm._adapter import calls_in_order
-from ringcomm._adapter.calls_in_order import can_be_in_order, is_inside, overwrite, run
-from ringcomm._adapter.compression import Compression
+from ringcomm._adapter.calls_in_order import is_inside, overwrite, run
 from ringcomm._adapter.graph_callbacks import Operation
 from ringcomm._adapter.reduction import Reduction
 from ringcomm._adapter.submit import cause_of
-from ringcomm.balance.step_weight import StepWeight
 from ringcomm.calls.process_set import global_process_set
 from ringcomm.collective.call_sites import this_site
 from ringcomm.engine.packing import FusionBuffer
@@ -42,25 +40,6 @@ def ranks(ranks_of, monkeypatch):
 
 def lists(arrays):
     return [array.tolist() for array in arrays]
-
-
-def test_only_operations_of_all_ranks_without_names_and_weights_are_calls_in_order(ranks):
-    def work(context):
-        some = rc.add_process_set([0])
-        found = []
-        for members in (EVERY, some):
-            kinds = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall", "barrier")
-            operations = [Operation(kind, Reduction(process_set=members)) for kind in kinds]
-            found.append({can_be_in_order(item) for item in operations})
-            found.append({can_be_in_order(item._replace(name="a")) for item in operations})
-        weighted = ALL._replace(weight=StepWeight())
-        others = [
-            Operation("allreduce", weighted), Operation("allreduce", SUM, inputs=2, has_weight=True),
-            Operation("allreduce", SUM._replace(compression=Compression.int8)),
-        ]  # fmt: skip
-        return [*found, {can_be_in_order(item) for item in others}]
-
-    assert ranks(work) == [[{True}, {False}, {False}, {False}, {False}]] * 2
 
 
 def test_all_kinds_of_operations(ranks):

@@ -17,7 +17,6 @@ from ringcomm._adapter.graph_callbacks import (
     state_of,
 )
 from ringcomm._adapter.reduction import Reduction
-from ringcomm.balance.step_weight import StepWeight
 from ringcomm.calls.process_set import global_process_set
 from ringcomm.errors import ConfigError
 from ringcomm.ops import ReduceOp
@@ -78,21 +77,6 @@ class TestAllreduce:
         (finer,) = alike(lambda context: reduce(context, Compression.int8, [VECTOR]))
         errors = [np.abs(found - mean(VECTOR)).max() for found in (coarse, finer)]
         assert errors[0] > 4 * errors[1] > 0
-
-    def test_a_step_has_a_weight(self, alike):
-        class Weight(StepWeight):
-            def __init__(self, number):
-                self.number = number
-
-            def now(self):
-                return self.number
-
-        def run(context):
-            weighted = how(weight=Weight(float(context.rank == 1)))
-            return reduce(context, Compression.int8, [VECTOR], None, weighted)
-
-        (found,) = alike(run)
-        assert np.abs(found - numbers(1, VECTOR)).max() < 0.1
 
 
 class TestErrorFeedback:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
 import time
-from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -29,9 +27,8 @@ from ringcomm._adapter.placed import (
     enter,
 )
 from ringcomm.config import Membership, Settings
-from ringcomm.errors import ConfigError, PeerLostError, RemoteError, StartupError
+from ringcomm.errors import ConfigError, PeerLostError, RemoteError
 from ringcomm.job.context import Context
-from ringcomm.storage.keys import read_key
 from ringcomm.storage.results import unpack
 
 SETTINGS = Settings(start_timeout_s=100.0)
@@ -42,12 +39,6 @@ def describe() -> List[Any]:
     rc.init()
     total = rc.allreduce(np.full(2, rc.rank() + 1.0), op=rc.Sum)
     return [rc.rank(), rc.size(), rc.local_rank(), rc.local_size(), total.tolist()]
-
-
-def in_two_jobs(ticket: Ticket, other: Ticket) -> List[Any]:
-    """A process that is a rank of one job after the other, and then of none."""
-    found = [call(ticket, describe, (), {}), call(other, describe, (), {})]
-    return [*found, rc.is_initialized()]
 
 
 def fail() -> None:
@@ -116,19 +107,6 @@ def test_every_rank_has_its_place_and_its_result() -> None:
     assert results == [[0, 3, 0, 1, [6.0, 6.0]], [1, 3, 0, 2, [6.0, 6.0]], [2, 3, 1, 2, [6.0, 6.0]]]
 
 
-def test_a_process_can_take_part_in_one_job_after_another() -> None:
-    jobs = [PlacedJob("test", 2, SETTINGS) for _ in range(2)]
-    workers = Workers([(in_two_jobs, pair) for pair in zip(jobs[0].tickets, jobs[1].tickets)])
-    results: Dict[int, Any] = {}
-    while len(results) < 2:
-        results.update((rank, outcome.facts) for rank, outcome in workers.poll(1.0))
-    workers.end()
-    for job in jobs:
-        job.close()
-    expected = [[[rank, 2, rank, 2, [3.0, 3.0]]] * 2 + [False] for rank in range(2)]
-    assert [results[rank].get("value", results[rank]) for rank in range(2)] == expected
-
-
 def test_the_error_of_the_rank_that_failed_is_raised() -> None:
     with pytest.raises(RemoteError, match="rank 1 on .*KeyError") as caught:
         run(3, fail)
@@ -179,14 +157,6 @@ def test_a_process_may_be_a_rank_again_after_its_end() -> None:
     assert call(ticket, describe, (), {}) == [0, 1, 0, 1, [1.0, 1.0]]
 
 
-def test_the_key_of_a_ticket_is_not_printed() -> None:
-    job = PlacedJob("test", 2, SETTINGS)
-    job.close()
-    ticket = pickle.loads(pickle.dumps(job.tickets[1]))
-    assert ticket == job.tickets[1]
-    assert ticket.variables["RINGCOMM_KEY"] not in repr(ticket)
-
-
 def test_process_groups_that_the_function_has_left_are_destroyed(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = ["the default one"]
     stands_in = SimpleNamespace(
@@ -231,20 +201,3 @@ def test_a_failure_is_reported_to_whatever_asks_before_or_after_it() -> None:
             job.check({0: arrived})
     finally:
         job.close()
-
-
-def test_a_start_that_takes_too_long_names_what_sets_its_limit() -> None:
-    settings = Settings(start_timeout_s=0.3)
-    job = PlacedJob("test", 2, settings, limit="timeout_s of create_settings")
-    try:
-        with pytest.raises(StartupError, match="raise timeout_s of create_settings"):
-            Context.start(Membership.from_environment(job.tickets[0].variables), settings)
-    finally:
-        job.close()
-
-
-def test_an_encrypted_job_has_a_certificate() -> None:
-    job = PlacedJob("test", 2, replace(SETTINGS, encrypt=True))
-    job.close()
-    keys = [read_key(None, "", ticket.variables["RINGCOMM_KEY"]) for ticket in job.tickets]
-    assert keys[0] == keys[1] and "BEGIN CERTIFICATE" in keys[0][1]

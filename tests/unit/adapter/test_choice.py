@@ -28,9 +28,9 @@ from ringcomm.collective.codec_rates import Rates, code_s
 from ringcomm.config import Membership
 
 RESNET = 102_000_000
-GIGABIT = 8e-9
+
+
 FAST = {"bf16": Rates(0.15e-9, 0.1e-9), "int8": Rates(0.4e-9, 0.25e-9)}
-SLOW = {"bf16": Rates(1.5e-9, 1e-9), "int8": Rates(4e-9, 2.5e-9)}
 
 
 def links(mbit, size=3):
@@ -74,18 +74,6 @@ def test_links_that_have_changed(name, before, now, backward_s, expected):
     if expected is not None:
         assert found.byte_s == pytest.approx(links(now).byte_s, rel=0.3)
         assert choice.steps_s[name] == pytest.approx(seen(name, now, backward_s).period_s, rel=0.15)
-
-
-def test_what_becomes_ready_late_cannot_be_hidden():
-    """Half of the gradients at the end of the backward pass: half of the sending is waited for, or more."""
-    half = RESNET / 2
-    late = StepTime(2.0, 0.6, 1.0, ((0.0, half), (1.0, half)))
-    assert exposed_s("none", RESNET, late, links(1000)) == pytest.approx(2 / 3 * RESNET * GIGABIT, rel=1e-3)
-    assert exposed_s("none", RESNET, late, links(100)) == pytest.approx(9.88, rel=1e-3)
-    choice = choose(RESNET, late, fitted("none", RESNET, late, links(10_000)), FAST)
-    assert choice.name == "int8" and choice.steps_s["none"] == pytest.approx(2.0, rel=0.01)
-    int8_s = 1.4 + 0.6 * 0.2539 + code_s(RESNET, 3, FAST["int8"])
-    assert choice.steps_s["int8"] == pytest.approx(int8_s, rel=0.05)
 
 
 def arrivals(backward_s, parts=13):

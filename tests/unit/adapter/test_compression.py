@@ -74,16 +74,6 @@ class TestResiduals:
         assert residuals.clear() == 1 and residuals.clear() == 0
 
 
-def test_a_dtype_may_be_a_class_as_in_mxnet():
-    class Numbers(np.ndarray):
-        dtype = np.float32
-
-    numbers = np.array([0.5], np.float32).view(Numbers)
-    small, context = Compression.fp16.compress(numbers)
-    assert np.asarray(small).dtype == np.float16 and context is np.float32
-    assert Compression.fp16.compress(np.array([1], np.int32))[1] is None
-
-
 def test_decompression_restores_the_dtype():
     numbers = np.array([0.5, 1.25], np.float64)
     small, context = Compression.fp16.compress(numbers)

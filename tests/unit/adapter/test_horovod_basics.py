@@ -55,18 +55,3 @@ class TestElasticJobs:
         every_rank.process_set_id = None
         again()
         assert (every_rank.process_set_id, pair.process_set_id) == (0, None)
-
-
-def test_init_refuses_what_it_cannot_do():
-    for options in (
-        {"comm": object()},
-        {"comm": [0, 1]},
-        {"process_sets": [[0], [0]]},
-        {"process_sets": "x"},
-    ):
-        with pytest.raises(ValueError):
-            basics.init(**options)
-        rc.shutdown()
-    basics.init(comm=[0], process_sets="dynamic")
-    assert rc.size() == 1
-    rc.shutdown()
