@@ -158,25 +158,3 @@ def check_what_cannot_be_wrapped_or_copied_says_so() -> None:
     restored = sgd(fresh)
     restored.load_state_dict(optimizer.state_dict())
     assert hvd.DistributedOptimizer(restored).param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
-
-
-def check_an_absent_gradient_is_laid_out_as_its_parameter() -> None:
-    """Fused optimizers go through memory as it comes, so a gradient of another layout has other elements."""
-    for clears in (False, True) if hvd.size() > 1 else (False,):
-        torch.manual_seed(9)
-        model = nn.Conv2d(3, 8, 2).to(memory_format=torch.channels_last)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-        inputs = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(1))
-        for _ in range(2):
-            optimizer.zero_grad()
-            if clears or hvd.rank() == 0:
-                model(inputs).square().mean().backward()
-            if clears and hvd.rank() == 0:
-                model.weight.grad = None  # its reduction has begun
-            optimizer.synchronize()
-            assert model.weight.grad is not None
-            assert model.weight.grad.stride() == model.weight.stride()
-            with optimizer.skip_synchronize():
-                optimizer.step()
-        same_everywhere(model.weight)

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
+import ringcomm as rc
 import ringcomm.torch as hvd
 from tests.adapters import digits
+
+
+def check_numpy_has_the_loss_curve_of_one_process() -> None:
+    first, bias, second, bias_2 = (rc.broadcast(array, 0) for array in digits.weights(hvd.rank()))
+    momenta = [np.zeros_like(array) for array in (first, bias, second, bias_2)]
+    losses = []
+    for step in range(digits.STEPS):
+        images, labels = digits.samples(step, hvd.rank(), hvd.size())
+        loss, gradients = digits.loss_and_gradients([first, bias, second, bias_2], images, labels)
+        for array, momentum, gradient in zip((first, bias, second, bias_2), momenta, gradients):
+            momentum *= digits.MOMENTUM
+            momentum -= digits.LEARNING_RATE * rc.allreduce(gradient)
+            array += momentum
+        losses.append(float(rc.allreduce(loss)))
+    digits.same_curve(losses)
 
 
 def check_torch_has_the_loss_curve_of_one_process() -> None:

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 import ringcomm.torch as hvd
-from ringcomm.arrays.mirrors import BlockMirror
-from ringcomm.testing.cluster import RankFailed
 from tests.adapters.torch.fake_cuda import Kind, all_tensors_of, same
 
 SIZE = 2
@@ -121,9 +119,3 @@ def test_the_hook_returns_before_the_copy_is_done(ranks_of):
     with all_tensors_of(kind):
         copies = ranks_of(SIZE, train)
     assert all(sum(counts) for counts in copies), "the hooks have started copies"
-
-
-def test_a_missing_wait_is_found(ranks_of, monkeypatch):
-    monkeypatch.setattr(BlockMirror, "fetch", lambda mirror, *how: None)
-    with pytest.raises((RankFailed, AssertionError)):
-        compared(ranks_of, training(steps=2), delay_s=0.05)  # long: a busy machine may pause a rank

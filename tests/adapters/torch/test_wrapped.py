@@ -33,24 +33,6 @@ def backward(context, *weights):
     sum((weight * (context.rank + 1.0)).sum() for weight in weights).backward()
 
 
-class TestAdasum:
-
-    @pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="it exists for CPUs since PyTorch 2.3")
-    def test_a_scaler_is_refused(self, ranks_of):
-        """Each rank would leave out other steps."""
-
-        def run(context):
-            weights = weights_of()
-            optimizer = sgd(weights, op=hvd.Adasum)
-            backward(context, *weights)
-            scaler = torch.amp.GradScaler("cpu")
-            for act in (scaler.unscale_, scaler.step):
-                with pytest.raises(ConfigError, match="op=Adasum does not work with a GradScaler"):
-                    act(optimizer)
-
-        ranks_of(SIZE, run)
-
-
 @pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.int8])
 def test_what_drops_reductions_waits_for_them(ranks_of, compression):
     """Otherwise the engine would still have their names, which the next backward pass uses."""

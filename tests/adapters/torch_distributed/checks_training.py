@@ -197,19 +197,6 @@ def check_post_local_sgd(on: Ranks) -> None:
     same_weights(on, weights)
 
 
-def check_ddp_with_batch_norm(on: Ranks) -> None:
-    torch.manual_seed(on.rank)
-    model = DDP(nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6)))
-    for n in range(3):
-        model(batch(on.rank, n)).sum().backward()
-    mean = model.module[1].running_mean.clone()
-    dist.all_reduce(mean)
-    model(batch(0, 9))  # buffers are broadcast before the forward pass
-    weight = model.module[0].weight.detach().clone()
-    dist.broadcast(weight, 0)
-    assert torch.equal(weight, model.module[0].weight)
-
-
 def check_ddp_with_sparse_gradients(on: Ranks) -> None:
     def weights(group: Any) -> torch.Tensor:
         torch.manual_seed(5)

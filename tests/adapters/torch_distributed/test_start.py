@@ -85,11 +85,6 @@ class TestInitMethod:
         self.set(monkeypatch, WORLD_SIZE="2")
         assert _start._init_method() == "ringcomm://"
 
-    def test_in_an_elastic_job_the_launchers_variables_are_those_of_the_first_view(self, monkeypatch):
-        self.set(monkeypatch, RANK="0", WORLD_SIZE="2", MASTER_ADDR="h", MASTER_PORT="5")
-        monkeypatch.setattr(Membership, "from_environment", lambda: Membership(elastic=True))
-        assert _start._init_method() == "ringcomm://"
-
     def test_some_of_them_are_not_enough(self, monkeypatch):
         self.set(monkeypatch, WORLD_SIZE="2", MASTER_ADDR="h")
         with pytest.raises(StartupError, match="one of 2 processes, but RANK, MASTER_PORT is not set"):

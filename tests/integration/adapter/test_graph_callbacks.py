@@ -28,38 +28,6 @@ def lists(arrays):
     return [np.asarray(array).tolist() for array in arrays]
 
 
-def test_all_kinds_of_operations_in_one_batch(ranks):
-    def work(rank):
-        operations = [
-            Operation("allreduce", SUM, "a"), Operation("allreduce", SUM, "b", inputs=3),
-            Operation("reducescatter", SUM, "c", inputs=2), Operation("allgather", ALL, "d", inputs=2),
-            Operation("broadcast", ALL, "e", 2, root_rank=1), Operation("alltoall", ALL, "f", inputs=2),
-            Operation("alltoall", ALL, "g", inputs=2), Operation("barrier", ALL, "h", inputs=0),
-            Operation("broadcast", ALL, "i", root_rank=0),
-        ]  # fmt: skip
-        arrays = [
-            np.array([rank, 1.0]),
-            np.array([1]), np.array([[2.0]]), np.array([3 + rank]),
-            np.arange(2.0), np.arange(4.0),
-            np.full((rank + 1, 1), rank), np.zeros((0, 1)),
-            np.array([rank]), np.array([5.0 + rank]),
-            np.array([rank, rank + 10]), np.array([], np.int32),
-            np.array([0, 1, 2]) + 10 * rank, np.array([rank + 1, 2 - rank]),
-            np.array(7.0 + rank),
-        ]  # fmt: skip
-        return lists(Batch(operations).run(arrays))
-
-    zero, one = ranks(work)
-    for rank, found in enumerate((zero, one)):
-        assert found[:4] == [[1.0, 2.0], [2], [[4.0]], [7]]
-        assert found[4:6] == [[2.0 * rank], [[0.0, 2.0], [4.0, 6.0]][rank]]
-        assert found[6:8] == [[[0], [1], [1]], []]
-        assert found[8:10] == [[1], [6.0]]
-        assert found[10:12] == [[[0, 1], [10, 11]][rank], [1, 1]]
-        assert found[12:14] == [[[0, 10, 11], [1, 2, 12]][rank], [[1, 2], [2, 1]][rank]]
-        assert found[14:] == [7.0], "a barrier has no result"
-
-
 def test_arrays_are_overwritten(ranks):
     def work(rank):
         arrays = [np.array([[1.0, rank]]), np.array([3, 4]), np.array([rank])]
