@@ -51,10 +51,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: Optional[str] = 
 
 
 def _register(requested: Sequence[ProcessSet]) -> None:
-    """Register new sets; in an elastic job only those whose ranks exist at present.
-
-    There a set may have the same ranks as another one now, or all ranks.
-    """
+    """Register new sets; in an elastic job those whose ranks exist, perhaps as those of another set."""
     for item in requested:
         if item.process_set_id is not None or (api.is_elastic() and max(item.ranks, default=0) >= api.size()):
             continue

@@ -47,10 +47,7 @@ def is_inside() -> bool:
 
 
 def overwrite(operation: Operation, arrays: Sequence[Array], site: Site) -> None:
-    """Execute an allreduce or a broadcast on writable, contiguous arrays, which receive the results.
-
-    RingcommError: it failed; the job has ended, as after every call in order that fails.
-    """
+    """Execute an allreduce or a broadcast on writable, contiguous arrays, which receive the results."""
     with _recorded(site) as context:
         if len(arrays) == 1:
             _overwrite(context, operation, arrays[0])

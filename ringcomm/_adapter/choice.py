@@ -137,10 +137,7 @@ def fitted(name: str, nbytes: int, step: StepTime, links: Links, most: float = _
 
 
 def choose(nbytes: int, step: StepTime, links: Links, rates: Dict[str, Rates]) -> Choice:
-    """Return the compression with the shortest predicted step, from the slowest rank's without compression.
-
-    ``nbytes`` is the size of all gradients in float32.
-    """
+    """Return the compression with the shortest predicted step; ``nbytes`` is that of float32."""
     computing_s = max(0.0, step.period_s - step.wait_s)
     steps_s = {}
     for name in COMPRESSORS:
@@ -276,10 +273,7 @@ class AutoCompression:
 
 
 def configured(compression: Any, process_set: ProcessSet) -> Any:
-    """Return the compressor for a program's argument; for ``Compression.none`` the settings decide.
-
-    ConfigError: no compressor has the name.
-    """
+    """Return the compressor for a program's argument; for ``Compression.none`` the settings decide."""
     if compression is Compression.none and api.is_initialized():
         compression = api.placed().settings.compression or compression
         use("compression")

@@ -36,10 +36,7 @@ def plan_buckets(
     first_bytes: int = FIRST_GRADIENTS_BYTES,
     bucket_bytes: int = GRADIENTS_BYTES,
 ) -> List[List[int]]:
-    """Divide gradients into buckets, in the order in which a backward pass computes them: last first.
-
-    The result depends on the arguments only, so it is the same on all ranks.
-    """
+    """Divide gradients into buckets, in the order in which a backward pass computes them: last first."""
     buckets: List[List[int]] = []
     open_buckets: Dict[Hashable, List[int]] = {}
     filled: Dict[Hashable, int] = {}
@@ -123,10 +120,7 @@ def bucket_name(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> str:
 
 
 def variable_name(variable: Any) -> str:
-    """Return a variable's name without the numbers that frameworks append to make names unique.
-
-    On a rank that has created another model before, those numbers differ from the other ranks'.
-    """
+    """Return a variable's name without numbers that frameworks append, which differ after other models."""
     name = getattr(variable, "path", None) or getattr(variable, "name", None) or "variable"
     return _COUNTED.sub("", str(name).replace(":0", ""))
 

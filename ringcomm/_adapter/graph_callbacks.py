@@ -146,10 +146,7 @@ def check_sets(operations: Sequence[Operation]) -> None:
 
 
 class Batch:
-    """Operations that a rank submits together; each takes its ``inputs`` of the arrays, in order.
-
-    ``before`` is called before each time.
-    """
+    """Operations that a rank submits together, each with its ``inputs`` of the arrays."""
 
     def __init__(self, operations: Sequence[Operation], before: Callable[[], None] = lambda: None) -> None:
         self.operations = list(operations)
@@ -162,17 +159,11 @@ class Batch:
         self._lock = threading.Lock()
 
     def run(self, arrays: Sequence[Any]) -> List[Array]:
-        """Submit all operations, then wait for all; return their results in order.
-
-        RingcommError: an operation failed; it is raised after all operations have ended.
-        """
+        """Submit all operations and wait for all, also if one fails; return their results in order."""
         return self._wait(self._submit(arrays, urgent=True))
 
     def overwrite(self, arrays: Iterable[Array]) -> None:
-        """Run the operations so that the arrays, writable and contiguous, receive the results.
-
-        Results must have the shapes of the inputs, which are read one operation after the other.
-        """
+        """Run the operations so that the arrays, writable and contiguous, receive the results."""
         self._wait(self._submit(arrays, urgent=True, in_place=True))
 
     def start(self, arrays: Sequence[Any]) -> int:

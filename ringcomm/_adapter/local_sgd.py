@@ -256,10 +256,7 @@ class LocalSGD(OuterOptimizer):
         return [number for number, item in self._running.items() if item.until <= self._steps]
 
     def touched(self) -> List[int]:
-        """Return which arrays :meth:`advance` reads or overwrites now: places in ``weights``, ``averaged``.
-
-        For callers whose weights are elsewhere, and are copied to the arrays and back.
-        """
+        """Return which arrays, of ``weights`` and ``averaged``, :meth:`advance` reads or overwrites now."""
         numbers = {*self._ending(), *self._beginning()}
         places = [place for number in sorted(numbers) for place in self._fragments[number]]
         if len(self._fragments) - 1 in numbers:
@@ -341,10 +338,7 @@ class LocalSGD(OuterOptimizer):
         self, label: str, arrays: Dict[int, Array], residuals: Sequence[Array],
         weight: Optional[float] = None, absent: int = 0,
     ) -> List[Tuple[List[int], Handle]]:  # fmt: skip
-        """Start one average for each codec, of arrays and residuals by place; return places and handles.
-
-        ``weight`` is this rank's, if ranks have weights; ``absent`` has a bit for each place that it lacks.
-        """
+        """Start one average for each codec, of arrays and residuals by place; return places and handles."""
         groups: Dict[str, List[int]] = {}
         for place, array in arrays.items():
             large = array.ndim > 1 and array.size >= MIN_ITEMS

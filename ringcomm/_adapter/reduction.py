@@ -105,11 +105,7 @@ class Reduction(NamedTuple):
 
 
 class VariableReducer:
-    """Reduce the gradients of variables, except of those that only this rank has.
-
-    Adapters implement the reduction. ``scale_local`` divides gradients of local variables by the number of
-    ranks.
-    """
+    """Reduce the gradients of variables; ``scale_local`` divides those that only this rank has."""
 
     def __init__(self, how: Reduction = Reduction(), scale_local: bool = True) -> None:  # noqa: B008
         self.how = how
@@ -131,10 +127,7 @@ class VariableReducer:
     def reduce(
         self, gradients: Sequence[Any], variables: Sequence[Any], *args: Any, **kwargs: Any
     ) -> List[Any]:
-        """Return the reduced gradients, in order; None stays None.
-
-        Further arguments go to :meth:`reduce_shared`.
-        """
+        """Return the reduced gradients, in order; further arguments go to :meth:`reduce_shared`."""
         how, results = self.how, list(gradients)
         active = how.active()
         own = how.factor / (size_of(how.process_set) if active and self.scale_local else 1)
@@ -171,10 +164,7 @@ class VariableReducer:
 
 
 def register_layers(layers: Any, register: Callable[[Any], None]) -> None:
-    """Call a function with each trainable weight of a layer or several; None: of no layer.
-
-    ConfigError: one is not a Keras layer.
-    """
+    """Call a function with each trainable weight of a Keras layer or several; None: of no layer."""
     listed = list(layers) if isinstance(layers, (list, tuple, set)) else [] if layers is None else [layers]
     if not all(hasattr(layer, "trainable_weights") for layer in listed):
         raise ConfigError(f"local_layers must be Keras layers, not {listed}.")
@@ -211,10 +201,7 @@ def of_gradients(
 
 
 def chosen_groups(groups: Groups, num_groups: int, parameter_type: type) -> Groups:
-    """Return the checked ``groups``, or ``num_groups``.
-
-    ConfigError: ``groups`` is neither a positive number nor lists of distinct parameters.
-    """
+    """Return the checked ``groups``, or ``num_groups``."""
     if groups is None:
         groups = num_groups or None
     if groups is None:
@@ -237,10 +224,7 @@ def chosen_groups(groups: Groups, num_groups: int, parameter_type: type) -> Grou
 
 
 def scattered_reduction(op: Any) -> ReduceOp:
-    """Return the reduction of a reducescatter.
-
-    NotOfferedError: Adasum needs whole tensors. Misuse: ``op`` is not a reduction.
-    """
+    """Return the reduction of a reducescatter; NotOfferedError for Adasum, which needs whole tensors."""
     chosen = op_of(op)
     if chosen == ReduceOp.ADASUM:
         raise NotOfferedError("reducescatter does not support Adasum: it compares whole tensors.")
@@ -255,11 +239,7 @@ def checked_passes(passes: Any) -> int:
 
 
 def predivided(op: ReduceOp, factor: float) -> Tuple[float, float]:
-    """Return the prescale and postscale factors that divide an average in two steps.
-
-    It is divided by ``factor`` before the sum and by the rest after it, so that float16 sums stay in range.
-    ConfigError: the op is not Average.
-    """
+    """Return the factors that divide an average before and after the sum, so that float16 stays in range."""
     if factor == 1.0:
         return 1.0, 1.0
     if op != ReduceOp.AVERAGE:
@@ -281,10 +261,7 @@ class OptionsInClass:
 
     @classmethod
     def from_config(cls, config: Any, *args: Any, **kwargs: Any) -> Any:
-        """Create an optimizer of the same class, which reduces gradients in the same way.
-
-        It has neither the state nor the local variables of the other one.
-        """
+        """Create an optimizer of the same class, without state, which reduces gradients in the same way."""
         made = super().from_config(config, *args, **kwargs)  # type: ignore[misc]
         if cls._ringcomm_options is not None:
             made._take_options(*cls._ringcomm_options)
@@ -292,20 +269,14 @@ class OptionsInClass:
 
 
 def derive(bases: Tuple[type, ...], options: Tuple[Any, ...]) -> Any:
-    """Return a class with these options and the name of the last base, which a saved model then names.
-
-    The first base derives from :class:`OptionsInClass`; ``options`` are arguments of ``_take_options``.
-    """
+    """Return a class with these options and the name of the last base, which a saved model then names."""
     named = bases[-1]
     namespace = {"__doc__": named.__doc__, "__module__": named.__module__, "_ringcomm_options": options}
     return type(named.__name__, bases, namespace)
 
 
 def wrapped(mixin: type, thing: Any, but: str = "") -> Any:
-    """Return an object with the attributes of ``thing``, of a class derived from ``mixin`` and its class.
-
-    It does not get the attribute ``but``: a scheduler may have set ``step`` on the original.
-    """
+    """Return an object like ``thing``, without the attribute ``but``, of a class that ``mixin`` extends."""
     own: Any = type(thing)
     made: Any = object.__new__(_class_with(mixin, own))
     made.__dict__.update(thing.__dict__)

@@ -31,10 +31,7 @@ def start_allreduce(
 
 
 def finish_earlier(kind: str, name: Optional[str], process_set: Optional[ProcessSet]) -> None:
-    """Wait for a reduction of gradients that the program has left unfinished (a rollback, a new optimizer).
-
-    Its name is free then, and ranks match the next reduction of the name with each other's next one.
-    """
+    """Wait for a reduction of gradients that the program has left unfinished: its name is free then."""
     if name:
         api.context().engine.finish_earlier(wire_name(kind, name), number_of(process_set))
 
@@ -163,11 +160,7 @@ def record_cause(error: RingcommError) -> None:
 
 
 def cause_of(error: BaseException) -> Optional[RingcommError]:
-    """Return the recorded error of a callback whose text a framework's error contains, or None.
-
-    Only errors of the present context are considered: an error that quotes an earlier context's has been
-    handled. If several texts are contained, the longest is chosen.
-    """
+    """Return the recorded error of the present context whose text a framework's error contains, or None."""
     text = str(error)
     job = api.context() if api.is_initialized() else None
     with _lock:

@@ -115,10 +115,7 @@ class EachBucket(Bucket):
 
 
 class FlatBucket(Bucket):
-    """Gradients of one dtype and device in one flat tensor, sent with ``codec`` or ``"none"``.
-
-    For codecs with blocks there is error feedback, and each member begins with a new block.
-    """
+    """Gradients of one dtype and device in one flat tensor; with codecs of blocks each begins a block."""
 
     def __init__(
         self, parameters: Parameters, names: Sequence[str], reduction: Reduction, codec: str = "none",
@@ -300,10 +297,7 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _set_gradient(parameter: torch.Tensor, whole: torch.Tensor) -> None:
-    """Set a gradient to reduced elements, in the layout and type of a rank that had none.
-
-    Optimizers that compute in another order, or in another type, round differently.
-    """
+    """Set a gradient to reduced elements, in its parameter's layout and type, which decide on rounding."""
     own = parameter.grad
     strides = torch.empty_like(parameter.detach(), device="meta").stride()
     if own is None or own.is_sparse or own.dtype != _gradient_type(parameter) or own.stride() != strides:

@@ -137,10 +137,7 @@ class LocalSGD(OuterOptimizer):
         self._prepare(closure=given != [None])
 
     def _prepare(self, closure: bool = False) -> None:
-        """Average the gradients, once, if the next step is one of data-parallel training.
-
-        ``closure``: the step computes its gradients itself, so they cannot be averaged.
-        """
+        """Average the gradients, once, before a step of data-parallel training without a ``closure``."""
         if not self._together():
             self._begin()
         if not self._prepared:

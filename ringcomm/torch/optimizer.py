@@ -313,7 +313,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
     """Wrap an optimizer so that it reduces gradients over all ranks before each step.
 
     Reductions start during ``loss.backward()``, as soon as gradients have been computed; ``step()`` waits for
-    them. All ranks must call ``step()`` equally often, and begin with equal parameters and optimizer state
+    them. In the first step they start in ``step()``, where the ranks find out which gradients are sparse.
+
+    All ranks must call ``step()`` equally often, and begin with equal parameters and optimizer state
     (``broadcast_parameters``, ``broadcast_optimizer_state``). Where a rank has no gradient of a parameter and
     another rank has one, it contributes zeros.
 
@@ -401,10 +403,7 @@ def local_steps_of_settings() -> Union[int, str]:
 
 
 def local_optimizer(optimizer: Any, how: Reduction, passes: int) -> Any:
-    """Return an optimizer of the given one's class that makes local steps.
-
-    ConfigError: local steps cannot do what the reduction ``how`` of the program asks for.
-    """
+    """Return an optimizer of the given one's class that makes local steps."""
     problem = ""
     if how.op != ReduceOp.AVERAGE or how.factor != 1.0:
         problem = f"gradients are averaged, and this program asks for {how.op.name.lower()} or other factors"
@@ -436,10 +435,7 @@ def _train_locally(optimizer: Any) -> None:
 
 
 def _let_scalers_ask() -> None:
-    """Let ``GradScaler`` announce to optimizers of this module that it is about to test their gradients.
-
-    PyTorch calls an optimizer only after that, and has no hook before. A subclass inherits the two methods.
-    """
+    """Let ``GradScaler`` announce that it is about to test gradients; PyTorch has no hook before that."""
     kind = torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler
     for name in ("unscale_", "step"):
         method = getattr(kind, name)

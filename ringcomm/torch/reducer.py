@@ -308,10 +308,7 @@ class GradientReducer:
 
 
 def _hook(owner: Callable[[], Optional[GradientReducer]], index: int) -> Callable[..., None]:
-    """Return the hook for autograd after a gradient is added, with a weak reference to the reducer.
-
-    The reducer holds the parameters, on which the hooks are.
-    """
+    """Return the hook for autograd after a gradient is added; it holds the reducer weakly."""
 
     def computed(*ignored: Any) -> None:
         reducer = owner()

@@ -52,10 +52,7 @@ _WORDS: Dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32
 
 
 def movable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or if NumPy does not have its dtype, its memory as integers of the same size.
-
-    UnsupportedDtypeError: there are no integers of that size.
-    """
+    """Return the tensor, or its memory as integers if NumPy does not have its dtype."""
     if tensor.dtype in _PLAIN:
         return tensor
     word = _WORDS.get(tensor.dtype.itemsize)
@@ -65,11 +62,7 @@ def movable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensors_inside(value: Any) -> List[str]:
-    """Return the names of the tensors that hold the elements of a tensor which only wraps them.
-
-    Nested lists of tensors of one class count as a tensor. Misuse: one of them has another shape, such as the
-    local part of a DTensor.
-    """
+    """Return the names of the tensors inside a tensor (or nested lists of such) that only wraps them."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     if type(value) in (torch.Tensor, torch.nn.Parameter) or not is_traceable_wrapper_subclass(value):
@@ -117,11 +110,7 @@ class GroupOperand(TensorOperand):
 
 
 class Parts:
-    """Parts of a flat array: of one tensor, which is divided, or several tensors, side by side.
-
-    ``bounds`` are the parts' boundaries in the array. ``space`` is the memory for it, to which tensors are
-    copied; None: the memory of the only tensor.
-    """
+    """Parts of a tensor, or tensors side by side, as an array: its own memory, or copies in ``space``."""
 
     __slots__ = ("_copies", "array", "bounds", "element", "operands")
 
@@ -317,10 +306,7 @@ class Collectives:
         operand.finish()
 
     def for_each(self, items: Sequence[_Item], act: Callable[[_Item, str], None]) -> None:
-        """Call ``act`` with each of an operation's tensors and a label (its number, and the count).
-
-        The label makes different numbers of tensors on different ranks an error.
-        """
+        """Call ``act`` with each tensor and a label with their number, which ranks compare."""
         if not items:
             self.runner.barrier("no tensors")
         for number, item in enumerate(items, start=1):
@@ -450,10 +436,7 @@ class Collectives:
     def all_to_all(
         self, output: Divided, source: Divided, into: Sequence[int] = (), send: Sequence[int] = ()
     ) -> None:
-        """Send part r of ``source`` to rank r, and receive rank r's part in part r of ``output``.
-
-        ``into`` and ``send`` are the rows of the parts of ``output`` and ``source``; empty: equal parts.
-        """
+        """Send part r of ``source`` to rank r, and receive its part; ``into`` and ``send`` are rows."""
         sent, received = self._parts(source, rows=send), self._parts(output, rows=into, index=1)
         to, come = sent.bounds, received.bounds
         place, own = received.part(self.rank), sent.part(self.rank)

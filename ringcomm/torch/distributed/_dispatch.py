@@ -40,10 +40,7 @@ _prepare: List[Callable[[], None]] = []
 
 
 def uncompiled(*others: str) -> Callable[[Class], Class]:
-    """Return a class decorator: public methods, and ``others`` by name, run outside of compiled code.
-
-    Dynamo takes seconds to import, so it is not imported for this: without it nothing is compiled.
-    """
+    """Return a class decorator: public methods, and ``others``, run outside of compiled code."""
 
     def decorate(cls: Class) -> Class:
         for name, item in list(vars(cls).items()):
@@ -55,7 +52,7 @@ def uncompiled(*others: str) -> Callable[[Class], Class]:
 
 
 def _dynamo_is_imported() -> bool:
-    """Return whether Dynamo is imported completely: during its import it has no ``disable`` yet."""
+    """Return whether Dynamo is imported, completely; it takes seconds, and without it nothing is compiled."""
     dynamo = sys.modules.get(_DYNAMO)
     return dynamo is not None and not getattr(dynamo.__spec__, "_initializing", False)
 

@@ -148,10 +148,7 @@ def observer() -> Optional[Observer]:
 
 
 class Traced:
-    """A context manager that records a collective's execution in the timeline.
-
-    ``result`` is a tensor, or (nested) lists of tensors.
-    """
+    """A context manager that records a collective's execution in the timeline."""
 
     def __init__(self, observer: Observer, group: str, what: str, result: Any) -> None:
         tensors = tensors_in(result)

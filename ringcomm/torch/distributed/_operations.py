@@ -132,10 +132,7 @@ class RingcommWork(dist.Work):
     # ---- called by waiting threads -----------------------------------------------------------
 
     def wait(self, timeout: Optional[timedelta] = None) -> bool:
-        """Wait until it is done, for ``timeout`` (None or zero: its time limit), and return True.
-
-        RingcommError: it failed. PeerStalledError: it is not done within ``timeout``.
-        """
+        """Wait until it is done, for ``timeout`` (None or zero: its own limit), and return True."""
         if not self._done:
             self._block(timeout.total_seconds() if timeout else None)
         self._raise_error()
@@ -269,10 +266,7 @@ for _package in (torch, typing_extensions, contextlib, functools, warnings):
 
 
 class Operations:
-    """Start a group's operations: collectives, which run in the order of the calls, and messages.
-
-    ``timeout_s`` limits the time without progress of operations without their own limit.
-    """
+    """Start a group's operations: collectives, which run in the order of the calls, and messages."""
 
     def __init__(self, name: str, transport: GroupTransport, timeout_s: float) -> None:
         self.timeout_s = timeout_s

@@ -73,11 +73,7 @@ class GroupRendezvous(NamedTuple):
     embedded: Optional[EmbeddedRendezvous]  # on the rank that serves the rendezvous
 
     def end(self, wait: bool = False, failed: bool = False) -> None:
-        """Stop the rendezvous when all ranks have left, on the rank that serves it.
-
-        Without ``wait`` a thread waits for that, and the program's end for the thread. If the group has
-        ``failed``, some ranks may be unable to leave.
-        """
+        """Stop the rendezvous, where it is served, when all ranks have left: in a thread, unless ``wait``."""
         if self.embedded is None:
             return
         if wait:
@@ -95,10 +91,7 @@ def group_settings(timeout: timedelta) -> Settings:
 
 
 def adopt(store: Any, membership: Membership, epoch: int = 0) -> None:
-    """Mark a store as made by a job for all its ranks: its groups connect at the job's rendezvous.
-
-    ``epoch`` is the number of the view, if the job is elastic.
-    """
+    """Mark a store as made by a job, in this epoch: its groups connect at the job's rendezvous."""
     _job_stores[:] = [(store, membership, epoch)]
 
 
