@@ -238,8 +238,9 @@ fragments: into how many parts of similar size weights are divided, which take t
 overlap: number of local steps during which a reduction runs before its result is taken; what they change
     is kept. 0: it is waited for at once. Less than ``sync_every``.
 max_drift: how far apart the ranks' weights may be, relative to their norm (root of the mean square). Beyond
-    that the next interval is shorter, and a fixed one draws a warning. By default 0.01 with ``"auto"``
-    (0.001 in PyTorch with an optimizer that has an ``eps``), otherwise 0.2; ``math.inf``: no limit.""",
+    that the next automatic interval is shorter, and a fixed one draws a warning. By default 0.01 with
+    ``"auto"`` (0.001 in PyTorch with an optimizer that has an ``eps``), otherwise 0.2; ``math.inf``: no
+    limit.""",
     # Keras
     "keras_saved": """filepath: path of the saved model.
 custom_optimizers: the user's optimizer classes that the file names.

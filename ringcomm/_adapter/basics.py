@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Union
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 from .. import api
 from ..calls.process_set import ProcessSet, add_process_set, global_process_set, number_of
@@ -51,10 +51,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: Optional[str] = 
 
 
 def _register(requested: Sequence[ProcessSet]) -> None:
-    """Register new sets; in an elastic job only those whose ranks exist at present.
-
-    There a set may have the same ranks as another one now, or all ranks.
-    """
+    """Register new sets; in an elastic job those whose ranks exist, perhaps as those of another set."""
     for item in requested:
         if item.process_set_id is not None or (api.is_elastic() and max(item.ranks, default=0) >= api.size()):
             continue
@@ -182,3 +179,22 @@ def rocm_built() -> bool:
         False: ringcomm is pure Python.
     """
     return False
+
+
+class HorovodBasics:
+    """The functions that every adapter exports (``rank()``, ...): Horovod's modules have such an object."""
+
+    def __init__(self, pkg_path: str = "", *args: Any) -> None:
+        """Accept and ignore Horovod's arguments."""
+
+    def __getattr__(self, name: str) -> Any:
+        from . import common  # it imports this module
+
+        if name in vars(common)["__all__"]:
+            return getattr(common, name)
+        raise AttributeError(f"HorovodBasics has no {name!r} with ringcomm")
+
+    def _get_process_set_ids_and_ranks(self) -> Dict[int, List[int]]:
+        """Return the ranks of every registered process set, by its id."""
+        sets = api.context().engine.sets
+        return {number: list(sets.members(number)) for number in sets.numbers()}

@@ -15,11 +15,7 @@ Multiplier = Union[float, Callable[[float], float]]
 
 
 class Schedule:
-    """A learning rate as a function of the epoch.
-
-    ``multiplier`` is a number or a function of the epoch (with fractions unless ``staircase``, which changes
-    the rate at the beginning of an epoch only). ``end_epoch`` is exclusive; None: to the end.
-    """
+    """A learning rate: a multiplier, or a function of the epoch, with fractions unless ``staircase``."""
 
     def __init__(
         self,
@@ -40,10 +36,7 @@ class Schedule:
         self._multiplier = multiplier
 
     def rate(self, epoch: int, batch: int) -> Optional[float]:
-        """Return the learning rate for a batch, or None to keep it.
-
-        ConfigError: the number of batches per epoch is needed and not known.
-        """
+        """Return the learning rate for a batch, or None to keep it."""
         if epoch < self.start_epoch or self.end_epoch is not None and epoch >= self.end_epoch:
             return None
         if not callable(self._multiplier):

@@ -24,8 +24,8 @@ from ..engine.packing import FusionBuffer, groups_by_index, side_by_side
 from ..errors import Misuse, RingcommError, fresh_copy
 from ..job.context import Context
 from ..ops import ReduceOp
-from .causes import record_cause
 from .graph_callbacks import Operation
+from .submit import record_cause
 
 _SHAPES_SHOWN = 16
 
@@ -47,10 +47,7 @@ def is_inside() -> bool:
 
 
 def overwrite(operation: Operation, arrays: Sequence[Array], site: Site) -> None:
-    """Execute an allreduce or a broadcast on writable, contiguous arrays, which receive the results.
-
-    RingcommError: it failed; the job has ended, as after every call in order that fails.
-    """
+    """Execute an allreduce or a broadcast on writable, contiguous arrays, which receive the results."""
     with _recorded(site) as context:
         if len(arrays) == 1:
             _overwrite(context, operation, arrays[0])

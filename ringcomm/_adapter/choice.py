@@ -32,14 +32,12 @@ from ..schedule.closed_form import best_allreduce
 from ..schedule.cost import CostModel
 from ..schedule.machine import Machine, grid
 from .compression import Compression, compressor_of
-from .intervals import EXCHANGE_PART
 
 logger = logging.getLogger(__name__)
 
 MIN_GAIN = 0.05
 STEPS = 6  # steps without compression before the choice; the first is not timed
 AGAIN = 50  # steps between two checks of the links, after the choice
-LOCAL_GAIN = 2.0  # least ratio of a step to one with local steps for a line that recommends these
 CHANGED = 1.5  # least factor of a change of the links for another choice
 COMPRESSORS = {"none": Compression.none, "bf16": Compression.bf16, "int8": Compression.int8}
 _MAX_CHANGE = 4096.0
@@ -70,20 +68,9 @@ class Choice(NamedTuple):
 
     name: str
     steps_s: Dict[str, float]  # by name
-    local_s: float = 0.0  # with local steps, of which exchanges take 10 % of the time
 
     def describe(self) -> str:
         """Return the choice in one line, like ``int8: step 1.90 s -> 1.10 s predicted``."""
-        best_s = self.steps_s[self.name]
-        if self.local_s and best_s > LOCAL_GAIN * self.local_s:
-            return (
-                f"{self._described()}. Local steps (PyTorch: --local-steps auto; or LocalSGD) would bring "
-                f"it to {self.local_s:.3g} s, as far as the distance of the ranks permits: "
-                "docs/slow_links.md"
-            )
-        return self._described()
-
-    def _described(self) -> str:
         plain, others = self.steps_s["none"], {k: v for k, v in self.steps_s.items() if k != "none"}
         best = min(others, key=lambda name: others[name])
         if self.name == "none":
@@ -150,10 +137,7 @@ def fitted(name: str, nbytes: int, step: StepTime, links: Links, most: float = _
 
 
 def choose(nbytes: int, step: StepTime, links: Links, rates: Dict[str, Rates]) -> Choice:
-    """Return the compression with the shortest predicted step, from the slowest rank's without compression.
-
-    ``nbytes`` is the size of all gradients in float32.
-    """
+    """Return the compression with the shortest predicted step; ``nbytes`` is that of float32."""
     computing_s = max(0.0, step.period_s - step.wait_s)
     steps_s = {}
     for name in COMPRESSORS:
@@ -161,7 +145,7 @@ def choose(nbytes: int, step: StepTime, links: Links, rates: Dict[str, Rates]) -
         steps_s[name] = computing_s + coding_s + exposed_s(name, nbytes, step, links)
     best = min(steps_s, key=lambda name: steps_s[name])
     gains = steps_s[best] <= (1 - MIN_GAIN) * steps_s["none"]
-    return Choice(best if gains else "none", steps_s, (1 + EXCHANGE_PART) * computing_s)
+    return Choice(best if gains else "none", steps_s)
 
 
 def choose_again(
@@ -266,13 +250,17 @@ class AutoCompression:
         flat = [value for name in sorted(rates) for value in rates[name]]
         # A rank that had no gradient for a bucket, or divided one, had another number of reductions.
         most, nbytes = map(int, self._maximum([len(arrivals), nbytes], "ringcomm.auto.reductions"))
-        arrivals = stretched(arrivals, most)
-        starts, sizes = ([item[place] for item in arrivals] for place in (0, 1))
+        if arrivals:
+            arrivals = [arrivals[place * len(arrivals) // most] for place in range(most)]
+        else:
+            arrivals = [(0.0, 0.0)] * most
         # The shortest overlap and the shortest wait count: the rank that waits longest has computed least.
+        starts, sizes = ([item[place] for item in arrivals] for place in (0, 1))
         numbers = self._maximum([own[0], -own[1], -own[2], *flat, *starts, *sizes], "ringcomm.auto")
         last = 3 + len(flat)
-        self._rates = _rates_from(sorted(rates), numbers[3:last])
-        together = zip(numbers[last : last + len(starts)], numbers[last + len(starts) :])
+        pairs = zip(numbers[3:last:2], numbers[4:last:2])
+        self._rates = {name: Rates(*pair) for name, pair in zip(sorted(rates), pairs)}
+        together = zip(numbers[last : last + most], numbers[last + most :])
         return StepTime(numbers[0], -numbers[1], -numbers[2], tuple(together)), nbytes
 
     def _maximum(self, numbers: Sequence[float], name: str) -> List[float]:
@@ -285,10 +273,7 @@ class AutoCompression:
 
 
 def configured(compression: Any, process_set: ProcessSet) -> Any:
-    """Return the compressor for a program's argument; for ``Compression.none`` the settings decide.
-
-    ConfigError: no compressor has the name.
-    """
+    """Return the compressor for a program's argument; for ``Compression.none`` the settings decide."""
     if compression is Compression.none and api.is_initialized():
         compression = api.placed().settings.compression or compression
         use("compression")
@@ -304,15 +289,3 @@ def refuse_local_steps() -> None:
             "--local-steps (RINGCOMM_LOCAL_STEPS) works with PyTorch's DistributedOptimizer only. Leave it "
             "out."
         )
-
-
-def stretched(arrivals: Sequence[Tuple[float, float]], count: int) -> Sequence[Tuple[float, float]]:
-    """Return ``count`` reductions with the starts and sizes of these, some of them more than once."""
-    return [arrivals[place * len(arrivals) // count] if arrivals else (0.0, 0.0) for place in range(count)]
-
-
-def _rates_from(names: Sequence[str], numbers: Sequence[Any]) -> Dict[str, Rates]:
-    return {
-        name: Rates(float(numbers[2 * place]), float(numbers[2 * place + 1]))
-        for place, name in enumerate(names)
-    }

@@ -29,10 +29,7 @@ _WIDE = ("float32", "float64")
 
 
 def wire_dtype(compression: str, dtype: str) -> Optional[str]:
-    """Return the dtype in which elements are sent; None: their own.
-
-    Only float32 and float64 are converted.
-    """
+    """Return the dtype in which float32 and float64 are sent; None: their own."""
     return WIRE_DTYPES.get(compression) if dtype in _WIDE else None
 
 
@@ -50,10 +47,7 @@ _casts: List[Tuple[type, Cast]] = []
 
 
 def register_cast(kind: type, cast: Cast) -> None:
-    """Register the function that converts tensors of a class to another dtype, given by name or object.
-
-    Tensors of unregistered classes must have a method ``astype()``, as NumPy's arrays do.
-    """
+    """Register a conversion to another dtype for tensors that have no ``astype()`` as NumPy's arrays do."""
     _casts.append((kind, cast))
 
 
@@ -207,10 +201,7 @@ class Residuals:
     def side_by_side(
         self, names: Sequence[str], sizes: Sequence[int], starts: Sequence[int], count: int
     ) -> Array:
-        """Return the residuals of several parameters in one array, which replaces the separate ones.
-
-        The array has ``count`` elements; those that belong to no parameter are zero.
-        """
+        """Return residuals in one array of ``count`` elements, which replaces the separate ones."""
         whole = np.zeros(count, np.float32)
         for name, items, start in zip(names, sizes, starts):
             part = whole[start : start + items]

@@ -1,4 +1,4 @@
-"""Gradient buckets: which gradients are reduced together, when a bucket is complete, and names of operations.
+"""What reducers of gradients share: buckets, names of operations, a check that weights are equal at first.
 
 Parameters are identified by their indices, in the order of the optimizer.
 """
@@ -7,10 +7,18 @@ from __future__ import annotations
 
 import re
 import zlib
-from typing import Any, Dict, Hashable, Iterable, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Hashable, Iterable, List, NamedTuple, Optional, Sequence, Union
+from weakref import WeakKeyDictionary
 
+import numpy as np
+
+from .. import api
+from ..calls.process_set import ProcessSet, included_in, number_of
 from ..configuration.bucket_sizes import FIRST_GRADIENTS_BYTES, GRADIENTS_BYTES
+from ..dtypes import Array
 from ..errors import ConfigError
+from ..job.context import Context
+from ..ops import ReduceOp
 
 _LISTED = 3  # names in the name of an operation
 _COUNTED = re.compile(r"_\d+(?=/|$)")
@@ -28,10 +36,7 @@ def plan_buckets(
     first_bytes: int = FIRST_GRADIENTS_BYTES,
     bucket_bytes: int = GRADIENTS_BYTES,
 ) -> List[List[int]]:
-    """Divide gradients into buckets, in the order in which a backward pass computes them: last first.
-
-    The result depends on the arguments only, so it is the same on all ranks.
-    """
+    """Divide gradients into buckets, in the order in which a backward pass computes them: last first."""
     buckets: List[List[int]] = []
     open_buckets: Dict[Hashable, List[int]] = {}
     filled: Dict[Hashable, int] = {}
@@ -114,79 +119,8 @@ def bucket_name(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> str:
     return f"{first}{first_shape}..{last}{last_shape} ({len(names)} tensors, {checksum:08x})"
 
 
-class Arrivals:
-    """Track which gradients have been computed since the last step, over ``passes`` backward passes.
-
-    ``bucket_of`` and ``passes_left`` (backward passes that are still to add to it) are by a gradient's index.
-    """
-
-    def __init__(self, buckets: Sequence[Sequence[int]], passes: int = 1) -> None:
-        self.passes = passes
-        self.started = False
-        self.bucket_of = {index: number for number, bucket in enumerate(buckets) for index in bucket}
-        self._sizes = [len(bucket) for bucket in buckets]
-        self.reset()
-
-    def reset(self, passes: Optional[int] = None) -> None:
-        """Start the next step, with another number of passes if one is given."""
-        if passes is not None:
-            self.passes = passes
-        self.started = False
-        self.passes_left = dict.fromkeys(self.bucket_of, self.passes)
-        self._missing = list(self._sizes)
-
-    def expect(self, index: int) -> None:
-        """Raise AssertionError if there were ``passes`` backward passes already."""
-        if self.passes_left[index] <= 0:
-            raise AssertionError(
-                "Gradients were computed more than backward_passes_per_step times before call to step(). "
-                "Increase backward_passes_per_step to accumulate gradients locally."
-            )
-
-    def arrived(self, index: int) -> Optional[int]:
-        """Record a computed gradient; return the index of the bucket that it completes, or None.
-
-        AssertionError: there were more than ``passes`` backward passes.
-        """
-        left = self.passes_left[index]
-        if left <= 0:
-            self.expect(index)
-        self.started = True
-        self.passes_left[index] = left - 1
-        if left > 1:
-            return None
-        return self._decrement(self.bucket_of[index])
-
-    def alone(self, index: int) -> Optional[int]:
-        """Move a gradient that has not been computed to a new bucket.
-
-        Return the index of its former bucket if that is now complete and not empty, else None.
-        """
-        old = self.bucket_of[index]
-        self.bucket_of[index] = len(self._sizes)
-        self._sizes.append(1)
-        self._missing.append(1)
-        self._sizes[old] -= 1
-        return self._decrement(old) if self._sizes[old] else None
-
-    def extend(self, indices: Sequence[int]) -> None:
-        """Add gradients, which form a new bucket."""
-        for index in indices:
-            self.bucket_of[index] = len(self._sizes)
-            self.passes_left[index] = self.passes
-        self._sizes.append(len(indices))
-        self._missing.append(len(indices))
-
-    def _decrement(self, bucket: int) -> Optional[int]:
-        self._missing[bucket] -= 1
-        return None if self._missing[bucket] else bucket
-
-
 def variable_name(variable: Any) -> str:
-    """Return a variable's name without the numbers that frameworks append to make names unique.
-
-    On a rank that has created another model before, those numbers differ from the other ranks'.
-    """
+    """Return a variable's name without numbers that frameworks append, which differ after other models."""
     name = getattr(variable, "path", None) or getattr(variable, "name", None) or "variable"
     return _COUNTED.sub("", str(name).replace(":0", ""))
 
@@ -211,3 +145,48 @@ def group_name(variables: Sequence[Any], scope: str, absent: Sequence[Any] = ())
     names = [variable_name(variable) for variable in variables]
     shapes = [tuple(-1 if length is None else int(length) for length in item.shape) for item in variables]
     return f"{scope}/{bucket_name(names, shapes)}{lacking}"
+
+
+# ---- the weights of all ranks, compared once at the beginning of training ----------------------------------
+
+_AFTER = 5  # the reduction before which weights are compared: programs may broadcast after step 1
+_ITEMS = 256  # compared elements
+_PER_WEIGHT = 8
+_DIFFERENT = (
+    "The ranks train different models: their weights were not equal when training began, and the average of "
+    "gradients does not make them so. Broadcast the weights before the first step (broadcast_parameters, "
+    "broadcast_variables or the callback for it), or load the same checkpoint on all ranks."
+)
+# By job and label; ranks that have joined an elastic job begin to count, as all others do again.
+_reductions: WeakKeyDictionary[Context, Dict[str, int]] = WeakKeyDictionary()
+
+
+def check_start(process_set: ProcessSet, label: str, weights: Callable[[], Iterable[Array]]) -> None:
+    """Count a reduction of gradients; before one of the first, warn once if the weights of ranks differ.
+
+    Averages of gradients do not make weights equal. Small differences are allowed: processors of different
+    kinds round differently. ``label`` names what is trained, the same on all ranks; ``weights`` returns at
+    least the first elements of each weight, in order.
+    """
+    context = api.context()
+    counts = _reductions.setdefault(context, {})
+    counts[label] = count = counts.get(label, 0) + 1
+    if count == _AFTER and context.size > 1 and included_in(process_set):
+        _compare(context, number_of(process_set), label, weights())
+
+
+def _compare(context: Context, process_set: int, label: str, weights: Iterable[Array]) -> None:
+    own = np.zeros(_ITEMS, np.float32)
+    filled = 0
+    for values in weights:
+        part = values.reshape(-1)[: min(_PER_WEIGHT, _ITEMS - filled)]
+        own[filled : filled + part.size] = part
+        filled += part.size
+    both = np.concatenate([own, -own])
+    context.engine.allreduce(
+        [both], ReduceOp.MAX, f"ringcomm.weights.{label}", process_set=process_set, urgent=True
+    ).wait()
+    highest, lowest = both[:_ITEMS].astype(np.float64), -both[_ITEMS:].astype(np.float64)
+    apart, scale = np.abs(highest - lowest).sum(), np.abs(highest).sum() + np.abs(lowest).sum()
+    if apart > 0.01 * scale and context.rank == min(context.engine.sets.members(process_set)):
+        context.announce("different weights", _DIFFERENT)

@@ -10,6 +10,13 @@ weights that all ranks had before.
 divided into fragments that take turns, and a fragment's reduction runs during the next local steps. When it
 is complete, the outer step replaces the weights that the fragment had when the reduction began; changes by
 local steps since then are kept, and are part of the next delta.
+
+**Intervals.** The average of weights is as good as weights trained in common only while ranks are close to
+each other: their distance decides how much accuracy is lost, rather than the number of steps or the learning
+rate (Kong et al., "Consensus Control for Decentralized Deep Learning", 2021). It is large in the first steps
+and falls with the learning rate. So automatic intervals, which it bounds, are short at first and long at the
+end, as in post-local SGD (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2020). All ranks decide
+alike: each sends its numbers of the last exchange with the next one, and all use the averages.
 """
 
 from __future__ import annotations
@@ -17,8 +24,9 @@ from __future__ import annotations
 import inspect
 import math
 import time
+from collections import deque
 from functools import partial
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar, Union
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 import numpy as np
 
@@ -31,8 +39,21 @@ from ..errors import ConfigError
 from ..job.context import Context
 from ..ops import CODECS, ReduceOp, codec_number
 from .compression import BLOCKWISE, MIN_ITEMS
-from .intervals import AUTO, Interval
 
+AUTO = "auto"
+AUTO_DRIFT = 0.01  # the distance up to which at most a third of a point was lost in docs/slow_links.md
+# the same for optimizers that divide by the size of gradients: Adam, any with an ``eps``
+ADAPTIVE_DRIFT = 0.001
+FIXED_DRIFT = 0.2  # accuracy was lost on that page
+EXCHANGE_PART = 0.1  # part of the time of local steps for exchanges, if the distance permits
+# While the interval is one step, gradients are averaged; weights in every PROBE-th step, for the distance, or
+# up to _RAREST times as rarely, in proportion to the distance relative to the permitted one.
+PROBE = 8
+_RAREST = 8
+# Up to this many steps optimizers' states are also averaged: different ones drive weights apart later.
+_SHORT = 2
+_GROWTH = 2
+_TIMES = 3  # exchanges of which the shortest counts
 _NO_STEPS = 1e-9  # the weight of a rank that has made no step
 
 
@@ -74,62 +95,6 @@ def square(array: Array) -> float:
     """Return the squared norm of an array."""
     flat = array.reshape(-1)
     return float(np.dot(flat, flat))
-
-
-class Averages:
-    """Start averages of arrays, in place; large arrays are sent with ``codec``."""
-
-    def __init__(self, context: Context, name: str, process_set: ProcessSet, codec: str) -> None:
-        self.context = context
-        self._name, self._process_set, self.codec = name, process_set, codec
-        self.lossy = codec in BLOCKWISE
-
-    def start_coded(
-        self,
-        label: str,
-        arrays: Dict[int, Array],
-        residuals: Sequence[Array],
-        weight: Optional[float] = None,
-        absent: int = 0,
-    ) -> List[Tuple[List[int], Handle]]:
-        """Start one reduction for each codec, on arrays and residuals by place; return places and handles.
-
-        ``weight`` is this rank's, if ranks have weights; ``absent`` is a bit mask of the places that it
-        lacks.
-        """
-        groups: Dict[str, List[int]] = {}
-        for place, array in arrays.items():
-            groups.setdefault(self._codec_of(array), []).append(place)
-        found = []
-        for codec, places in sorted(groups.items()):
-            own = [residuals[place] for place in places] if codec in BLOCKWISE else []
-            bits = sum(1 << bit for bit, place in enumerate(places) if absent >> place & 1)
-            chosen = [arrays[place] for place in places]
-            found.append((places, self.start(f"{label}{codec}", chosen, codec, own, weight, bits)))
-        return found
-
-    def start(
-        self,
-        label: str,
-        arrays: Sequence[Array],
-        codec: str = "none",
-        residuals: Sequence[Array] = (),
-        weight: Optional[float] = None,
-        absent: int = 0,
-    ) -> Handle:
-        """Start one reduction; arguments as of :meth:`start_coded`."""
-        engine, process_set = self.context.engine, number_of(self._process_set)
-        engine.finish_earlier(f"{self._name}.{label}", process_set)  # of one that the program has left
-        return engine.allreduce(
-            [array.reshape(-1) for array in arrays], ReduceOp.AVERAGE, f"{self._name}.{label}",
-            [array.shape for array in arrays], process_set=process_set,
-            compression=codec, residuals=residuals, weight=weight, absent=absent,
-        )  # fmt: skip
-
-    def _codec_of(self, array: Array) -> str:
-        if not self.lossy or (array.ndim > 1 and array.size >= MIN_ITEMS):
-            return self.codec
-        return "bf16"
 
 
 _Made = TypeVar("_Made", bound="OuterOptimizer")
@@ -204,23 +169,20 @@ class LocalSGD(OuterOptimizer):
     ) -> None:
         self._given, self._context = context, context or api.context()
         if fragments < 1 or overlap < 0:
-            raise ConfigError(
-                f"fragments is a number from 1 on and overlap one from 0 on, not {fragments} and {overlap}."
-            )
+            raise ConfigError(f"fragments must be >= 1 and overlap >= 0, not {fragments} and {overlap}.")
         least = max(fragments, overlap + 1)
         self._intervals = partial(Interval, sync_every, least=least, max_drift=max_drift)
         self._interval = self._intervals(self._context.rank, self._context.size)
         if not outer_lr > 0 or not 0 <= outer_momentum < 1:
             raise ConfigError(
-                f"outer_lr is positive and outer_momentum from 0 to 1, not {outer_lr} and {outer_momentum}."
+                f"outer_lr must be > 0 and outer_momentum from 0 to 1, not {outer_lr} and {outer_momentum}."
             )
         self._weights, self._averaged = list(weights), list(averaged)
         for array in (*self._weights, *self._averaged):
             if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or not array.flags.writeable:
                 raise ConfigError("LocalSGD works on writable NumPy arrays of float32 or float64.")
         self._lr, self._momentum = outer_lr, outer_momentum
-        self._averages = Averages(self._context, name, process_set, CODECS[codec_number(compression)])
-        self._name = name
+        self._name, self._process_set, self._codec = name, process_set, CODECS[codec_number(compression)]
         self._anchors = [array.copy() for array in self._weights]
         self._velocities = [np.zeros_like(array) for array in self._weights]
         self._residuals = [np.zeros(array.size, np.float32) for array in self._weights]
@@ -241,24 +203,19 @@ class LocalSGD(OuterOptimizer):
         return self._lr == 1 and not self._momentum and self._interval.shares_gradients()
 
     def average_gradients(self, gradients: Sequence[Array], absent: int = 0) -> int:
-        """Average gradients in place; they count as an exchange, and a step.
+        """Average the gradients of all weights in place; they count as an exchange, and a step.
 
-        Args:
-            gradients: of all weights, in the same order.
-            absent: those that this rank does not have, a bit for each; they are zeros.
-
-        Returns:
-            those that no rank has.
+        ``absent`` has a bit for each that this rank does not have; return those that no rank has.
         """
         began_s = time.perf_counter()
-        if self._averages.lossy and not self._gradient_residuals:
+        if self._codec in BLOCKWISE and not self._gradient_residuals:
             self._gradient_residuals = [np.zeros_like(item) for item in self._residuals]
         missing = 0
-        started = self._averages.start_coded(
+        started = self._start_coded(
             "gradients.", dict(enumerate(gradients)), self._gradient_residuals, absent=absent
         )
         facts = np.array(self._interval.send(began_s, 1, weights=False))
-        sent = self._averages.start("facts", [facts])
+        sent = self._start("facts", [facts])
         for places, handle in started:
             handle.wait()
             missing |= sum(1 << place for bit, place in enumerate(places) if handle.absent >> bit & 1)
@@ -277,7 +234,7 @@ class LocalSGD(OuterOptimizer):
         """Average arrays in place, as bfloat16 if weights are compressed; after :meth:`advance`."""
         if arrays:
             began_s = time.perf_counter()
-            self._averages.start("state", arrays, "bf16" if self._averages.codec != "none" else "none").wait()
+            self._start("state", arrays, "bf16" if self._codec != "none" else "none").wait()
             self._interval.exchanged(began_s)
 
     def due(self) -> bool:
@@ -299,10 +256,7 @@ class LocalSGD(OuterOptimizer):
         return [number for number, item in self._running.items() if item.until <= self._steps]
 
     def touched(self) -> List[int]:
-        """Return which arrays :meth:`advance` reads or overwrites now: places in ``weights``, ``averaged``.
-
-        For callers whose weights are elsewhere, and are copied to the arrays and back.
-        """
+        """Return which arrays, of ``weights`` and ``averaged``, :meth:`advance` reads or overwrites now."""
         numbers = {*self._ending(), *self._beginning()}
         places = [place for number in sorted(numbers) for place in self._fragments[number]]
         if len(self._fragments) - 1 in numbers:
@@ -324,11 +278,7 @@ class LocalSGD(OuterOptimizer):
         return True
 
     def advance(self) -> None:
-        """Take the results that are due, and begin the reductions that are; after :meth:`due`.
-
-        Raises:
-            PeerLostError: a rank ended, or is silent for too long.
-        """
+        """Take the results that are due, and begin the reductions that are; after :meth:`due`."""
         if len(self._fragments) == 1 and not self._overlap:
             self.synchronize()
             return
@@ -370,19 +320,51 @@ class LocalSGD(OuterOptimizer):
             np.subtract(self._anchors[place], self._weights[place], out=delta)
         distance = self._interval.share * sum(map(square, deltas.values()))
         label = "" if len(self._fragments) == 1 else f"{number}."
-        coded = self._averages.start_coded(label, deltas, self._residuals, self._weight())
+        coded = self._start_coded(label, deltas, self._residuals, self._weight())
         handles = [handle for _, handle in coded]
         means: List[Array] = []
         facts: Optional[Array] = None
         if number == len(self._fragments) - 1:
             if self._averaged:
                 means = [np.array(array, order="C") for array in self._averaged]
-                handles.append(self._averages.start(f"{label}averaged", means, weight=self._weight()))
+                handles.append(self._start(f"{label}averaged", means, weight=self._weight()))
             facts = np.array(self._interval.send(began_s, self._within))
-            handles.append(self._averages.start(f"{label}facts", [facts]))
+            handles.append(self._start(f"{label}facts", [facts]))
         before = [array.copy() for array in self._averaged] if means else []
         until = self._steps + self._overlap
         self._running[number] = Exchange(until, handles, started, deltas, distance, before, means, facts)
+
+    def _start_coded(
+        self, label: str, arrays: Dict[int, Array], residuals: Sequence[Array],
+        weight: Optional[float] = None, absent: int = 0,
+    ) -> List[Tuple[List[int], Handle]]:  # fmt: skip
+        """Start one average for each codec, of arrays and residuals by place; return places and handles."""
+        groups: Dict[str, List[int]] = {}
+        for place, array in arrays.items():
+            large = array.ndim > 1 and array.size >= MIN_ITEMS
+            codec = self._codec if self._codec not in BLOCKWISE or large else "bf16"
+            groups.setdefault(codec, []).append(place)
+        found = []
+        for codec, places in sorted(groups.items()):
+            own = [residuals[place] for place in places] if codec in BLOCKWISE else []
+            bits = sum(1 << bit for bit, place in enumerate(places) if absent >> place & 1)
+            chosen = [arrays[place] for place in places]
+            found.append((places, self._start(f"{label}{codec}", chosen, codec, own, weight, bits)))
+        return found
+
+    def _start(
+        self, label: str, arrays: Sequence[Array], codec: str = "none", residuals: Sequence[Array] = (),
+        weight: Optional[float] = None, absent: int = 0,
+    ) -> Handle:  # fmt: skip
+        """Start an average of arrays, in place."""
+        engine, process_set = self._context.engine, number_of(self._process_set)
+        name = f"{self._name}.{label}"
+        engine.finish_earlier(name, process_set)  # of one that the program has left
+        return engine.allreduce(
+            [array.reshape(-1) for array in arrays], ReduceOp.AVERAGE, name,
+            [array.shape for array in arrays], process_set=process_set,
+            compression=codec, residuals=residuals, weight=weight, absent=absent,
+        )  # fmt: skip
 
     def _end(self, number: int) -> None:
         """Wait for a fragment's reduction, and make the outer step."""
@@ -406,13 +388,9 @@ class LocalSGD(OuterOptimizer):
                 weight[...] = anchor
             self._norm += square(anchor)
         if exchange.facts is not None:
-            self._learn(exchange.facts)
-
-    def _learn(self, facts: Array) -> None:
-        """Set the length of the next interval, after the exchange of the last fragment."""
-        self._announce(self._interval.learn(facts.tolist()))
-        self._interval.measured(self._apart, self._norm)
-        self._apart = self._norm = 0.0
+            self._announce(self._interval.learn(exchange.facts.tolist()))
+            self._interval.measured(self._apart, self._norm)
+            self._apart = self._norm = 0.0
 
     def _announce(self, warning: str) -> None:
         """Show the present interval and distance, and a warning if there is one."""
@@ -432,7 +410,7 @@ class LocalSGD(OuterOptimizer):
 
     def _weight(self) -> Optional[float]:
         """Return this rank's weight at an exchange: its steps, if ranks make unequal numbers."""
-        if not self._interval.fixed:
+        if not self._interval.unequal:
             return None
         whole = len(self._fragments) > 1 or self._overlap
         return float(self._interval.steps if whole else max(self._within, _NO_STEPS))
@@ -471,21 +449,18 @@ class LocalSGD(OuterOptimizer):
                 array[...] = saved
         self._drop_running()
         self._steps = int(state["steps"])
-        self._within = int(state.get("within", self._steps))
+        self._within = int(state["within"])
         self._apart = self._norm = 0.0
-        self._interval.load_state_dict(state.get("interval", ()))
+        self._interval.load_state_dict(state["interval"])
 
     def restart(self) -> None:
         """Take the present weights for those that all ranks have, and forget momentum and residuals.
 
         In a new view of an elastic job, go on with its ranks.
-
-        Raises:
-            ConfigError: ``sync_every`` has one number for each of the former ranks.
         """
         if self.view_changed():
             self._running.clear()
-            self._context = self._averages.context = api.context()
+            self._context = api.context()
             self._interval = self._intervals(self._context.rank, self._context.size)
         self._drop_running()
         self._steps = self._within = 0
@@ -499,3 +474,141 @@ class LocalSGD(OuterOptimizer):
     def view_changed(self) -> bool:
         """Return whether the ranks are others than at the last :meth:`restart`, which is needed then."""
         return self._given is None and api.context() is not self._context
+
+
+# ---- how many local steps the ranks make until they synchronize ------------------------------------------
+
+
+class Facts(NamedTuple):
+    """The numbers that ranks send about their last exchange; also the averages."""
+
+    apart: float = 0.0  # squared distance from the mean: this rank's share, which may be negative
+    norm: float = 0.0  # squared norm of the common weights
+    steps: float = 0.0  # local steps before it; 0: there was no exchange
+    exchange_s: float = 0.0  # in the exchange
+    step_s: float = 0.0  # of a local step before it
+
+
+class Interval:
+    """The local steps of this rank until the next synchronization.
+
+    ``sync_every`` is a number of steps, one number per rank, or ``"auto"``: derived from the last exchanges;
+    ``least`` is the fewest steps. ``max_drift`` is the permitted distance, relative to the norm of the
+    weights. ``drift`` is the distance at the last exchange of which it is known, nan before. ConfigError: an
+    argument is out of range.
+    """
+
+    def __init__(
+        self, sync_every: Union[int, str, Sequence[int]], rank: int, size: int, least: int,
+        max_drift: Optional[float] = None,
+    ) -> None:  # fmt: skip
+        self.automatic = sync_every == AUTO
+        periods = [least] * size if self.automatic else _periods(sync_every, size)
+        self._least, self._first = least, periods[rank]
+        if least > min(periods):
+            raise ConfigError(
+                f"sync_every={sync_every!r} is too short: fragments must be at most sync_every, and overlap "
+                f"at most sync_every - 1. These need sync_every={least} or more."
+            )
+        self.max_drift = (AUTO_DRIFT if self.automatic else FIXED_DRIFT) if max_drift is None else max_drift
+        if not self.max_drift > 0:
+            raise ConfigError(f"max_drift must be positive, not {max_drift}.")
+        self.unequal = len(set(periods)) > 1
+        self.share = periods[rank] * size / sum(periods)  # this rank's steps relative to the average
+        self.restart()
+
+    def restart(self) -> None:
+        """Start over."""
+        self.steps = self._planned = self._first
+        self.drift = math.nan
+        self._warned = False
+        self._own = Facts()
+        self._made = self._shared = 0
+        self._probe = PROBE
+        self._costs: Deque[float] = deque(maxlen=_TIMES)
+        self._sent_s = math.nan
+        self._exchange_s = 0.0
+
+    def shares_gradients(self) -> bool:
+        """Return whether gradients are averaged before the next step, in place of weights after it.
+
+        Such a step is one of data-parallel training, whatever the optimizer: Adam's second moments are those
+        of averaged gradients. It shows nothing of the distance, so now and then a step is local.
+        """
+        return self.automatic and self.steps == 1 and self._shared < self._probe - 1
+
+    def averages_state(self) -> bool:
+        """Return whether momenta and the like are averaged with the weights."""
+        return self.automatic and self.steps <= _SHORT
+
+    def exchanged(self, began_s: float) -> None:
+        """Record that this rank has been in an exchange since ``began_s``, by ``time.perf_counter()``."""
+        self._exchange_s += time.perf_counter() - began_s
+
+    def measured(self, apart: float, norm: float) -> None:
+        """Record the squared distance and norm of an exchange that ended, for the next one."""
+        self._own = Facts(apart, norm, self._made)
+
+    def send(self, began_s: float, made: int, weights: bool = True) -> List[float]:
+        """Return the numbers of the last exchange, which go with the one that begins.
+
+        ``made`` counts local steps since the last one: fewer than :attr:`steps` if the program asks for it.
+        ``weights``: it exchanges weights, otherwise gradients.
+        """
+        passed_s = max(0.0, began_s - self._sent_s - self._exchange_s)  # 0 with nan: it is the first one
+        sent = self._own._replace(exchange_s=self._exchange_s, step_s=passed_s / max(1, made))
+        self._sent_s, self._exchange_s, self._made, self._own = began_s, 0.0, made, Facts()
+        self._shared = 0 if weights else self._shared + 1
+        return list(sent)
+
+    def learn(self, means: Sequence[float]) -> str:
+        """Set the next interval from the averages of :meth:`send`.
+
+        Return a warning, once, if the ranks are too far apart for the interval that the program has set.
+        """
+        facts = Facts(*means)
+        if facts.step_s > 0:
+            self._costs.append(facts.exchange_s / facts.step_s)
+        if not facts.steps > 0:
+            return ""  # nothing is known of an exchange after local steps
+        finite = facts.norm > 0 and math.isfinite(facts.apart)
+        self.drift = math.sqrt(max(0.0, facts.apart) / facts.norm) if finite else math.inf
+        if not self.automatic:
+            if self._warned or self.drift <= self.max_drift:
+                return ""
+            self._warned = True
+            return (
+                f"LocalSGD: after {facts.steps:.3g} local steps the ranks' weights were {self.drift:.2g} of "
+                f"their norm apart, more than max_drift={self.max_drift:g}, which costs accuracy. A lower "
+                f'learning rate or sync_every="{AUTO}" avoids that.'
+            )
+        self._probe = int(PROBE * min(_RAREST, max(1.0, self.drift / self.max_drift)))
+        allowed = _GROWTH * self.steps
+        if self.drift > 0:  # distances grow in proportion to the steps, or more slowly
+            allowed = math.floor(min(allowed, facts.steps * self.max_drift / self.drift))
+        needed = math.ceil(min(self._costs, default=0.0) / EXCHANGE_PART)
+        self._planned = max(self._least, min(allowed, needed))
+        return ""
+
+    def begin(self) -> None:
+        """Begin the next interval."""
+        self.steps = self._planned
+
+    def state_dict(self) -> List[float]:
+        """Return the present and the planned length, for a checkpoint."""
+        return [self.steps, self._planned]
+
+    def load_state_dict(self, state: Sequence[float]) -> None:
+        """Go on with the lengths of :meth:`state_dict`; measurements are forgotten."""
+        self.restart()
+        self.steps, self._planned = (int(item) for item in state)
+
+
+def _periods(sync_every: Union[int, str, Sequence[int]], size: int) -> List[int]:
+    """Return the local steps between two synchronizations, by rank."""
+    if isinstance(sync_every, str):
+        raise ConfigError(f'sync_every={sync_every!r}: a number from 1 on, one per rank, or "{AUTO}".')
+    periods = [sync_every] * size if isinstance(sync_every, int) else [int(item) for item in sync_every]
+    if len(periods) != size or min(periods) < 1:
+        raise ConfigError(f"sync_every={sync_every!r}: a number from 1 on, or {size} of them, one per rank.")
+    return periods

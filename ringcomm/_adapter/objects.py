@@ -140,10 +140,7 @@ def disagreement(ranks: Sequence[int], reports: Sequence[Sequence[Presence]]) ->
 
 
 class LateBroadcasts:
-    """The broadcasts of one call; every rank makes one of these, for the same names.
-
-    ``root_rank`` is a rank of the job. Calls with the same label are in the same order on all ranks.
-    """
+    """The broadcasts of one call; every rank makes one of these, for the same names and in the same order."""
 
     def __init__(self, names: Sequence[str], root_rank: int, label: str, process_set: ProcessSet) -> None:
         self.is_root = api.rank() == root_rank
@@ -167,10 +164,7 @@ class LateBroadcasts:
         self._left = []
 
     def receive(self, name: str, target: Array) -> None:
-        """On all other ranks: wait for the root's array, and overwrite ``target`` with it.
-
-        ShapeError: its size differs from that of ``target``.
-        """
+        """On all other ranks: wait for the root's array, and overwrite ``target`` with it."""
         self.request()
         (data,) = self._requested.pop(name).wait()
         if data.size != target.nbytes:

@@ -231,10 +231,7 @@ _present: Optional[Ticket] = None
 
 
 def enter(ticket: Ticket) -> None:
-    """Make this process a rank: from now on ``init()`` joins the ticket's job.
-
-    ConfigError: the process is a rank already. A process can be one rank of one job.
-    """
+    """Make this process a rank: from now on ``init()`` joins the ticket's job."""
     global _present
     with _lock:
         if _present is not None or api.is_initialized():
@@ -248,10 +245,7 @@ def enter(ticket: Ticket) -> None:
 
 
 def end(error: Optional[BaseException] = None) -> None:
-    """Leave the job, if this process is in one, so that it is not a rank any more.
-
-    ``error`` is what the rank's function raised; the errors of the other ranks name it.
-    """
+    """Leave the job, if this process is in one; ``error`` is what the rank's function raised."""
     global _present
     try:
         _end_process_groups()

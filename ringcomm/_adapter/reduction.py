@@ -1,7 +1,8 @@
-"""The options of a reduction, which the public functions of all adapters take."""
+"""Options of reductions, reducers of variables, and classes of distributed optimizers, for all adapters."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from numbers import Integral
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
@@ -104,11 +105,7 @@ class Reduction(NamedTuple):
 
 
 class VariableReducer:
-    """Reduce the gradients of variables, except of those that only this rank has.
-
-    Adapters implement the reduction. ``scale_local`` divides gradients of local variables by the number of
-    ranks.
-    """
+    """Reduce the gradients of variables; ``scale_local`` divides those that only this rank has."""
 
     def __init__(self, how: Reduction = Reduction(), scale_local: bool = True) -> None:  # noqa: B008
         self.how = how
@@ -130,10 +127,7 @@ class VariableReducer:
     def reduce(
         self, gradients: Sequence[Any], variables: Sequence[Any], *args: Any, **kwargs: Any
     ) -> List[Any]:
-        """Return the reduced gradients, in order; None stays None.
-
-        Further arguments go to :meth:`reduce_shared`.
-        """
+        """Return the reduced gradients, in order; further arguments go to :meth:`reduce_shared`."""
         how, results = self.how, list(gradients)
         active = how.active()
         own = how.factor / (size_of(how.process_set) if active and self.scale_local else 1)
@@ -154,22 +148,13 @@ class VariableReducer:
         return results
 
     def reduce_shared(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        absent: Sequence[Any],
-        *args: Any,
-        **kwargs: Any,
-    ) -> List[Any]:
-        """Reduce gradients of variables that all ranks have.
+        self, gradients: Sequence[Any], variables: Sequence[Any], absent: Sequence[Any],
+        *args: Any, **kwargs: Any,
+    ) -> List[Any]:  # fmt: skip
+        """Reduce the gradients of some variables; other variables are ``absent`` in this step.
 
         The names of operations contain those of ``absent``, so that a rank with other ones is a mismatch in
         this step: operations of the same names in a later step would be matched otherwise.
-
-        Args:
-            gradients: none is None.
-            variables: of these gradients, in the same order.
-            absent: variables without a gradient in this step.
         """
         raise NotImplementedError
 
@@ -179,10 +164,7 @@ class VariableReducer:
 
 
 def register_layers(layers: Any, register: Callable[[Any], None]) -> None:
-    """Call a function with each trainable weight of a layer or several; None: of no layer.
-
-    ConfigError: one is not a Keras layer.
-    """
+    """Call a function with each trainable weight of a Keras layer or several; None: of no layer."""
     listed = list(layers) if isinstance(layers, (list, tuple, set)) else [] if layers is None else [layers]
     if not all(hasattr(layer, "trainable_weights") for layer in listed):
         raise ConfigError(f"local_layers must be Keras layers, not {listed}.")
@@ -219,10 +201,7 @@ def of_gradients(
 
 
 def chosen_groups(groups: Groups, num_groups: int, parameter_type: type) -> Groups:
-    """Return the checked ``groups``, or ``num_groups``.
-
-    ConfigError: ``groups`` is neither a positive number nor lists of distinct parameters.
-    """
+    """Return the checked ``groups``, or ``num_groups``."""
     if groups is None:
         groups = num_groups or None
     if groups is None:
@@ -245,10 +224,7 @@ def chosen_groups(groups: Groups, num_groups: int, parameter_type: type) -> Grou
 
 
 def scattered_reduction(op: Any) -> ReduceOp:
-    """Return the reduction of a reducescatter.
-
-    NotOfferedError: Adasum needs whole tensors. Misuse: ``op`` is not a reduction.
-    """
+    """Return the reduction of a reducescatter; NotOfferedError for Adasum, which needs whole tensors."""
     chosen = op_of(op)
     if chosen == ReduceOp.ADASUM:
         raise NotOfferedError("reducescatter does not support Adasum: it compares whole tensors.")
@@ -263,13 +239,63 @@ def checked_passes(passes: Any) -> int:
 
 
 def predivided(op: ReduceOp, factor: float) -> Tuple[float, float]:
-    """Return the prescale and postscale factors that divide an average in two steps.
-
-    It is divided by ``factor`` before the sum and by the rest after it, so that float16 sums stay in range.
-    ConfigError: the op is not Average.
-    """
+    """Return the factors that divide an average before and after the sum, so that float16 stays in range."""
     if factor == 1.0:
         return 1.0, 1.0
     if op != ReduceOp.AVERAGE:
         raise ConfigError("gradient_predivide_factor not supported with op != Average")
     return 1.0 / factor, float(factor)
+
+
+# ---- classes of distributed optimizers and tapes, derived from the user's own ------------------------------
+
+
+class OptionsInClass:
+    """Mixin for the classes that :func:`derive` makes."""
+
+    _ringcomm_options: Optional[Tuple[Any, ...]] = None
+
+    def _take_options(self, *options: Any) -> None:
+        """Make an optimizer reduce gradients by the options, without local variables."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_config(cls, config: Any, *args: Any, **kwargs: Any) -> Any:
+        """Create an optimizer of the same class, without state, which reduces gradients in the same way."""
+        made = super().from_config(config, *args, **kwargs)  # type: ignore[misc]
+        if cls._ringcomm_options is not None:
+            made._take_options(*cls._ringcomm_options)
+        return made
+
+
+def derive(bases: Tuple[type, ...], options: Tuple[Any, ...]) -> Any:
+    """Return a class with these options and the name of the last base, which a saved model then names."""
+    named = bases[-1]
+    namespace = {"__doc__": named.__doc__, "__module__": named.__module__, "_ringcomm_options": options}
+    return type(named.__name__, bases, namespace)
+
+
+def wrapped(mixin: type, thing: Any, but: str = "") -> Any:
+    """Return an object like ``thing``, without the attribute ``but``, of a class that ``mixin`` extends."""
+    own: Any = type(thing)
+    made: Any = object.__new__(_class_with(mixin, own))
+    made.__dict__.update(thing.__dict__)
+    made.__dict__.pop(but, None)
+    return made
+
+
+@lru_cache(maxsize=None)
+def _class_with(mixin: type, own: type) -> type:
+    return type(own.__name__, (mixin, own), {"__doc__": own.__doc__})
+
+
+def convert(optimizer: Any, kind: Any) -> Any:
+    """Make an existing optimizer one of a class of :func:`derive`; it keeps its state."""
+    optimizer.__class__ = kind
+    optimizer._take_options(*kind._ringcomm_options)
+    return optimizer
+
+
+def set_untracked(optimizer: Any, name: str, value: Any) -> None:
+    """Set an attribute that Keras must not track, because it would save it with the model."""
+    object.__setattr__(optimizer, name, value)

@@ -1,15 +1,19 @@
-"""Start collectives on operands (:mod:`ringcomm.arrays.operands`), name them, and wait for several."""
+"""Start collectives on operands, name them, wait for several, and find the causes of frameworks' errors."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence
+import threading
+import weakref
+from collections import deque
+from contextlib import contextmanager
+from typing import Any, Callable, Deque, Iterator, List, Optional, Sequence, Tuple
 
 from .. import api
 from ..arrays.operands import Operand, mirrors
 from ..calls.process_set import ProcessSet, number_of
 from ..collective.options import Options
 from ..engine.request import Handle
-from ..errors import RingcommError
+from ..errors import HostsUpdatedInterrupt, RingcommError
 
 Operands = Sequence[Operand]
 
@@ -27,10 +31,7 @@ def start_allreduce(
 
 
 def finish_earlier(kind: str, name: Optional[str], process_set: Optional[ProcessSet]) -> None:
-    """Wait for a reduction of gradients that the program has left unfinished (a rollback, a new optimizer).
-
-    Its name is free then, and ranks match the next reduction of the name with each other's next one.
-    """
+    """Wait for a reduction of gradients that the program has left unfinished: its name is free then."""
     if name:
         api.context().engine.finish_earlier(wire_name(kind, name), number_of(process_set))
 
@@ -140,3 +141,47 @@ def run_all(steps: Sequence[Callable[[], Any]]) -> List[Any]:
     if problem is not None:
         raise problem
     return results
+
+
+# ---- errors raised in graph callbacks: frameworks keep only their text, in another error ------------------
+
+_KEPT = 32
+
+_lock = threading.Lock()
+# Errors, each with a reference to the context in which it was raised.
+_recorded: Deque[Tuple[Any, RingcommError]] = deque(maxlen=_KEPT)
+
+
+def record_cause(error: RingcommError) -> None:
+    """Remember an error that a callback is about to raise; any thread may call it."""
+    job = weakref.ref(api.context()) if api.is_initialized() else _no_job
+    with _lock:
+        _recorded.append((job, error))
+
+
+def cause_of(error: BaseException) -> Optional[RingcommError]:
+    """Return the recorded error of the present context whose text a framework's error contains, or None."""
+    text = str(error)
+    job = api.context() if api.is_initialized() else None
+    with _lock:
+        recorded = list(_recorded)
+    found = [item for made_in, item in recorded if made_in() is job and str(item) and str(item) in text]
+    return max(found, key=lambda item: len(str(item)), default=None)
+
+
+@contextmanager
+def with_causes() -> Iterator[None]:
+    """Replace a framework's error about a failed collective by that collective's error, in the block."""
+    try:
+        yield
+    except (RingcommError, HostsUpdatedInterrupt):
+        raise
+    except Exception as error:
+        cause = cause_of(error)
+        if cause is None:
+            raise
+        raise cause from error
+
+
+def _no_job() -> None:
+    return None

@@ -8,10 +8,8 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from .._adapter.checking import check_start
-from .._adapter.compressed import state_of
-from .._adapter.gradients import bucket_name, plan_groups, variable_name, without
-from .._adapter.graph_callbacks import Operation
+from .._adapter.gradients import bucket_name, check_start, plan_groups, variable_name, without
+from .._adapter.graph_callbacks import Operation, state_of
 from .._adapter.reduction import Reduction, VariableReducer, is_coded
 from ..calls.process_set import size_of
 from ..ops import ReduceOp

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List, Optional
 
-from .._adapter.optimizer_classes import OptionsInClass, convert, derive, set_untracked
+from .._adapter.reduction import OptionsInClass, convert, derive, set_untracked
 from .accumulation import Accumulator
 from .gradients import GradientReducer, ReducingOptimizer
 

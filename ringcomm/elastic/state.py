@@ -9,8 +9,8 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from .. import api
-from .._adapter.causes import with_causes
 from .._adapter.objects import broadcast_object
+from .._adapter.submit import with_causes
 from ..errors import HostsUpdatedInterrupt, Recoverable
 
 # ``update_res`` of State.on_hosts_updated, with the numbers of Horovod's ``HostUpdateResult``.

@@ -8,7 +8,7 @@ from typing import Iterator
 
 from .. import api
 from .._adapter.calls_in_order import is_inside
-from .._adapter.causes import cause_of, with_causes
+from .._adapter.submit import cause_of, with_causes
 from . import started
 
 logger = logging.getLogger("ringcomm.jax")

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from .._adapter.choice import configured, refuse_local_steps
-from .._adapter.compressed import CompressionState
 from .._adapter.compression import Compression
 from .._adapter.gradients import Gradient, plan_buckets
-from .._adapter.graph_callbacks import Operation
+from .._adapter.graph_callbacks import CompressionState, Operation
 from .._adapter.reduction import Reduction, is_coded, predivided
 from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented

@@ -11,9 +11,8 @@ import numpy as np
 
 from .. import api
 from .._adapter import calls_in_order
-from .._adapter.causes import record_cause
 from .._adapter.graph_callbacks import Batch, Operation
-from .._adapter.submit import SequenceName
+from .._adapter.submit import SequenceName, record_cause
 from ..calls.process_set import number_of, rank_in, size_of
 from ..collective.call_sites import Site
 from ..collective.rows import scatter_layout

@@ -15,9 +15,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .. import api
-from .._adapter.causes import with_causes
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction
+from .._adapter.submit import with_causes
 from ..collective.call_sites import this_site
 from ..errors import NotOfferedError
 from ..ops import ReduceOp, weight_of

@@ -16,8 +16,8 @@ from . import requirement  # noqa: F401 - first: it checks Keras' version
 
 # isort: split
 from .._adapter.common import *  # noqa: F403
-from .._adapter.compressed import load_residual_state_dict as load_residual_state_dict
-from .._adapter.compressed import residual_state_dict as residual_state_dict
+from .._adapter.graph_callbacks import load_residual_state_dict as load_residual_state_dict
+from .._adapter.graph_callbacks import residual_state_dict as residual_state_dict
 from ..calls.exports import export as _export
 from . import callbacks as callbacks
 from . import elastic as elastic

@@ -6,8 +6,8 @@ from typing import Any, List, Sequence
 
 import jax
 
-from .._adapter.compressed import state_of
 from .._adapter.gradients import group_name
+from .._adapter.graph_callbacks import state_of
 from .._adapter.reduction import VariableReducer
 from ..jax.gradients import GradientReducer
 

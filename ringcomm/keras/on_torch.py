@@ -6,9 +6,8 @@ from typing import Any, List, Sequence
 
 import torch
 
-from .._adapter.checking import check_start
-from .._adapter.compressed import state_of
-from .._adapter.gradients import group_name
+from .._adapter.gradients import check_start, group_name
+from .._adapter.graph_callbacks import state_of
 from .._adapter.reduction import VariableReducer, is_coded
 from .._adapter.submit import finish_earlier
 from ..torch.collectives import reduced

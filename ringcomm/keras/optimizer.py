@@ -7,16 +7,19 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import keras
 
-from .._adapter.compressed import drop_residuals
 from .._adapter.compression import Compression
-from .._adapter.optimizer_classes import OptionsInClass, convert, derive, set_untracked
+from .._adapter.graph_callbacks import drop_residuals
 from .._adapter.reduction import (
     Groups,
+    OptionsInClass,
     Reduction,
     VariableReducer,
     checked_passes,
+    convert,
+    derive,
     of_gradients,
     register_layers,
+    set_untracked,
 )
 from ..balance.pace import StepCursor, weight_of_steps
 from ..calls.process_set import ProcessSet, global_process_set

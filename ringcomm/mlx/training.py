@@ -10,15 +10,12 @@ import mlx.optimizers
 from mlx.nn import Module
 from mlx.utils import tree_flatten
 
-from .._adapter.checking import check_start
 from .._adapter.choice import AutoCompression
-from .._adapter.compressed import CompressionState
 from .._adapter.compression import Compression
-from .._adapter.gradients import Gradient, bucket_name, plan_buckets
-from .._adapter.graph_callbacks import Batch, Operation
+from .._adapter.gradients import Gradient, bucket_name, check_start, plan_buckets
+from .._adapter.graph_callbacks import Batch, CompressionState, Operation
 from .._adapter.objects import broadcast_object
-from .._adapter.optimizer_classes import wrapped
-from .._adapter.reduction import Reduction, of_gradients
+from .._adapter.reduction import Reduction, of_gradients, wrapped
 from .._adapter.trees import put_together, take_apart
 from ..calls.process_set import ProcessSet, global_process_set
 from ..collective.call_sites import look_through

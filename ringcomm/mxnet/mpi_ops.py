@@ -1,7 +1,7 @@
 """The collectives, under the name of Horovod's module ``mpi_ops``."""
 
+from .._adapter.basics import HorovodBasics
 from .._adapter.common import *  # noqa: F403
-from .._adapter.horovod_basics import HorovodBasics
 from .movement import *  # noqa: F403
 from .reductions import *  # noqa: F403
 

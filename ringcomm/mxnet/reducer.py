@@ -7,10 +7,8 @@ from typing import Any, Iterator, List, Sequence
 import mxnet as mx
 import numpy as np
 
-from .._adapter.checking import check_start
-from .._adapter.compressed import CompressionState
-from .._adapter.gradients import Gradient, bucket_name, plan_buckets, plan_groups
-from .._adapter.graph_callbacks import Batch, Operation
+from .._adapter.gradients import Gradient, bucket_name, check_start, plan_buckets, plan_groups
+from .._adapter.graph_callbacks import Batch, CompressionState, Operation
 from .._adapter.reduction import Reduction
 from ..dtypes import Array
 from .arrays import NDArrayOperand, dense, flat_array

@@ -17,8 +17,8 @@ compiled with ``jit_compile=True``: XLA cannot call Python.
 """
 
 from .._adapter.common import *  # noqa: F403
-from .._adapter.compressed import load_residual_state_dict as load_residual_state_dict
-from .._adapter.compressed import residual_state_dict as residual_state_dict
+from .._adapter.graph_callbacks import load_residual_state_dict as load_residual_state_dict
+from .._adapter.graph_callbacks import residual_state_dict as residual_state_dict
 from ..balance.batches import BalancedBatches as BalancedBatches
 from ..calls.async_calls import join as join
 from ..calls.exports import export as _export

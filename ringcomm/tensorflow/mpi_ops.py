@@ -1,7 +1,7 @@
 """The collectives under Horovod's module name, ``horovod.tensorflow.mpi_ops``."""
 
+from .._adapter.basics import HorovodBasics
 from .._adapter.common import *  # noqa: F403
-from .._adapter.horovod_basics import HorovodBasics
 from ..calls.async_calls import join as join
 from .collectives import *  # noqa: F403
 from .functions import *  # type: ignore[assignment]  # noqa: F403

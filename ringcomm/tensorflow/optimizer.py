@@ -7,8 +7,7 @@ from typing import Any, List, Optional
 import tensorflow as tf
 
 from .._adapter.compression import Compression
-from .._adapter.optimizer_classes import wrapped
-from .._adapter.reduction import Groups, checked_passes, of_gradients
+from .._adapter.reduction import Groups, checked_passes, of_gradients, wrapped
 from .._tensorflow.gradients import GradientReducer, ReducingOptimizer
 from ..balance.pace import weight_of_steps
 from ..calls.process_set import ProcessSet, global_process_set

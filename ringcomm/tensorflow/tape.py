@@ -7,8 +7,7 @@ from typing import Any, List, Sequence, Tuple
 import tensorflow as tf
 
 from .._adapter.compression import Compression
-from .._adapter.optimizer_classes import wrapped
-from .._adapter.reduction import Groups, of_gradients, register_layers
+from .._adapter.reduction import Groups, of_gradients, register_layers, wrapped
 from .._tensorflow.gradients import GradientReducer
 from ..balance.pace import weight_of_steps
 from ..calls.process_set import ProcessSet, global_process_set

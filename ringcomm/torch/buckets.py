@@ -1,4 +1,4 @@
-"""Buckets of gradients that are reduced as one operation: in one flat tensor, separately, or sparse.
+"""Buckets of gradients that are reduced as one operation: in one flat tensor, one by one, or sparse.
 
 In a :class:`FlatBucket` the parameters' ``.grad`` are views of the flat tensor after the reduction, so the
 engine reduces gradients in place. A gradient to which autograd adds (after ``zero_grad(set_to_none=False)``)
@@ -8,15 +8,18 @@ is in its place already; a new gradient is copied there, once.
 from __future__ import annotations
 
 import warnings
-from functools import cached_property
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set
+from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 
+from .. import api
 from .._adapter.compression import BLOCKWISE, NoneCompressor, Residuals, codec_for, is_elementwise
 from .._adapter.gradients import bucket_name
 from .._adapter.reduction import Reduction
-from .._adapter.submit import Operands, finish_earlier, start_allreduce
+from .._adapter.submit import wire_name
+from ..arrays.kinds import device_kind
+from ..arrays.operands import Operand, mirrors
+from ..calls.process_set import number_of
 from ..codec.base import BLOCK_ITEMS
 from ..dtypes import Array
 from ..transport.arena import shared_room
@@ -34,75 +37,55 @@ _CHANGED = (
 
 
 class Bucket:
-    """The gradients of some parameters, and their reduction."""
+    """The gradients of some parameters, and their reduction; ``missing`` of them have not been taken."""
 
     def __init__(self, parameters: Parameters, names: Sequence[str], reduction: Reduction) -> None:
         self.parameters = list(parameters)
         self.names = list(names)
         self.reduction = reduction
+        self.name = bucket_name(self.names, [parameter.shape for parameter in self.parameters])
+        self.missing = len(self.parameters)
         self.handle: Any = None
-        self._absent: Set[torch.Tensor] = set()
+        self._wire_name = wire_name("allreduce", self.name)
+        self._absent = 0  # a bit for each member that this rank has no gradient of; all ranks exchange it
 
-    @cached_property
-    def name(self) -> str:
-        """Return the operation's name, by which ranks match it."""
-        return bucket_name(self.names, [parameter.shape for parameter in self.parameters])
-
-    @property
-    def absent(self) -> Set[torch.Tensor]:
-        """Return the members that were taken without a gradient."""
-        return self._absent
-
-    def take(self, parameter: torch.Tensor) -> None:
+    def take(self, place: int) -> None:
         """Add a member's complete gradient; without a gradient, zeros."""
+        parameter = self.parameters[place]
         if parameter.grad is None:
-            self._absent.add(parameter)
+            self._absent |= 1 << place
             parameter.grad = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
     def submit(self) -> None:
         """Start the reduction, after all members have been taken."""
         raise NotImplementedError
 
-    def _start(self, operands: Operands, codec: Any = None, **more: Any) -> None:
-        options = self.reduction.call(self.name, self.reduction.weight_now(), codec)
-        finish_earlier("allreduce", self.name, options.process_set)
-        self.handle = start_allreduce(operands, options, False, True, absent=self._absent_here(), **more)
+    def _start(self, operands: Sequence[Operand], codec: Any = None, residuals: Sequence[Array] = ()) -> None:
+        how, engine = self.reduction, api.context().engine
+        process_set = number_of(how.process_set)
+        engine.finish_earlier(self._wire_name, process_set)
+        self.handle = engine.allreduce(
+            [item.flat for item in operands], how.call(self.name, how.weight_now(), codec), self._wire_name,
+            [item.shape for item in operands], process_set,
+            convert=lambda _: [item.finish() for item in operands],
+            residuals=residuals, absent=self._absent, mirrors=mirrors(operands),
+        )  # fmt: skip
 
     def finish(self) -> None:
         """Wait for the reduction, and set every member's gradient to its result."""
         raise NotImplementedError
 
-    def wait(self) -> None:
-        """Wait for the reduction, without taking its result."""
-        handles.synchronize(self.handle)
-
     def reset(self) -> None:
         """Drop a reduction in progress: it has failed, or its result is not needed."""
         self.handle = None
-        self._absent.clear()
-
-    def _absent_here(self) -> int:
-        """Return a bit mask of the members without a gradient on this rank; all ranks exchange it."""
-        if not self._absent:
-            return 0
-        return sum(1 << place for place, item in enumerate(self.parameters) if item in self._absent)
+        self._absent = 0
 
     def _leave_out(self, absent: int) -> None:
         """Remove gradients (a bit mask) that no rank has: momentum and decay must not apply."""
         for place, parameter in enumerate(self.parameters) if absent else ():
             if absent >> place & 1:
                 parameter.grad = None
-        self._absent.clear()
-
-    def without(self, parameter: torch.Tensor) -> Optional[Bucket]:
-        """Return a bucket of the other members, which must be taken again; None if there are none."""
-        left = [place for place, item in enumerate(self.parameters) if item is not parameter]
-        if not left:
-            return None
-        return self._like([self.parameters[place] for place in left], [self.names[place] for place in left])
-
-    def _like(self, parameters: Parameters, names: Sequence[str]) -> Bucket:
-        raise NotImplementedError
+        self._absent = 0
 
 
 class EachBucket(Bucket):
@@ -114,56 +97,25 @@ class EachBucket(Bucket):
 
     def submit(self) -> None:
         """Start the reduction, after all members have been taken."""
-        gradients = [_dense(_gradient(parameter)) for parameter in self.parameters]
-        self._versions = [_gradient(parameter)._version for parameter in self.parameters]
-        _, sent, self._restore = self.reduction.prepared(gradients)
+        gradients = [_gradient(parameter) for parameter in self.parameters]
+        self._versions = [item._version for item in gradients]
+        dense = [item.to_dense() if item.is_sparse else item for item in gradients]
+        _, sent, self._restore = self.reduction.prepared(dense)
         self._start([operand_of(tensor, "allreduce", in_place=True) for tensor in sent])
-
-    def _is_changed(self) -> bool:
-        pairs = zip(self.parameters, self._versions)
-        return any(item.grad is not None and item.grad._version != version for item, version in pairs)
 
     def finish(self) -> None:
         """Wait for the reduction, and set every member's gradient to its result."""
         handle, self.handle = self.handle, None
-        if self._is_changed():
+        pairs = zip(self.parameters, self._versions)
+        if any(item.grad is not None and item.grad._version != version for item, version in pairs):
             warnings.warn(_CHANGED, stacklevel=2)
-        for parameter, whole in zip(self.parameters, self._restore(handles.synchronize(handle))):
+        for parameter, whole in zip(self.parameters, self._restore(handle.wait())):
             _set_gradient(parameter, whole.reshape(parameter.shape))
         self._leave_out(handle.absent)
 
-    def _like(self, parameters: Parameters, names: Sequence[str]) -> Bucket:
-        return EachBucket(parameters, names, self.reduction)
-
-
-class _Place:
-    """The place of a parameter's gradient in a flat tensor."""
-
-    def __init__(self, start: int, parameter: torch.Tensor) -> None:
-        self._start = start
-        self._start_bytes = start * parameter.element_size()
-        self._shape = parameter.shape
-        self._strides = torch.empty(parameter.shape, device="meta").stride()
-
-    def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the gradient as a new view each time: only the user's program holds references to it."""
-        return flat.as_strided(self._shape, self._strides, self._start)
-
-    def holds(self, gradient: torch.Tensor, address: int) -> bool:
-        """Return whether a gradient is at this place already (comparing views takes 20 times as long).
-
-        ``address``: of the flat tensor.
-        """
-        if gradient.is_sparse or gradient.data_ptr() != address + self._start_bytes:
-            return False
-        return bool(gradient.is_contiguous())
-
 
 class FlatBucket(Bucket):
-    """Gradients of one dtype and device in one flat tensor, sent with ``codec`` or ``"none"``.
-
-    For codecs with blocks there is error feedback, and each member begins with a new block.
-    """
+    """Gradients of one dtype and device in one flat tensor; with codecs of blocks each begins a block."""
 
     def __init__(
         self, parameters: Parameters, names: Sequence[str], reduction: Reduction, codec: str = "none",
@@ -172,92 +124,79 @@ class FlatBucket(Bucket):
         super().__init__(parameters, names, reduction)
         self._codec = codec
         self._residuals = residuals if codec in BLOCKWISE else None
-        self._feedback: Optional[Array] = None
-        self._places: Dict[int, _Place] = {}  # by id(): a tensor's hash takes longer
         self._starts: List[int] = []
-        start = 0
+        stop = 0
         for parameter in parameters:
-            self._places[id(parameter)] = _Place(start, parameter)
-            self._starts.append(start)
-            start = self._after(start + parameter.numel())
-        self._count = start
+            self._starts.append(stop)
+            stop = self._after(stop + parameter.numel())
+        self._count = stop
+        # Of each member's gradient in the flat tensor. Views are made anew each time, so that only the user's
+        # program holds references to it.
+        self._views = [
+            (item.shape, torch.empty(item.shape, device="meta").stride(), start)
+            for item, start in zip(parameters, self._starts)
+        ]
         self._flat: Optional[torch.Tensor] = None
-        self._address = 0
+        self._addresses: List[int] = []
         self._own_references = 0
-        self._fresh = False
+        self._is_begun = False  # the flat tensor has gradients of this step
         self._version = 0  # of the flat tensor, as the reduction has started: PyTorch counts changes in place
         self._wire: Optional[torch.Tensor] = None
+        self._operand: Optional[Operand] = None  # what is sent, on the CPU
+        self._feedback: Sequence[Array] = ()
 
     def _after(self, stop: int) -> int:
         """Return where the next member begins."""
         return stop if self._residuals is None else -(-stop // BLOCK_ITEMS) * BLOCK_ITEMS
 
-    def _own_residuals(self) -> Sequence[Array]:
-        """Return the error of the last reduction, for the engine to add and to replace."""
-        if self._residuals is None:
-            return ()
-        if self._feedback is None:
-            sizes = [parameter.numel() for parameter in self.parameters]
-            self._feedback = self._residuals.side_by_side(self.names, sizes, self._starts, self._count)
-        return (self._feedback,)
-
-    def take(self, parameter: torch.Tensor) -> None:
+    def take(self, place: int) -> None:
         """Add a member's complete gradient; without a gradient, zeros."""
-        flat = self._flat if self._fresh and self._flat is not None else self._flat_tensor()
+        flat = self._flat if self._is_begun and self._flat is not None else self._begin()
+        parameter = self.parameters[place]
         gradient = parameter.grad
-        place = self._places[id(parameter)]
-        if gradient is not None and place.holds(gradient, self._address):
+        at = None if gradient is None or gradient.is_sparse else gradient.data_ptr()
+        # Comparing views would take 20 times as long.
+        if gradient is not None and at == self._addresses[place] and gradient.is_contiguous():
             return
-        slot = place.of(flat)
+        slot = flat.as_strided(*self._views[place])
         if gradient is None:
-            self._absent.add(parameter)
+            self._absent |= 1 << place
             slot.zero_()
+            parameter.grad = _as_gradient(slot, parameter)
         elif gradient.is_sparse:
             slot.copy_(gradient.to_dense())
-            return
         else:
             slot.copy_(gradient)
-        if gradient is None:
-            parameter.grad = _as_gradient(slot, parameter)
-        elif parameter.is_contiguous() and gradient.dtype == slot.dtype:
-            parameter.grad = slot
+            if parameter.is_contiguous() and gradient.dtype == slot.dtype:
+                parameter.grad = slot
 
     def submit(self) -> None:
         """Start the reduction, after all members have been taken."""
-        flat = self._flat_tensor()
+        flat = self._flat
+        assert flat is not None
         self._version = flat._version
-        smaller = wire_torch_dtype(self.reduction.compression, flat.dtype)
-        if smaller is not None:
-            if self._wire is None:
-                self._wire = torch.empty_like(flat, dtype=smaller)
-            flat = self._wire.copy_(flat)
+        sent = flat if self._wire is None else self._wire.copy_(flat)
         # Memory of the CPU is reduced in place. Memory of a CUDA device is being copied from here on, in
         # order with the backward pass, which goes on at once.
-        operand = operand_of(flat, "allreduce", in_place=True)
-        self._start([operand], self._codec, residuals=self._own_residuals())
-
-    def _is_changed(self) -> bool:
-        return bool(self._flat_tensor()._version != self._version)
+        operand = self._operand or operand_of(sent, "allreduce", in_place=True)
+        self._start([operand], self._codec, self._feedback)
 
     def finish(self) -> None:
         """Wait for the reduction, and set every member's gradient to its result."""
         handle, self.handle = self.handle, None
-        (reduced,) = handles.synchronize(handle)
-        if self._is_changed():
+        (reduced,) = handle.wait()
+        flat = self._flat
+        assert flat is not None
+        if flat._version != self._version:
             warnings.warn(_CHANGED, stacklevel=2)
-        self._deliver(reduced, handle.absent)
-
-    def _deliver(self, reduced: torch.Tensor, absent: int) -> None:
-        """Set every member's gradient to its reduced elements, except members that no rank has."""
-        flat = self._flat_tensor()
         if reduced is not flat:
             flat.copy_(reduced)
-        for parameter, place in zip(self.parameters, self._places.values()):
-            gradient = parameter.grad
-            if gradient is None or not place.holds(gradient, self._address):
-                _set_gradient(parameter, place.of(flat))
-        self._fresh = False
-        self._leave_out(absent)
+        for parameter, address, view in zip(self.parameters, self._addresses, self._views):
+            own = parameter.grad
+            if own is None or own.is_sparse or own.data_ptr() != address or not own.is_contiguous():
+                _set_gradient(parameter, flat.as_strided(*view))
+        self._is_begun = False
+        self._leave_out(handle.absent)
 
     def reset(self) -> None:
         """Drop a reduction in progress, and its memory."""
@@ -265,21 +204,28 @@ class FlatBucket(Bucket):
             self._residuals.drop(self.names)
         super().reset()
         # The engine may still write to these.
-        self._flat = self._wire = self._feedback = None
-        self._fresh = False
+        self._flat = self._wire = self._operand = None
+        self._feedback = ()
+        self._is_begun = False
 
-    def _like(self, parameters: Parameters, names: Sequence[str]) -> Bucket:
-        return FlatBucket(parameters, names, self.reduction, self._codec, self._residuals)
-
-    def _flat_tensor(self) -> torch.Tensor:
-        """Return the flat tensor; a new one if the program holds the last step's gradients."""
-        if self._flat is None or not (self._fresh or self._is_reusable(self._flat)):
-            first = self.parameters[0]
-            self._flat = _zeros(self._count, first)
-            self._address = self._flat.data_ptr()
-            self._own_references = _references(self._flat)
-        self._fresh = True
-        return self._flat
+    def _begin(self) -> torch.Tensor:
+        """Return the flat tensor for a step's gradients; a new one if the program holds the last step's."""
+        flat = self._flat
+        if flat is None or not self._is_reusable(flat):
+            flat = self._flat = _zeros(self._count, self.parameters[0])
+            self._addresses = [flat.data_ptr() + start * flat.element_size() for start in self._starts]
+            smaller = wire_torch_dtype(self.reduction.compression, flat.dtype)
+            self._wire = None if smaller is None else torch.empty_like(flat, dtype=smaller)
+            sent = flat if self._wire is None else self._wire
+            in_place = flat.is_cpu and device_kind(flat) is None
+            self._operand = operand_of(sent, "allreduce", in_place=True) if in_place else None
+            self._own_references = _references(flat)
+            if self._residuals is not None and not self._feedback:
+                sizes = [parameter.numel() for parameter in self.parameters]
+                whole = self._residuals.side_by_side(self.names, sizes, self._starts, self._count)
+                self._feedback = (whole,)
+        self._is_begun = True
+        return flat
 
     def _is_reusable(self, flat: torch.Tensor) -> bool:
         """Return whether the memory may be overwritten.
@@ -288,9 +234,11 @@ class FlatBucket(Bucket):
         ``zero_grad(set_to_none=True)`` the program may hold references to the old gradients.
         """
         start, stop = flat.data_ptr(), flat.data_ptr() + flat.numel() * flat.element_size()
-        held = [item.grad for item in self.parameters if item.grad is not None and not item.grad.is_sparse]
-        attached = sum(1 for item in held if start <= item.data_ptr() < stop)
-        return attached > 0 or 0 < _references(flat) <= self._own_references
+        for parameter in self.parameters:
+            gradient = parameter.grad
+            if gradient is not None and not gradient.is_sparse and start <= gradient.data_ptr() < stop:
+                return True
+        return 0 < _references(flat) <= self._own_references
 
 
 def _zeros(count: int, like: torch.Tensor) -> torch.Tensor:
@@ -310,32 +258,37 @@ def _references(tensor: torch.Tensor) -> int:
 
 
 class SparseBucket(Bucket):
-    """One parameter with sparse gradients: the entries of all ranks are concatenated."""
+    """One parameter with sparse gradients, of ``dims`` sparse dimensions: all ranks' entries together."""
 
-    def __init__(self, parameter: torch.Tensor, name: str, reduction: Reduction) -> None:
+    def __init__(self, parameter: torch.Tensor, name: str, reduction: Reduction, dims: int) -> None:
         super().__init__([parameter], [name], reduction)
+        self._dims = dims
 
-    def take(self, parameter: torch.Tensor) -> None:
-        """Add the complete gradient; without a gradient, a sparse one without entries."""
-        if parameter.grad is None:
-            self._absent.add(parameter)
-            parameter.grad = torch.zeros_like(parameter.detach(), layout=torch.sparse_coo)
+    def take(self, place: int) -> None:
+        """Do nothing: the gradient is taken when it is sent."""
 
     def submit(self) -> None:
-        """Start the reduction, after all members have been taken."""
-        gradient, how = _gradient(self.parameters[0]), self.reduction
-        gradient = gradient.coalesce() if gradient.is_sparse else gradient
-        finish_earlier("allgather", f"{self.name}.sparse", how.process_set)
-        self.handle = handles.start_sparse(gradient, self.name, how.op, how.process_set, not self._absent)
+        """Start the reduction; without a gradient, of no entries."""
+        (parameter,), how = self.parameters, self.reduction
+        gradient = parameter.grad
+        if gradient is None:
+            shape = parameter.shape
+            indices = torch.empty(self._dims, 0, dtype=torch.int64, device=parameter.device)
+            values = parameter.detach().new_empty(0, *shape[self._dims :])
+            gradient = torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
+        elif not gradient.is_sparse:
+            gradient = gradient.to_sparse(self._dims)
+        name = wire_name("allgather", f"{self.name}.sparse")
+        api.context().engine.finish_earlier(name, number_of(how.process_set))
+        entries = gradient.coalesce()
+        self.handle = handles.sparse_allreduce_async(entries, self.name, how.op, how.process_set)
 
     def finish(self) -> None:
-        """Wait for the reduction, and set the gradient to its result, or to None if no rank has one."""
+        """Wait for the reduction, and set the gradient to its result, or to None if no rank has entries."""
         handle, self.handle = self.handle, None
-        self._absent.clear()
         (parameter,) = self.parameters
-        reduced = handles.synchronize(handle)
-        dense = reduced is not None and not reduced.is_sparse
-        parameter.grad = _as_gradient(reduced, parameter) if dense else reduced
+        reduced = handle()
+        parameter.grad = reduced if reduced._nnz() else None
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:
@@ -344,10 +297,7 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _set_gradient(parameter: torch.Tensor, whole: torch.Tensor) -> None:
-    """Set a gradient to reduced elements, in the layout and type of a rank that had none.
-
-    Optimizers that compute in another order, or in another type, round differently.
-    """
+    """Set a gradient to reduced elements, in its parameter's layout and type, which decide on rounding."""
     own = parameter.grad
     strides = torch.empty_like(parameter.detach(), device="meta").stride()
     if own is None or own.is_sparse or own.dtype != _gradient_type(parameter) or own.stride() != strides:
@@ -363,10 +313,6 @@ def _as_gradient(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 def _gradient_type(parameter: torch.Tensor) -> torch.dtype:
     """Return the type of gradients: not the parameter's if the program has set ``grad_dtype``."""
     return getattr(parameter, "grad_dtype", None) or parameter.dtype
-
-
-def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def codec_of(parameter: torch.Tensor, compression: Any) -> str:

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from .. import api
-from .._adapter.compressed import CompressionState
-from .._adapter.graph_callbacks import Operation
+from .._adapter.graph_callbacks import CompressionState, Operation
 from .._adapter.reduction import Reduction, is_coded
 from ..arrays.torch_tensors import tensor_of
 from ..calls.process_set import ProcessSet, global_process_set, rank_in
@@ -178,9 +177,7 @@ def allgather(
 
 @documented
 def grouped_allgather(
-    tensors: Sequence[torch.Tensor],
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
+    tensors: Sequence[torch.Tensor], name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> List[torch.Tensor]:
     """Concatenate every rank's tensors along the first dimension, several tensors as one operation.
 
@@ -200,11 +197,9 @@ def grouped_allgather(
 
 @documented
 def broadcast(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: Optional[str] = None,
+    tensor: torch.Tensor, root_rank: int, name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Copy the root's tensor to every rank, as a new tensor.
 
     Args:
@@ -226,11 +221,9 @@ def broadcast(
 
 @documented
 def broadcast_(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: Optional[str] = None,
+    tensor: torch.Tensor, root_rank: int, name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Overwrite a tensor on every rank with the root's; gradients do not flow through it.
 
     Args:
@@ -253,11 +246,9 @@ def broadcast_(
 
 @documented
 def alltoall(
-    tensor: torch.Tensor,
-    splits: Any = None,
-    name: Optional[str] = None,
+    tensor: torch.Tensor, splits: Any = None, name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Any:  # fmt: skip
     """Send a part of the rows to every rank, and receive a part of the rows of every rank.
 
     Args:

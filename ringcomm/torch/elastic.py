@@ -35,10 +35,6 @@ class ElasticSampler(samples.ElasticSampler, Sampler):
     """
 
 
-def _model_part(model: torch.nn.Module) -> DictPart:
-    return DictPart(model, lambda value: broadcast_parameters(value.state_dict(), 0))
-
-
 class LocalPart(StatePart):
     """Local steps: a commit averages weights before they are saved, so members that join get the mean."""
 
@@ -55,15 +51,11 @@ class LocalPart(StatePart):
         self.value._restart()
 
 
-def _optimizer_part(optimizer: torch.optim.Optimizer) -> DictPart:
-    return DictPart(optimizer, lambda value: broadcast_optimizer_state(value, 0))
-
-
 Registry = List[Tuple[Type[Any], Callable[[Any], StatePart]]]
 
 _registry: Registry = [
-    (torch.nn.Module, _model_part),
-    (torch.optim.Optimizer, _optimizer_part),
+    (torch.nn.Module, lambda item: DictPart(item, lambda it: broadcast_parameters(it.state_dict(), 0))),
+    (torch.optim.Optimizer, lambda item: DictPart(item, lambda it: broadcast_optimizer_state(it, 0))),
     (ElasticSampler, SamplerPart),
     (LocalSGD, LocalPart),
 ]

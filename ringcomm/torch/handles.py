@@ -42,11 +42,9 @@ AnyHandle = Union[Handle, Callable[[], Any]]
 
 @documented
 def allgather_async(
-    tensor: torch.Tensor,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: torch.Tensor, name: Optional[str] = None, process_set: ProcessSet = global_process_set,
     urgent: bool = False,
-) -> Handle:
+) -> Handle:  # fmt: skip
     """Start concatenating every rank's tensor along the first dimension, in rank order.
 
     Args:
@@ -68,11 +66,9 @@ def allgather_async(
 
 @documented
 def grouped_allgather_async(
-    tensors: Sequence[torch.Tensor],
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
+    tensors: Sequence[torch.Tensor], name: Optional[str] = None, process_set: ProcessSet = global_process_set,
     urgent: bool = False,
-) -> Handle:
+) -> Handle:  # fmt: skip
     """Start concatenating several tensors of every rank along the first dimension, as one operation.
 
     Args:
@@ -93,12 +89,9 @@ def grouped_allgather_async(
 
 @documented
 def broadcast_async(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    urgent: bool = False,
-) -> Handle:
+    tensor: torch.Tensor, root_rank: int, name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set, urgent: bool = False,
+) -> Handle:  # fmt: skip
     """Start copying the root's tensor to every rank, as a new tensor.
 
     Args:
@@ -120,12 +113,9 @@ def broadcast_async(
 
 @documented
 def broadcast_async_(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    urgent: bool = False,
-) -> Handle:
+    tensor: torch.Tensor, root_rank: int, name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set, urgent: bool = False,
+) -> Handle:  # fmt: skip
     """Start overwriting a tensor on every rank with the root's.
 
     Args:
@@ -147,12 +137,9 @@ def broadcast_async_(
 
 @documented
 def alltoall_async(
-    tensor: torch.Tensor,
-    splits: Any = None,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
-    urgent: bool = False,
-) -> Handle:
+    tensor: torch.Tensor, splits: Any = None, name: Optional[str] = None,
+    process_set: ProcessSet = global_process_set, urgent: bool = False,
+) -> Handle:  # fmt: skip
     """Start sending a part of the rows to every rank, and receiving a part of the rows of every rank.
 
     Args:
@@ -310,11 +297,9 @@ def start_rows(tensors: Sequence[torch.Tensor], how: Reduction, options: Options
 
 @documented
 def sparse_allreduce_async(
-    tensor: torch.Tensor,
-    name: Optional[str] = None,
-    op: ReduceOp = ReduceOp.AVERAGE,
+    tensor: torch.Tensor, name: Optional[str] = None, op: ReduceOp = ReduceOp.AVERAGE,
     process_set: ProcessSet = global_process_set,
-) -> Callable[[], torch.Tensor]:
+) -> Callable[[], torch.Tensor]:  # fmt: skip
     """Start reducing a sparse (COO) tensor over all ranks: the entries of all ranks are concatenated.
 
     Args:
@@ -337,60 +322,19 @@ def sparse_allreduce_async(
             f"sparse_allreduce_async works on sparse COO tensors, not on {kind}: use tensor.to_sparse(), or "
             "allreduce_async() for dense ones."
         )
-    return start_sparse(tensor, name, op, process_set)
-
-
-def start_sparse(
-    tensor: torch.Tensor, name: Optional[str], op: ReduceOp, process_set: ProcessSet, present: bool = True
-) -> Callable[[], Any]:
-    """Start :func:`sparse_allreduce_async`; the result is None if no rank has a tensor ``present``.
-
-    A rank may have a dense tensor, or one of another number of sparse dimensions. Then the result is dense.
-    """
     chosen = op_of(op)
     if chosen not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ConfigError(f"sparse_allreduce_async has Average and Sum, not {chosen.name.capitalize()}.")
-    # allgather puts rows below each other. In one dimension they are alike for all kinds of tensors.
-    if tensor.is_sparse:
-        indices, values = tensor._indices().t().reshape(-1), tensor._values()
-        kind = [tensor.sparse_dim(), len(values)]
-    else:
-        indices, values, kind = torch.empty(0, dtype=torch.int64, device=tensor.device), tensor, [0, 1]
-    kinds = torch.tensor([kind] if present else [], dtype=torch.int64, device=tensor.device).reshape(-1, 2)
-    parts = [kinds, indices.contiguous(), values.reshape(-1)]
+    parts = [tensor._indices().t().contiguous(), tensor._values()]
     handle = grouped_allgather_async(parts, name and f"{name}.sparse", process_set)
 
-    def finish() -> Optional[torch.Tensor]:
-        kinds, found, amounts = synchronize(handle)
+    def finish() -> torch.Tensor:
+        indices, values = synchronize(handle)
         if chosen == ReduceOp.AVERAGE:
-            amounts = amounts / size_of(process_set)
-        return _total(kinds.tolist(), found, amounts, tensor.shape) if len(kinds) else None
+            values = values / size_of(process_set)
+        return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
 
     return finish
-
-
-def _total(
-    kinds: Sequence[Sequence[int]], indices: torch.Tensor, values: torch.Tensor, shape: torch.Size
-) -> torch.Tensor:
-    """Return the sum of the ranks' tensors: sparse if all have the same sparse dimensions.
-
-    ``kinds`` has, by rank, the number of sparse dimensions (0: a dense tensor) and of entries; ``indices``
-    and ``values`` are all ranks' entries, one rank after the other.
-    """
-
-    def of(dims: int, count: int, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        rows = values.reshape(count, *shape[dims:])
-        return torch.sparse_coo_tensor(indices.reshape(count, dims).t(), rows, shape, check_invariants=False)
-
-    dims = {kind for kind, _ in kinds}
-    if len(dims) == 1 and 0 not in dims:
-        return of(dims.pop(), sum(count for _, count in kinds), indices, values)
-    total = torch.zeros(shape, dtype=values.dtype, device=values.device)
-    sizes = [count * shape[kind:].numel() for kind, count in kinds]
-    places = indices.split([kind * count for kind, count in kinds])
-    for (kind, count), where, what in zip(kinds, places, values.split(sizes)):
-        total += of(kind, count, where, what) if kind else what.reshape(-1, *shape).sum(0)
-    return total
 
 
 def poll(handle: AnyHandle) -> bool:

@@ -8,9 +8,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 import torch
 
 from .._adapter.compression import dtype_name
-from .._adapter.intervals import ADAPTIVE_DRIFT, AUTO
+from .._adapter.local_sgd import ADAPTIVE_DRIFT, AUTO, OuterOptimizer, host_dtype
 from .._adapter.local_sgd import LocalSGD as Core
-from .._adapter.local_sgd import OuterOptimizer, host_dtype
 from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..dtypes import Array
@@ -53,8 +52,6 @@ class LocalSGD(OuterOptimizer):
             parameters are trained that were not when the block began.
     """
 
-    _of_distributed = False
-
     def __init__(
         self,
         model: torch.nn.Module,
@@ -68,7 +65,7 @@ class LocalSGD(OuterOptimizer):
         overlap: int = 0,
         max_drift: Optional[float] = None,
     ) -> None:
-        if hasattr(optimizer, "skip_synchronize") and not self._of_distributed:
+        if getattr(optimizer, "_averages_gradients", False):
             raise ConfigError(
                 "LocalSGD needs the original optimizer: a DistributedOptimizer averages gradients."
             )
@@ -82,7 +79,6 @@ class LocalSGD(OuterOptimizer):
             overlap=overlap, max_drift=max_drift,
         )  # fmt: skip
         self._pairs: List[Tuple[torch.Tensor, Array]] = []
-        self._core: Optional[Core] = None
         self._hooks: List[Any] = []
         self._began = self._prepared = self._shared = False
         self._start()
@@ -94,13 +90,8 @@ class LocalSGD(OuterOptimizer):
         self._dense = not any(getattr(module, "sparse", False) for module in self._model.modules())
         own = [_host_array(item) for item in (*parameters, *buffers)]
         self._pairs = list(zip((*parameters, *buffers), own))
-        self._core = self._core_of(own[: len(parameters)], averaged=own[len(parameters) :])
-
-    @property
-    def core(self) -> Core:
-        """The outer optimizer, on NumPy copies of the parameters; its ``state_dict()`` is for checkpoints."""
-        assert self._core is not None
-        return self._core
+        # The outer optimizer, on NumPy copies of the parameters.
+        self.core: Core = self._core_of(own[: len(parameters)], averaged=own[len(parameters) :])
 
     def __enter__(self) -> LocalSGD:
         """Give all ranks rank 0's parameters, and begin to count the optimizer's steps."""
@@ -146,10 +137,7 @@ class LocalSGD(OuterOptimizer):
         self._prepare(closure=given != [None])
 
     def _prepare(self, closure: bool = False) -> None:
-        """Average the gradients, once, if the next step is one of data-parallel training.
-
-        ``closure``: the step computes its gradients itself, so they cannot be averaged.
-        """
+        """Average the gradients, once, before a step of data-parallel training without a ``closure``."""
         if not self._together():
             self._begin()
         if not self._prepared:

@@ -14,11 +14,9 @@ from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List
 import torch
 
 from .. import api
-from .._adapter.checking import check_start
 from .._adapter.compression import Residuals
-from .._adapter.gradients import names_of
-from .._adapter.optimizer_classes import wrapped
-from .._adapter.reduction import Groups, Reduction, checked_passes, is_coded, of_gradients
+from .._adapter.gradients import check_start, names_of
+from .._adapter.reduction import Groups, Reduction, checked_passes, is_coded, of_gradients, wrapped
 from ..balance.batches import Balanced
 from ..balance.pace import weight_of_steps
 from ..calls.process_set import ProcessSet, global_process_set
@@ -46,6 +44,7 @@ class OwnOptimizer:
     """Base of the mixins before the class of the user's own optimizer."""
 
     _option: str
+    _averages_gradients = True
 
     def _before_unscaling(self) -> None:
         """Prepare the gradients for a ``GradScaler``, which tests and unscales them."""
@@ -86,7 +85,6 @@ class _Distributed(OwnOptimizer):
     ) -> None:
         self._reduction, self._named = reduction, named
         names = names_of(parameters_of(self), named, everything_named=residuals is None)
-        self._parameter_names = {item: names[id(item)] for item in all_parameters(self)}
         self._should_synchronize = True
         self._reducer = GradientReducer(all_parameters(self), names, reduction, passes, residuals)
 
@@ -253,12 +251,6 @@ class _AdasumDistributed(OwnOptimizer):
     step.hooked = True  # type: ignore[attr-defined]
 
 
-class _Attached(LocalSGD):
-    """The :class:`LocalSGD` that a :class:`LocalDistributed` uses."""
-
-    _of_distributed = True
-
-
 class LocalDistributed(OwnOptimizer):
     """Mixin before the user's optimizer class: local steps, with ``DistributedOptimizer``'s methods."""
 
@@ -266,6 +258,7 @@ class LocalDistributed(OwnOptimizer):
     _passes: int
     _options: Dict[str, Any]
     _option = "--local-steps (RINGCOMM_LOCAL_STEPS)"
+    _averages_gradients = False
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -320,7 +313,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
     """Wrap an optimizer so that it reduces gradients over all ranks before each step.
 
     Reductions start during ``loss.backward()``, as soon as gradients have been computed; ``step()`` waits for
-    them. All ranks must call ``step()`` equally often, and begin with equal parameters and optimizer state
+    them. In the first step they start in ``step()``, where the ranks find out which gradients are sparse.
+
+    All ranks must call ``step()`` equally often, and begin with equal parameters and optimizer state
     (``broadcast_parameters``, ``broadcast_optimizer_state``). Where a rank has no gradient of a parameter and
     another rank has one, it contributes zeros.
 
@@ -408,11 +403,7 @@ def local_steps_of_settings() -> Union[int, str]:
 
 
 def local_optimizer(optimizer: Any, how: Reduction, passes: int) -> Any:
-    """Return an optimizer of the given one's class that makes local steps.
-
-    ConfigError: local steps cannot do what the reduction ``how`` of the program asks for.
-    """
-    codec = getattr(how.compression, "kind", "none")
+    """Return an optimizer of the given one's class that makes local steps."""
     problem = ""
     if how.op != ReduceOp.AVERAGE or how.factor != 1.0:
         problem = f"gradients are averaged, and this program asks for {how.op.name.lower()} or other factors"
@@ -428,24 +419,23 @@ def local_optimizer(optimizer: Any, how: Reduction, passes: int) -> Any:
     use("local_steps")
     made = wrapped(LocalDistributed, optimizer, but="step")
     made._passes = passes
-    codec = "int8" if codec == "auto" else codec
-    made._options = {"compression": codec, "process_set": how.process_set}
-    made._options["sync_every"] = local_steps_of_settings()
+    codec = getattr(how.compression, "kind", "none")
+    made._options = {
+        "compression": "int8" if codec == "auto" else codec, "process_set": how.process_set,
+        "sync_every": local_steps_of_settings(),
+    }  # fmt: skip
     _train_locally(made)
     return made
 
 
 def _train_locally(optimizer: Any) -> None:
     parameters = torch.nn.ParameterList(all_parameters(optimizer))
-    optimizer.local = _Attached(parameters, optimizer, **optimizer._options)
+    optimizer.local = LocalSGD(parameters, optimizer, **optimizer._options)
     optimizer.local._attach()
 
 
 def _let_scalers_ask() -> None:
-    """Let ``GradScaler`` announce to optimizers of this module that it is about to test their gradients.
-
-    PyTorch calls an optimizer only after that, and has no hook before. A subclass inherits the two methods.
-    """
+    """Let ``GradScaler`` announce that it is about to test gradients; PyTorch has no hook before that."""
     kind = torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler
     for name in ("unscale_", "step"):
         method = getattr(kind, name)

@@ -5,35 +5,31 @@ from __future__ import annotations
 import time
 import weakref
 from contextlib import suppress
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from .. import api
-from .._adapter.checking import check_start
 from .._adapter.choice import AutoCompression
 from .._adapter.compression import Residuals
-from .._adapter.gradients import Arrivals, Gradient, plan_buckets, plan_groups
+from .._adapter.gradients import Gradient, bucket_name, check_start, plan_buckets, plan_groups
 from .._adapter.reduction import Reduction
-from .._adapter.submit import finish_earlier, wire_name
+from .._adapter.submit import wire_name
 from ..calls.process_set import included_in, number_of
-from ..errors import ConfigError, MismatchError, NotInitializedError, RingcommError
+from ..errors import ConfigError, NotInitializedError, RingcommError
 from ..job.context import Context
 from ..ops import ReduceOp
+from . import handles
 from .buckets import Bucket, SparseBucket, codec_of, make_bucket
 from .tensors import first_elements
 
-_DENSE, _SPARSE = 1, 2  # a rank's report about the layout of a gradient; 0: it has none
+_TOO_MANY_PASSES = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+    "backward_passes_per_step to accumulate gradients locally."
+)
 
 _alive: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
-
-# Reducers with gradients of a backward pass whose buckets are not all complete. Other ranks may have
-# submitted these buckets, so they are submitted even if the optimizer is dropped.
-_unsubmitted: Set[GradientReducer] = set()
-
-# Returns the number of the backward pass in which a hook is called.
-_current_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 class GradientReducer:
@@ -41,8 +37,11 @@ class GradientReducer:
 
     ``parameters`` must be in the same order, and ``names`` equal, on all ranks. Without groups, buckets have
     up to 8 MiB. ``residuals`` come from a reducer that this one replaces. ``fresh``: gradients have been
-    computed since the last :meth:`synchronize`, also without other ranks. ``synchronized``: the gradients are
-    already reduced for the next step.
+    computed since the last :meth:`synchronize`, also without other ranks; ``started``: with other ranks.
+    ``synchronized``: the gradients are already reduced for the next step.
+
+    Before the first step ranks do not know which gradients are sparse. They tell each other at its end, and
+    then form the buckets; from the second step on buckets are reduced during the backward pass.
     """
 
     def __init__(
@@ -56,96 +55,107 @@ class GradientReducer:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._frozen = [parameter for parameter in parameters if not parameter.requires_grad]
         self._names_by_id = names
-        self.fresh = self.synchronized = False
-        self._pass = -1
         self._names = [names[id(parameter)] for parameter in self.parameters]
-        self._numbers = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         given = reduction.compression
         self._auto = given if isinstance(given, AutoCompression) else None
-        self.reduction = (
-            reduction if self._auto is None else reduction._replace(compression=self._auto.chosen)
-        )
+        self.reduction = reduction if self._auto is None else reduction._replace(compression=given.chosen)
         self.residuals = Residuals() if residuals is None else residuals
-        self._unknown: Dict[int, None] = {}
-        self._make_buckets(passes)
-        self._submitted: Dict[int, Bucket] = {}
-        self._markers: Dict[int, Tuple[Any, List[int]]] = {}  # the handle, and the sparse gradients
+        self.passes = passes
+        self.passes_left = [passes] * len(self.parameters)
+        self.fresh = self.started = self.synchronized = False
+        self.buckets: List[Bucket] = []
+        self.places: Dict[int, Tuple[Bucket, int]] = {}  # by parameter: its bucket, and its place there
+        self._sparse: Dict[int, int] = {}  # by parameter: sparse dimensions of its gradients
         self._context: Any = None
-        self._included = False
+        self._is_included = False
         self._hooks: List[Any] = []
         if isinstance(api.placed(), Context):  # otherwise this process joins its job later
             self._read_context()
-        self._register_hooks()
+        for other in list(_alive):
+            if self._common(other):
+                # The optimizer has been wrapped again: two reducers must not handle one gradient. The older
+                # one still reduces in its step(), but not during the backward pass.
+                other.remove_hooks()
+                other.reset()
+        _alive.add(self)
+        self._hook_from(0)
 
-    def _make_buckets(self, passes: int) -> None:
-        groups = self.reduction.groups
-        plan = plan_buckets(self._gradients(0)) if groups is None else plan_groups(self.parameters, groups)
-        self._buckets: List[Optional[Bucket]] = [self._made_of(bucket) for bucket in plan]
-        self.arrivals = Arrivals(plan, passes)
-        self._forget_layouts(0)
+    def _common(self, other: GradientReducer) -> List[str]:
+        """Return the names of the parameters that another reducer has as well."""
+        theirs = set(map(id, other.parameters))
+        return [name for item, name in zip(self.parameters, self._names) if id(item) in theirs]
 
-    def _forget_layouts(self, first: int) -> None:
-        """Record that not all ranks know whether gradients from an index on are sparse."""
-        if not self.reduction.all_dense:
-            self._unknown.update(dict.fromkeys(range(first, len(self.parameters))))
+    # ---- buckets -----------------------------------------------------------------------------
 
-    def _gradients(self, first: int) -> List[Gradient]:
-        return [
+    def _plan(self, ask: bool = True) -> None:
+        """Form buckets of the parameters that are in none; the ranks tell each other which are sparse."""
+        first = len(self.places)
+        if ask and not self.reduction.all_dense:
+            self._ask_layouts(range(first, len(self.parameters)))
+        gradients = [
             Gradient(
                 item.numel() * item.element_size(),
                 (item.dtype, item.device, codec_of(item, self.reduction.compression)),
             )
             for item in self.parameters[first:]
         ]
+        groups = self.reduction.groups
+        chosen = groups is not None and not first
+        plan = plan_groups(self.parameters, groups or 1) if chosen else plan_buckets(gradients)
+        for group in plan:
+            indices = [first + place for place in group if first + place not in self._sparse]
+            members = [self.parameters[index] for index in indices]
+            names = [self._names[index] for index in indices]
+            if members:
+                self._add_bucket(make_bucket(members, names, self.reduction, self.residuals), indices)
+        for index, dims in self._sparse.items():
+            if index >= first:
+                one = SparseBucket(self.parameters[index], self._names[index], self.reduction, dims)
+                self._add_bucket(one, [index])
 
-    def _made_of(self, indices: Sequence[int]) -> Bucket:
-        parameters = [self.parameters[index] for index in indices]
-        names = [self._names[index] for index in indices]
-        return make_bucket(parameters, names, self.reduction, self.residuals)
+    def _add_bucket(self, bucket: Bucket, indices: Sequence[int]) -> None:
+        self.buckets.append(bucket)
+        self.places.update({index: (bucket, place) for place, index in enumerate(indices)})
+
+    def _ask_layouts(self, indices: Sequence[int]) -> None:
+        """Agree on which gradients are sparse: on all ranks, if they are on one."""
+        own = np.zeros(len(indices), np.uint8)
+        for place, index in enumerate(indices):
+            gradient = self.parameters[index].grad
+            if gradient is not None and gradient.is_sparse:
+                own[place] = gradient.sparse_dim()
+        name = bucket_name(
+            [self._names[index] for index in indices], [self.parameters[index].shape for index in indices]
+        )
+        api.context().engine.allreduce(
+            [own], ReduceOp.MAX, wire_name("allreduce", f"layouts of {name}"),
+            process_set=number_of(self.reduction.process_set), urgent=True,
+        ).wait()  # fmt: skip
+        self._sparse.update({index: dims for index, dims in zip(indices, own.tolist()) if dims})
+
+    def _forget_buckets(self) -> None:
+        self.buckets.clear()
+        self.places.clear()
+
+    def _add_unfrozen(self) -> None:
+        """Add the parameters that require gradients now, and did not when this was made."""
+        unfrozen = [parameter for parameter in self._frozen if parameter.requires_grad]
+        if not unfrozen:
+            return
+        self._frozen = [parameter for parameter in self._frozen if not parameter.requires_grad]
+        first = len(self.parameters)
+        self.parameters += unfrozen
+        self._names += [self._names_by_id[id(parameter)] for parameter in unfrozen]
+        self.passes_left += [self.passes] * len(unfrozen)
+        if self._hooks:
+            self._hook_from(first)
 
     # ---- hooks -------------------------------------------------------------------------------
-
-    def _read_context(self) -> None:
-        """Read the current context, and whether this rank is a member of the process set."""
-        self._context = api.context()
-        self._included = included_in(self.reduction.process_set)
-
-    def active(self) -> bool:
-        """Return whether there are other ranks to reduce with, in the current job, or steps to be counted."""
-        if api.context() is not self._context:
-            is_first = self._context is None
-            self._read_context()
-            if not is_first:
-                if not self._take_choice() and any(isinstance(item, SparseBucket) for item in self._buckets):
-                    self._make_buckets(self.arrivals.passes)  # as ranks have that have joined the job
-                self._forget_layouts(0)
-        return self._included and (self._context.size > 1 or self.reduction.weight is not None)
-
-    def _take_choice(self) -> bool:
-        """Return whether the compression has changed, so that buckets must be rebuilt."""
-        if self._auto is None or self._auto.current() is self.reduction.compression:
-            return False
-        self.reduction = self.reduction._replace(compression=self._auto.chosen)
-        self._make_buckets(self.arrivals.passes)
-        return True
-
-    def _register_hooks(self) -> None:
-        for other in list(_alive):
-            if not self._numbers.keys().isdisjoint(other._numbers):
-                # The optimizer has been wrapped again: two reducers must not handle one gradient. The older
-                # one still reduces in its step(), but not during the backward pass.
-                other.remove_hooks()
-                other._finish_step()
-        _alive.add(self)
-        self._hook_from(0)
 
     def _hook_from(self, first: int) -> None:
         owner = weakref.ref(self)
         for index in range(first, len(self.parameters)):
-            parameter = self.parameters[index]
-            before, after = _hooks(owner, index)
-            self._hooks.append(_OnAccumulator(parameter, before, "register_prehook"))
-            self._hooks.append(_when_accumulated(parameter, after))
+            self._hooks.append(_when_accumulated(self.parameters[index], _hook(owner, index)))
 
     def remove_hooks(self) -> None:
         """Remove the hooks: gradients are then reduced in :meth:`synchronize` only."""
@@ -158,156 +168,46 @@ class GradientReducer:
         """Return whether this reducer has the hooks: no later one has its parameters."""
         return bool(self._hooks)
 
-    def expect(self, index: int) -> None:
-        """Check that no reduction may hold a gradient that a backward pass is about to change.
+    def _read_context(self) -> None:
+        """Read the current context, and whether this rank is a member of the process set."""
+        self._context = api.context()
+        self._is_included = included_in(self.reduction.process_set)
 
-        AssertionError: there were more passes than configured. The gradient is unchanged.
-        """
-        if self.active():
-            self.arrivals.expect(index)
+    def _is_active(self) -> bool:
+        """Return whether there are other ranks to reduce with, in the current job, or steps to be counted."""
+        if api.context() is not self._context:
+            is_first = self._context is None
+            self._read_context()
+            if not is_first:  # ranks that have joined the job know no layouts
+                self._sparse.clear()
+                self._forget_buckets()
+                self._take_choice()
+        return self._is_included and (self._context.size > 1 or self.reduction.weight is not None)
 
-    def computed(self, index: int) -> None:
-        """Take a gradient to which a backward pass has added.
+    def _take_choice(self) -> None:
+        """Use the compression that is chosen now, in new buckets if it has changed."""
+        if self._auto is not None and self._auto.current() is not self.reduction.compression:
+            self.reduction = self.reduction._replace(compression=self._auto.chosen)
+            if self.buckets:
+                self._forget_buckets()
+                self._plan(ask=False)
 
-        AssertionError: there were more passes than configured, or the gradient requires a gradient.
-        """
-        self.fresh = True
-        if not self.active():
-            return
-        arrivals, parameter = self.arrivals, self.parameters[index]
-        gradient = parameter.grad
-        assert gradient is not None
-        assert not gradient.requires_grad, "gradients of gradients (create_graph=True) cannot be reduced"
-        if not arrivals.started:
-            self._begin_step()
-        ready = arrivals.arrived(index)
-        if not arrivals.passes_left[index]:
-            self._take(index)
-        if ready is not None:
-            self._submit(ready)
+    def begin(self) -> bool:
+        """Begin a step with its first gradient; return whether gradients are reduced."""
+        if not self._is_active():
+            return False
+        if not self.buckets and self.reduction.all_dense:
+            self._plan()
+        self.started = True
+        return True
 
-    def _add_unfrozen(self) -> None:
-        """Add the parameters that require gradients now, and did not when this was made."""
-        unfrozen = [parameter for parameter in self._frozen if parameter.requires_grad]
-        if not unfrozen:
-            return
-        self._frozen = [parameter for parameter in self._frozen if not parameter.requires_grad]
-        first = len(self.parameters)
-        self.parameters += unfrozen
-        self._names += [self._names_by_id[id(parameter)] for parameter in unfrozen]
-        self._numbers.update({id(parameter): first + place for place, parameter in enumerate(unfrozen)})
-        for places in plan_buckets(self._gradients(first)):
-            indices = [first + place for place in places]
-            self._buckets.append(self._made_of(indices))
-            self.arrivals.extend(indices)
-        self._forget_layouts(first)
-        if self._hooks:
-            self._hook_from(first)
-
-    def _is_newly_sparse(self, index: int) -> bool:
-        gradient = self.parameters[index].grad
-        return index in self._unknown and gradient is not None and gradient.is_sparse
-
-    def _unknown_of(self, bucket: Bucket) -> List[int]:
-        indices = [self._numbers[id(item)] for item in bucket.parameters] if self._unknown else []
-        return [index for index in indices if index in self._unknown]
-
-    def _learn_layouts(self) -> None:
-        """Agree on which gradients are sparse where that is not known: on all ranks, if they are on one.
-
-        A rank that has a sparse one submits a bucket of dense gradients without arrays. If others submit it
-        with theirs it fails on all ranks, which then ask each other.
-        """
-        for number, bucket in list(self._submitted.items()):
-            unknown = self._unknown_of(bucket)
-            if not unknown:
-                continue
-            handle, sparse = self._markers.get(number, (bucket.handle, []))
-            handle.wait_for_end()
-            if isinstance(handle.error, MismatchError) or number in self._markers and handle.error is None:
-                self._ask(number, bucket, unknown, sparse)
-            elif handle.error is None:
-                members = bucket.parameters
-                absent = {item for place, item in enumerate(members) if handle.absent >> place & 1}
-                for index in unknown:
-                    if self.parameters[index] not in absent:
-                        del self._unknown[index]
-        self._markers.clear()
-        self._submit_remaining()
-
-    def _ask(self, number: int, bucket: Bucket, unknown: Sequence[int], sparse: Sequence[int]) -> None:
-        """Exchange the layouts of a bucket's gradients, and divide it if one is sparse.
-
-        ``sparse`` are those at its submission; the program may have changed them since.
-        """
-        for parameter in bucket.absent:
-            parameter.grad = None  # it is not reduced yet: to be taken again
-        own = np.zeros(len(unknown), np.uint8)
-        for place, index in enumerate(unknown):
-            gradient = self.parameters[index].grad
-            own[place] = _SPARSE if index in sparse else _DENSE if gradient is not None else 0
-        name, process_set = f"layout.{bucket.name}", number_of(self.reduction.process_set)
-        api.context().engine.allreduce(
-            [own], ReduceOp.MAX, wire_name("allreduce", name), process_set=process_set, urgent=True
-        ).wait()
-        if _SPARSE not in own:
-            return  # the ranks differ in something else, which _finish_all() raises
-        del self._submitted[number]
-        for index, layout in zip(unknown, own.tolist()):
-            if layout:
-                del self._unknown[index]
-            if layout == _SPARSE:
-                self._separate(index)
-
-    def _separate(self, index: int) -> None:
-        """Move a parameter with sparse gradients to a separate bucket."""
-        parameter = self.parameters[index]
-        number = self.arrivals.bucket_of[index]
-        self._buckets[number] = self._bucket(number).without(parameter)
-        self.arrivals.alone(index)
-        self._buckets.append(SparseBucket(parameter, self._names[index], self.reduction))
-
-    def _bucket(self, number: int) -> Bucket:
-        bucket = self._buckets[number]
-        assert bucket is not None
-        return bucket
-
-    def _take(self, index: int) -> None:
-        if self._unknown and self._is_newly_sparse(index):
-            return
-        bucket = self._buckets[self.arrivals.bucket_of[index]]
-        assert bucket is not None
-        bucket.take(self.parameters[index])
-
-    def _submit(self, number: int) -> None:
-        bucket = self._bucket(number)
-        sparse = list(filter(self._is_newly_sparse, self._unknown_of(bucket)))
-        if sparse:
-            process_set = number_of(self.reduction.process_set)
-            finish_earlier("allreduce", bucket.name, self.reduction.process_set)
-            name = wire_name("allreduce", bucket.name)
-            marker = api.context().engine.allreduce([], self.reduction.op, name, process_set=process_set)
-            self._markers[number] = (marker, sparse)
-            self._submitted[number] = bucket
-            return
+    def submit(self, bucket: Bucket) -> None:
+        """Start the reduction of a bucket, of which all gradients have been taken."""
         if self._auto is not None:
             self._auto.submitting(sum(4 * item.numel() for item in bucket.parameters))
         bucket.submit()
-        self._submitted[number] = bucket
-        if len(self._submitted) == sum(item is not None for item in self._buckets):
-            _unsubmitted.discard(self)
 
     # ---- steps -------------------------------------------------------------------------------
-
-    @property
-    def started(self) -> bool:
-        """Return whether gradients have been computed since the last :meth:`synchronize`."""
-        return self.arrivals.started
-
-    @property
-    def passes(self) -> int:
-        """Return the number of backward passes per step."""
-        return self.arrivals.passes
 
     def synchronize(self) -> None:
         """Reduce the remaining gradients (absent ones as zeros), and wait for all reductions.
@@ -316,21 +216,19 @@ class GradientReducer:
         of this one, and is reducing its gradient.
         """
         self.fresh = False
-        if not self.active():
+        if not self._is_active():
             self._end_step()
             return
-        problem: Optional[BaseException] = None
         self._refuse_shared()
         waiting_from_s = time.perf_counter()
-        self._add_unfrozen()
         try:
+            self._add_unfrozen()
             self._submit_remaining()
-            self._learn_layouts()
-            self._compare_once()
+            label = f"{self._names[0] if self._names else ''} of {len(self._names)}"
+            check_start(self.reduction.process_set, label, lambda: map(first_elements, self.parameters))
             problem = self._finish_all()
         except BaseException:
-            for bucket in self._submitted.values():
-                bucket.reset()
+            self._reset_buckets()
             raise
         finally:
             self._end_step()
@@ -338,32 +236,34 @@ class GradientReducer:
             raise problem
         if self.reduction.weight is not None:
             self.reduction.weight.reduced()
-        if self._auto is not None and self._auto.finished(self._nbytes(), waiting_from_s):
-            self._take_choice()
+        if self._auto is not None:
+            nbytes = sum(4 * item.numel() for item in self.parameters if item.is_floating_point())
+            if self._auto.finished(nbytes, waiting_from_s):
+                self._take_choice()
 
     def _refuse_shared(self) -> None:
         """Refuse to reduce gradients that a later reducer, which has the hooks, is reducing in this step."""
         for other in list(_alive) if len(_alive) > 1 else ():
-            for key in other._numbers if other is not self and other.started else ():
-                if key in self._numbers:
-                    raise ConfigError(
-                        f"{self._names[self._numbers[key]]} belongs to two DistributedOptimizers, and the "
-                        "other one is reducing its gradient. Let only one have it: an optimizer may have "
-                        "several parameter groups."
-                    )
+            common = self._common(other) if other is not self and other.started else []
+            if common:
+                raise ConfigError(
+                    f"{common[0]} belongs to two DistributedOptimizers, and the other one is reducing its "
+                    "gradient. Let only one have it: an optimizer may have several parameter groups."
+                )
 
-    def _compare_once(self) -> None:
-        label = f"{self._names[0] if self._names else ''} of {len(self._names)}"
-        check_start(self.reduction.process_set, label, lambda: map(first_elements, self.parameters))
-
-    def _nbytes(self) -> int:
-        """Return the bytes of all gradients that can be compressed."""
-        return sum(4 * item.numel() for item in self.parameters if item.is_floating_point())
+    def _submit_remaining(self) -> None:
+        if len(self.places) < len(self.parameters):
+            self._plan()
+        for bucket in self.buckets:
+            if bucket.handle is None:
+                for place in range(len(bucket.parameters)):
+                    bucket.take(place)
+                self.submit(bucket)
 
     def _finish_all(self) -> Optional[BaseException]:
-        """Complete all submitted buckets; return the first error, once no operation is pending."""
+        """Complete all buckets; return the first error, once no operation is pending."""
         problem: Optional[BaseException] = None
-        for bucket in self._submitted.values():
+        for bucket in self.buckets:
             try:
                 bucket.finish()
             except Exception as error:  # noqa: BLE001 - returned
@@ -371,106 +271,79 @@ class GradientReducer:
                 problem = problem or error
         return problem
 
-    def _submit_remaining(self) -> None:
-        for number, bucket in enumerate(self._buckets):
-            if bucket is None or number in self._submitted:
-                continue
-            for parameter in bucket.parameters:
-                self._take(self._numbers[id(parameter)])  # also what another bucket had, or was sparse
-            self._submit(number)
-
     def reset(self, passes: Optional[int] = None) -> None:
         """Drop all reductions in progress, once they have ended on all ranks: their names are free then.
 
         ``passes`` is the new number of backward passes per step; None: unchanged.
         """
-        if self._is_under_way:
+        if self._is_under_way():
             without = [item for item in self.parameters if item.grad is None]
             with suppress(RingcommError):
                 self._submit_remaining()
-                self._learn_layouts()
-            for bucket in self._submitted.values():
+            for bucket in self.buckets:
                 with suppress(RingcommError):
-                    bucket.wait()
+                    handles.synchronize(bucket.handle)
             for parameter in without:
                 parameter.grad = None
-        for each in self._buckets:
-            if each is not None:
-                each.reset()
-        self._end_step(passes)
-
-    # ---- steps that are left before their end --------------------------------------------------
-
-    @property
-    def _is_under_way(self) -> bool:
-        """Return whether any rank may have submitted reductions that have not been waited for."""
-        if self.arrivals.started and (self._submitted or self.passes == 1):
-            with suppress(NotInitializedError):
-                return api.placed() is self._context
-        return False
-
-    def _begin_step(self) -> None:
-        """Submit the remaining reductions of an earlier backward pass that have the names of this one's."""
-        self._pass = _current_pass()
-        for other in list(_unsubmitted):
-            left = other is not self and other._pass != self._pass and other._context is self._context
-            if left and other._is_under_way and not other._operations().isdisjoint(self._operations()):
-                other._submit_remaining()
-                other._learn_layouts()
-        _unsubmitted.add(self)
-
-    def _operations(self) -> Set[str]:
-        return {bucket.name for bucket in self._buckets if bucket is not None}
-
-    def _finish_step(self) -> None:
-        """End a step that was begun, as :meth:`synchronize`: another optimizer gets these parameters."""
-        if self._is_under_way:
-            without = [item for item in self.parameters if item.grad is None]
-            with suppress(RingcommError):  # the next operation raises it again
-                self.synchronize()
-            for parameter in without:
-                parameter.grad = None
-            self.synchronized = True
+        self._reset_buckets()
+        self.passes = passes or self.passes
         self._end_step()
 
-    def _end_step(self, passes: Optional[int] = None) -> None:
-        self._submitted.clear()
-        self._markers.clear()
-        self.arrivals.reset(passes)
-        _unsubmitted.discard(self)
+    def _reset_buckets(self) -> None:
+        for bucket in self.buckets:
+            bucket.reset()
+
+    def _is_under_way(self) -> bool:
+        """Return whether any rank may have submitted reductions that have not been waited for."""
+        if self.started and (self.passes == 1 or any(item.handle is not None for item in self.buckets)):
+            with suppress(NotInitializedError):
+                return bool(self.buckets) and api.placed() is self._context
+        return False
+
+    def _end_step(self) -> None:
+        self.started = False
+        self.passes_left = [self.passes] * len(self.parameters)
+        for bucket in self.buckets:
+            bucket.missing = len(bucket.parameters)
 
 
-def _hooks(owner: Any, index: int) -> Tuple[Callable[..., None], Callable[..., None]]:
-    """Return hooks for autograd before and after a gradient is added, with a weak reference to the reducer.
+def _hook(owner: Callable[[], Optional[GradientReducer]], index: int) -> Callable[..., None]:
+    """Return the hook for autograd after a gradient is added; it holds the reducer weakly."""
 
-    It holds the parameters, on which the hooks are.
-    """
-
-    def before(*ignored: Any) -> None:
+    def computed(*ignored: Any) -> None:
         reducer = owner()
-        if reducer is not None and reducer.arrivals.passes_left[index] <= 0:
-            reducer.expect(index)
+        if reducer is None:
+            return
+        reducer.fresh = True
+        if not reducer.started and not reducer.begin():
+            return
+        gradient = reducer.parameters[index].grad
+        assert gradient is not None
+        assert not gradient.requires_grad, "gradients of gradients (create_graph=True) cannot be reduced"
+        left = reducer.passes_left
+        if left[index] <= 0:
+            raise AssertionError(_TOO_MANY_PASSES)
+        left[index] -= 1
+        if left[index] or index not in reducer.places:
+            return
+        bucket, place = reducer.places[index]
+        bucket.take(place)
+        bucket.missing -= 1
+        if not bucket.missing:
+            reducer.submit(bucket)
 
-    def after(*ignored: Any) -> None:
-        reducer = owner()
-        if reducer is not None:
-            reducer.computed(index)
-
-    return before, after
+    return computed
 
 
 class _OnAccumulator:
-    """A hook on the node that adds to ``parameter.grad``; ``torch.autograd.grad()`` does not execute it."""
+    """A hook on the node that adds to ``parameter.grad``, for PyTorch before 2.1."""
 
-    def __init__(
-        self, parameter: torch.Tensor, hook: Callable[..., None], register: str = "register_hook"
-    ) -> None:
+    def __init__(self, parameter: torch.Tensor, hook: Callable[..., None]) -> None:
         with torch.enable_grad():
             self._view = parameter.expand_as(parameter)
         node: Any = self._view.grad_fn
-        # Keeps the node alive.
-        self._accumulator = node.next_functions[0][0]
-        self._handle = getattr(self._accumulator, register)(hook)
+        self._accumulator = node.next_functions[0][0]  # keeps the node alive
+        self._handle = self._accumulator.register_hook(hook)
 
     def remove(self) -> None:
         """Remove the hook."""

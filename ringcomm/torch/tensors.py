@@ -28,10 +28,7 @@ def first_elements(tensor: torch.Tensor) -> Array:
 
 
 def array_of(tensor: torch.Tensor, what: str) -> Array:
-    """Return a dense tensor of any device as a read-only array; the caller waits for a copy.
-
-    ``what`` is the collective, for error texts.
-    """
+    """Return a dense tensor of any device as a read-only array; ``what`` is the collective, for errors."""
     operand = TensorOperand(dense(tensor, what))
     return operand.flat.reshape(operand.shape)
 

@@ -11,17 +11,31 @@ Importing this module registers the backend, and two rendezvous methods for proc
 
 from __future__ import annotations
 
+import re as _re
+import sys as _sys
+
 import torch as _torch
 import torch.distributed as _dist
 
-from . import _version  # noqa: F401 - first: it checks PyTorch's version
+
+def _check(version: str) -> None:
+    """Raise ImportError if PyTorch is too old, before modules are imported that need a newer one."""
+    if tuple(int(part) for part in _re.findall(r"\d+", version)[:2]) < (2, 4):
+        raise ImportError(
+            f"ringcomm.torch.distributed needs PyTorch 2.4 or later; this is {version}. Update it "
+            f"({_sys.executable} -m pip install -U torch), or train with ringcomm.torch, which works from "
+            "PyTorch 2.0 on."
+        )
+
+
+_check(_torch.__version__)
 
 # isort: split
-from . import _dispatch
-from ._group import BACKEND, ProcessGroupRingcomm, create, monitored_barrier
-from ._hooks import WeightedAverage, compress_hook, weighted_average_hook
-from ._rendezvous import register
-from ._start import init, local_rank, make_default
+from . import _dispatch  # noqa: E402
+from ._group import BACKEND, ProcessGroupRingcomm, create, monitored_barrier  # noqa: E402
+from ._hooks import WeightedAverage, compress_hook, weighted_average_hook  # noqa: E402
+from ._rendezvous import register  # noqa: E402
+from ._start import init, local_rank, make_default  # noqa: E402
 
 __all__ = [
     "BACKEND", "ProcessGroupRingcomm", "WeightedAverage", "compress_hook", "init",

@@ -1,11 +1,9 @@
 """What process groups in Python owe PyTorch's dispatcher and compiler.
 
-Calls of ``torch.distributed`` reach a group in Python without the dispatcher. So its modes do not see them,
-and one of the functional collectives, which calls the group from C++, finds no method for it.
-
-Compiled programs call a process group from C++ too (DDP's broadcast of buffers, functional collectives), and
-Dynamo would trace the methods of a group in Python as if they were the user's, though it allows only a few
-members of groups ("Attempted to access unregistered member on an OpaqueObject").
+One of the functional collectives calls the group from C++, and finds no method for it. Compiled programs
+call it from C++ too (DDP's broadcast of buffers, functional collectives), and Dynamo would trace the methods
+of a group in Python as if they were the user's, though it allows only a few members of groups ("Attempted to
+access unregistered member on an OpaqueObject").
 """
 
 from __future__ import annotations
@@ -13,33 +11,12 @@ from __future__ import annotations
 import functools
 import sys
 from types import FunctionType
-from typing import Any, Callable, List, Sequence, TypeVar
+from typing import Any, Callable, List, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-# Names of PyTorch's operations: on one tensor each, on lists of tensors, on pairs of tensors.
-_OPERATIONS = {
-    "allgather": ("_allgather_base_", "allgather_", "allgather_into_tensor_coalesced_"),
-    "reduce_scatter": ("_reduce_scatter_base_", "reduce_scatter_", "reduce_scatter_tensor_coalesced_"),
-    "alltoall": ("alltoall_base_", "alltoall_", ""),
-}
 _library = torch.library.Library("_c10d_functional", "IMPL")
-
-
-def count_call(what: str, arguments: Sequence[Any]) -> None:
-    """Count a collective with its tensors in each ``CommDebugMode`` that is active in this thread."""
-    if not torch._C._len_torch_dispatch_stack():
-        return
-    name = f"{what}_"
-    if what in _OPERATIONS:
-        are_tensors = all(isinstance(item, torch.Tensor) for item in arguments[:2])
-        name = _OPERATIONS[what][2 if len(arguments) == 1 else 0 if are_tensors else 1]
-    for mode in _get_current_dispatch_mode_stack():
-        counts, operation = getattr(mode, "comm_counts", None), getattr(torch.ops.c10d, name, None)
-        if counts is not None and operation is not None:
-            counts[operation] += 1
 
 
 def _all_gather_out(source: torch.Tensor, size: int, group: str, *, out: torch.Tensor) -> torch.Tensor:
@@ -63,10 +40,7 @@ _prepare: List[Callable[[], None]] = []
 
 
 def uncompiled(*others: str) -> Callable[[Class], Class]:
-    """Return a class decorator: public methods, and ``others`` by name, run outside of compiled code.
-
-    Dynamo takes seconds to import, so it is not imported for this: without it nothing is compiled.
-    """
+    """Return a class decorator: public methods, and ``others``, run outside of compiled code."""
 
     def decorate(cls: Class) -> Class:
         for name, item in list(vars(cls).items()):
@@ -78,7 +52,7 @@ def uncompiled(*others: str) -> Callable[[Class], Class]:
 
 
 def _dynamo_is_imported() -> bool:
-    """Return whether Dynamo is imported completely: during its import it has no ``disable`` yet."""
+    """Return whether Dynamo is imported, completely; it takes seconds, and without it nothing is compiled."""
     dynamo = sys.modules.get(_DYNAMO)
     return dynamo is not None and not getattr(dynamo.__spec__, "_initializing", False)
 

@@ -15,13 +15,11 @@ import torch.distributed as dist
 from ...clock import Deadline
 from ...errors import Misuse, NotInitializedError, PeerStalledError, RingcommError, describe_error
 from ...group.message_channel import Address
-from ._bridge import GroupReduction
-from ._collectives import Collectives, Divided, Packed, Tensors
+from ._collectives import Collectives, Divided, GroupReduction, Packed, Tensors
 from ._dispatch import uncompiled
 from ._group_transport import GroupTransport
-from ._operations import Operations
+from ._operations import Operations, RingcommWork
 from ._rendezvous import group_settings
-from ._work import RingcommWork
 
 BACKEND = "ringcomm"
 _USERS, _BARRIERS = 0, 1  # owners of tags: those of barriers do not match the program's messages
@@ -56,8 +54,8 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         transport = self._transport = GroupTransport(store, rank, ranks, name, settings, default)
         self._watch = transport.watch
         self._ops = Collectives(transport.group.runner)
-        with transport.telling_shortages():
-            self._operations = Operations(name, transport, settings.timeout_s)
+        self._operations = Operations(name, transport, settings.timeout_s)
+        self._start = self._operations.start
         self._left = False
         _open_groups.add(self)
 
@@ -114,23 +112,18 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
     def allreduce(self, tensors: Any, opts: Any = None) -> RingcommWork:
         """Reduce a tensor over all ranks, in place."""
         tensor, how = single(tensors), reduction_of(opts)
-        return self._operations.start(
-            "allreduce", [tensor], opts, self._ops.all_reduce, tensor, how, reads=True
-        )
+        return self._start("allreduce", [tensor], opts, self._ops.all_reduce, tensor, how, reads=True)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> RingcommWork:
         """Reduce several tensors, in place."""
         tensors, how = list(tensors), reduction_of(opts)
-        return self._operations.start(
-            "allreduce_coalesced", tensors, opts, self._ops.all_reduce_all, tensors, how, reads=True
-        )
+        do = self._ops.all_reduce_all
+        return self._start("allreduce_coalesced", tensors, opts, do, tensors, how, reads=True)
 
     def reduce(self, tensors: Any, opts: Any = None) -> RingcommWork:
         """Reduce a tensor; the root gets the result, in place."""
         tensor, how, root = single(tensors), reduction_of(opts), root_of(opts)
-        return self._operations.start(
-            "reduce", [tensor], opts, self._ops.reduce, tensor, root, how, reads=True
-        )
+        return self._start("reduce", [tensor], opts, self._ops.reduce, tensor, root, how, reads=True)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets the reduction of one of the tensors in a list."""
@@ -139,9 +132,7 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
     def reduce_scatter_single(self, output: torch.Tensor, source: Divided, opts: Any = None) -> RingcommWork:
         """Every rank gets the reduction of an equal part of one tensor."""
         how = reduction_of(opts)
-        return self._operations.start(
-            "reduce_scatter", [output], opts, self._ops.reduce_scatter, output, source, how
-        )
+        return self._start("reduce_scatter", [output], opts, self._ops.reduce_scatter, output, source, how)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
@@ -162,7 +153,7 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         def run(pairs: Sequence[Any]) -> None:
             self._ops.for_each(pairs, lambda pair, label: do(*pair, label))
 
-        return self._operations.start(what, list(result), opts, run, pairs)
+        return self._start(what, list(result), opts, run, pairs)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -172,18 +163,17 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
     def broadcast(self, tensors: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets the root's tensor."""
         tensor, root = single(tensors), root_of(opts)
-        return self._operations.start(
-            "broadcast", [tensor], opts, self._ops.broadcast, tensor, root, reads=self.rank() == root
-        )
+        reads = self.rank() == root
+        return self._start("broadcast", [tensor], opts, self._ops.broadcast, tensor, root, reads=reads)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets the tensors of all ranks; they may differ in size."""
         places, tensor = list(outputs[0]), single(inputs)
-        return self._operations.start("allgather", [places], opts, self._ops.all_gather, places, tensor)
+        return self._start("allgather", [places], opts, self._ops.all_gather, places, tensor)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> RingcommWork:
         """The same into one tensor."""
-        return self._operations.start("allgather", [output], opts, self._ops.all_gather, output, source)
+        return self._start("allgather", [output], opts, self._ops.all_gather, output, source)
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
@@ -203,26 +193,24 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         """The root gets the tensors of all ranks."""
         places, tensor, root = list(outputs[0]) if outputs else [], single(inputs), root_of(opts)
-        return self._operations.start("gather", [places], opts, self._ops.gather, places, tensor, root)
+        return self._start("gather", [places], opts, self._ops.gather, places, tensor, root)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         """Every rank gets one of the root's tensors."""
         output, pieces, root = single(outputs), list(inputs[0]) if inputs else [], root_of(opts)
-        return self._operations.start("scatter", [output], opts, self._ops.scatter, output, pieces, root)
+        return self._start("scatter", [output], opts, self._ops.scatter, output, pieces, root)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RingcommWork:
         """Every rank gets one tensor from every rank."""
         places, tensors = list(outputs), list(inputs)
-        return self._operations.start("alltoall", places, opts, self._ops.all_to_all, places, tensors)
+        return self._start("alltoall", places, opts, self._ops.all_to_all, places, tensors)
 
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, into: Any, send: Any, opts: Any = None
     ) -> RingcommWork:
         """The same with one tensor each, in equal parts or in parts of so many rows."""
         into, send = list(into or ()), list(send or ())
-        return self._operations.start(
-            "alltoall", [output], opts, self._ops.all_to_all, output, source, into, send
-        )
+        return self._start("alltoall", [output], opts, self._ops.all_to_all, output, source, into, send)
 
     alltoall_base = all_to_all_single
 
@@ -230,7 +218,7 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> RingcommWork:
         """Wait for all ranks."""
-        return self._operations.start("barrier", [], opts, self._ops.runner.barrier)
+        return self._start("barrier", [], opts, self._ops.runner.barrier)
 
     def monitored_barrier(self, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks, and name those that do not come; see :class:`.MonitoredBarrier`.

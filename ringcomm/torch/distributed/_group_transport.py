@@ -10,8 +10,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from contextlib import contextmanager
-from typing import Any, Callable, Deque, Dict, Iterator, Optional, Sequence, Set
+from typing import Any, Callable, Deque, Dict, Optional, Sequence, Set
 
 from torch.optim import optimizer as torch_optimizer
 
@@ -59,8 +58,7 @@ class GroupTransport:
             joined = self._rendezvous.joined
             channels, peers = joined.channels, joined.peers
             joined.control.server = 0  # see meet()
-        with self.telling_shortages():
-            self._begin(joined, channels, peers, settings, ranks, default)
+        self._begin(joined, channels, peers, settings, ranks, default)
         if default:
             _default_watch.append(weakref.ref(self.watch))
 
@@ -89,26 +87,6 @@ class GroupTransport:
             write_here(source)
             if settings.timeline and not api.is_initialized():
                 group.recording.start(settings.timeline)
-
-    @contextmanager
-    def telling_shortages(self) -> Iterator[None]:
-        """Context manager: :meth:`tell_shortage` of its exception."""
-        try:
-            yield
-        except Exception as problem:
-            self.tell_shortage(problem)
-            raise
-
-    def tell_shortage(self, problem: Exception) -> None:
-        """Report to all ranks, which end the group, that this process lacks something for it: raise
-        StartupError. Do nothing if ``problem`` is something else.
-        """
-        met = self._rendezvous
-        shortage = None if met is None else met.joined.control.report_shortage(problem)
-        if met is not None and shortage is not None:
-            met.joined.channels.close()
-            met.end(failed=True)
-            raise shortage from problem
 
     def waits_for(self) -> str:
         """Return the call in which this rank waits for the group's other ranks; empty if it does not wait."""
@@ -169,10 +147,7 @@ def observer() -> Optional[Observer]:
 
 
 class Traced:
-    """A context manager that records a collective's execution in the timeline.
-
-    ``result`` is a tensor, or (nested) lists of tensors.
-    """
+    """A context manager that records a collective's execution in the timeline."""
 
     def __init__(self, observer: Observer, group: str, what: str, result: Any) -> None:
         tensors = tensors_in(result)

@@ -102,10 +102,7 @@ class _CompressedAverage:
         return self._plans[key]
 
     def _packed(self, codec: str, spans: Sequence[Tuple[int, int, str]]) -> Packed:
-        """Return a bucket's gradients with this codec; each begins with a new block.
-
-        ``spans`` has start and stop of each gradient in the bucket, and its parameter's key.
-        """
+        """Return a bucket's gradients (start, stop, key) with this codec; each begins with a new block."""
         sizes = [stop - start for start, stop, _ in spans]
         blocks = np.array([-(-size // BLOCK_ITEMS) for size in sizes])
         *starts, count = cumulative(blocks, BLOCK_ITEMS)

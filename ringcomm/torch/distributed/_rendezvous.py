@@ -11,7 +11,6 @@ not connect through that store, so a process that reaches it can end the job, bu
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import secrets
@@ -45,7 +44,6 @@ from ...rendezvous.connect_server import Moved, Watched, await_entry, post
 from ...rendezvous.embedded import EmbeddedRendezvous
 from ...storage.files import open_standard_descriptors
 from ...transport.nics import machine
-from ...transport.shortage import check_descriptors, shortage_error
 from ...wire.signing import Signer
 
 logger = logging.getLogger("ringcomm.torch")
@@ -56,8 +54,6 @@ _SILENCE_S = 600.0  # time limit of operations if the user sets none
 _STOP_THREAD_NAME = "ringcomm-stop"
 _ENTRY = "ringcomm/rendezvous"
 _LIMIT = "the timeout= of init_process_group or new_group"  # that counts, and not --start-timeout
-_LOOK_AGAIN_S = 0.25
-_SERVES = 8  # descriptors of a rendezvous beside one for each rank
 _warned = False
 # the store that the job itself has made, if any, and the job
 _job_stores: List[Tuple[Any, Membership, int]] = []
@@ -77,11 +73,7 @@ class GroupRendezvous(NamedTuple):
     embedded: Optional[EmbeddedRendezvous]  # on the rank that serves the rendezvous
 
     def end(self, wait: bool = False, failed: bool = False) -> None:
-        """Stop the rendezvous when all ranks have left, on the rank that serves it.
-
-        Without ``wait`` a thread waits for that, and the program's end for the thread. If the group has
-        ``failed``, some ranks may be unable to leave.
-        """
+        """Stop the rendezvous, where it is served, when all ranks have left: in a thread, unless ``wait``."""
         if self.embedded is None:
             return
         if wait:
@@ -99,10 +91,7 @@ def group_settings(timeout: timedelta) -> Settings:
 
 
 def adopt(store: Any, membership: Membership, epoch: int = 0) -> None:
-    """Mark a store as made by a job for all its ranks: its groups connect at the job's rendezvous.
-
-    ``epoch`` is the number of the view, if the job is elastic.
-    """
+    """Mark a store as made by a job, in this epoch: its groups connect at the job's rendezvous."""
     _job_stores[:] = [(store, membership, epoch)]
 
 
@@ -143,7 +132,7 @@ class StoreEntry:
     """A group's entry in PyTorch's store, which processes outside of the job may read and change.
 
     ``title`` is the same on all ranks of the group. ``key`` signs the entry; b"": no key. ``grace_s`` is the
-    time to wait while rank 0 has not signed the entry.
+    time for which ranks look for a newer entry, while its address does not answer.
     """
 
     def __init__(self, store: Any, title: str, key: bytes, grace_s: float) -> None:
@@ -163,9 +152,7 @@ class StoreEntry:
         self._store.set(_ENTRY, json.dumps({"text": text, "signature": signature}))
 
     def read(self, settings: Settings) -> str:
-        """Wait for an entry that rank 0 has signed; StartupError if there is none in time."""
-        deadline, grace = Deadline(settings.start_timeout_s), Deadline(self.grace_s)
-        pause = threading.Event()
+        """Wait for the entry; StartupError if there is none in time, or rank 0 has not signed it."""
         try:
             self._store.wait([_ENTRY], timedelta(seconds=settings.start_timeout_s))
         except RuntimeError as problem:
@@ -173,17 +160,14 @@ class StoreEntry:
                 f"Rank 0 of this group has not opened its rendezvous within {settings.start_timeout_s:g} s: "
                 + str(problem).partition("\n")[0]
             ) from None
-        while True:
-            self._current = bytes(self._store.get(_ENTRY))
-            text = self._text_of(self._current)
-            if text is not None:
-                return text
-            if deadline.expired() or grace.expired():
-                raise StartupError(
-                    f"The entry of PyTorch's store of {self._title} ({_ENTRY}) is not signed "
-                    "with this job's key. Another process has written it, or rank 0 has another key file."
-                )
-            pause.wait(_LOOK_AGAIN_S)
+        self._current = bytes(self._store.get(_ENTRY))
+        text = self._text_of(self._current)
+        if text is None:
+            raise StartupError(
+                f"The entry of PyTorch's store of {self._title} ({_ENTRY}) is not signed "
+                "with this job's key. Another process has written it, or rank 0 has another key file."
+            )
+        return text
 
     def moved(self) -> bool:
         """Return whether rank 0 has replaced the entry since: then the entry was an earlier group's."""
@@ -223,10 +207,15 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
         grace_s = min(settings.start_timeout_s, Settings.from_environment().start_timeout_s)
         entry = StoreEntry(store, title, b"" if secret is None else secret[0], grace_s)
     if secret is None and settings.encrypt:
-        problem = _without_certificate()
+        missing = ConfigError(
+            "RINGCOMM_ENCRYPT=1 needs a key file with a certificate: PyTorch's store, over which the ranks "
+            "would agree on a key, is open to every process that can reach it. Make a file with `python -m "
+            "ringcomm.newkey --encrypt FILE`, copy it to every host and set RINGCOMM_KEY_FILE; or use "
+            "`ringrun --encrypt`."
+        )
         if rank == 0:
-            _report(entry, problem, settings)
-        raise problem
+            _report(entry, missing, settings)
+        raise missing
     if rank == 0:
         embedded, notice = _serve(entry, len(ranks), name, secret, settings)
         try:
@@ -237,8 +226,6 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
                 _report(entry, problem, settings)
             embedded.stop()
             raise
-    with contextlib.suppress(OSError):  # join() reports it, at the address that the entry has
-        check_descriptors(len(ranks) - 1)
     deadline = Deadline(settings.start_timeout_s)
     while True:
         left = replace(settings, start_timeout_s=max(1.0, deadline.remaining_s()))
@@ -248,15 +235,6 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
             return GroupRendezvous(join(membership, left, watched=watched), settings, None)
         except Moved:
             continue  # The entry was of a group that has ended.
-
-
-def _without_certificate() -> ConfigError:
-    return ConfigError(
-        "RINGCOMM_ENCRYPT=1 needs a key file with a certificate: PyTorch's store, over which the ranks "
-        "would agree on a key, is open to every process that can reach it. Make a file with `python -m "
-        "ringcomm.newkey --encrypt FILE`, copy it to every host and set RINGCOMM_KEY_FILE; or use "
-        "`ringrun --encrypt`."
-    )
 
 
 def _report(entry: Entry, problem: Exception, settings: Settings) -> None:
@@ -299,15 +277,11 @@ def _serve(
     one_host, master = torchrun_from_environment(size)
     preferred = ["127.0.0.1"] if one_host else _numeric(master)
     try:
-        check_descriptors(size - 1, more=size + _SERVES)
         embedded, notice["endpoints"] = EmbeddedRendezvous.serve(
             key, certificate, job, size, settings, preferred, limit=_LIMIT
         )
     except Exception as problem:
-        shortage = shortage_error(problem, 0, host_from_environment() or socket.gethostname())
-        _report(entry, shortage or problem, settings)
-        if shortage is not None:
-            raise shortage from problem
+        _report(entry, problem, settings)
         raise
     try:
         entry.write(json.dumps(notice), settings)

@@ -13,7 +13,7 @@ from ...arrays.operands import DeviceOperand
 from ...collective.mirror import Wait
 from ...collective.runner import Runner
 from ...errors import Misuse
-from ._bridge import movable
+from ._collectives import movable
 
 
 class _Shadow:

@@ -13,9 +13,9 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402 - these need jax
 
-from ringcomm._adapter.causes import record_cause  # noqa: E402
-from ringcomm._adapter.compressed import CompressionState  # noqa: E402
+from ringcomm._adapter.graph_callbacks import CompressionState  # noqa: E402
 from ringcomm._adapter.reduction import Reduction  # noqa: E402
+from ringcomm._adapter.submit import record_cause  # noqa: E402
 from ringcomm.calls.process_set import global_process_set as every_rank  # noqa: E402
 from ringcomm.errors import ConfigError, NotOfferedError, PeerLostError  # noqa: E402
 from ringcomm.ops import ReduceOp  # noqa: E402

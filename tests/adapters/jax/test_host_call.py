@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("jax")
 
-from ringcomm._adapter.causes import cause_of  # noqa: E402 - these need jax
 from ringcomm._adapter.graph_callbacks import Operation
 from ringcomm._adapter.reduction import Reduction
+from ringcomm._adapter.submit import cause_of  # noqa: E402 - these need jax
 from ringcomm.calls.process_set import global_process_set as every_rank  # noqa: E402
 from ringcomm.collective.call_sites import this_site  # noqa: E402
 from ringcomm.errors import MismatchError, NotInitializedError, ShapeError  # noqa: E402

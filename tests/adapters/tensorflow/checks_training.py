@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import ringcomm.tensorflow as hvd
-from ringcomm._adapter.causes import record_cause
+from ringcomm._adapter.submit import record_cause
 from ringcomm.errors import MismatchError, PeerLostError
 from tests.adapters.jobs import close, numbers, same_everywhere, warned_about_different_weights
 from tests.adapters.tensorflow.modes import MODES, session_of_a_graph

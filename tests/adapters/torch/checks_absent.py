@@ -66,12 +66,6 @@ def unchanged(model: Partial, step: int) -> None:
     """Only the part that is never used has no gradients."""
 
 
-def freeze_and_thaw(model: Partial, step: int) -> None:
-    """Stop training a part for three steps."""
-    if step in (3, 6):
-        model.second.requires_grad_(step == 6)
-
-
 def thaw(model: Partial, step: int) -> None:
     """Begin without a part that is trained later on."""
     if step in (0, 4):
@@ -82,11 +76,6 @@ def check_what_no_rank_uses_stays_as_it_is() -> None:
     for make in (momentum, adam):
         for options in ({}, {"groups": 2}, {"compression": OwnWay}, {"groups": 99}):
             compare(make, unchanged, **options)
-
-
-def check_what_is_frozen_midway_stays_as_it_is() -> None:
-    for make in (momentum, adam):
-        compare(make, freeze_and_thaw)
 
 
 def check_what_was_frozen_at_first_is_reduced_when_it_is_trained() -> None:
@@ -107,23 +96,6 @@ def check_what_was_frozen_at_first_is_reduced_when_it_is_trained() -> None:
         for mine, wanted in zip(model.parameters(), reference.parameters()):
             assert torch.allclose(mine, wanted, rtol=0, atol=1e-9)
             same_everywhere(mine)
-
-
-def check_much_that_is_thawed_travels_in_several_buckets() -> None:
-    torch.manual_seed(4)
-    wide = [nn.Linear(1500, 1500, bias=False) for _ in range(2)]
-    model = nn.Sequential(*wide, nn.Linear(1500, 1))
-    for layer in model[:2]:
-        layer.requires_grad_(False)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    model[:2].requires_grad_(True)
-    for _ in range(2):  # found in the first step, and reduced during the backward pass of the second
-        model(torch.randn(1, 1500) * (1 + hvd.rank())).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert len(optimizer._reducer._buckets) == (3 if hvd.size() > 1 else 1)
-    for parameter in model.parameters():
-        same_everywhere(parameter)
 
 
 def check_parameters_that_some_ranks_use() -> None:
@@ -151,37 +123,6 @@ def check_parameters_that_some_ranks_use() -> None:
     loss_of(frozen, 0, hvd.rank()).backward()
     optimizer.step()
     assert torch.equal(frozen[0].weight, weight) and frozen[0].weight.grad is None
-
-
-def check_a_gradient_that_only_a_rank_of_little_weight_has() -> None:
-    """Which gradients exist is a fact about ranks: neither a weight nor a codec changes it."""
-    others = hvd.size() - 1
-    cases = [
-        ([1.0] + [0.0] * others, None), ([20.0] + [1.0] * others, "int4"), ([1.0] + [0.0] * others, OwnWay),
-        ([1.0] + [0.0] * others, "bf16"),
-    ]  # fmt: skip
-    for speeds, compression in cases:
-        torch.manual_seed(1)
-        used, branch, never = (nn.Linear(64, 96) for _ in range(3))
-        model = nn.ModuleList([used, branch, never])
-        before = [parameter.detach().clone() for parameter in model.parameters()]
-        batches = hvd.BalancedBatches(480, 96, speeds=speeds)
-        plain = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
-        options: Any = {} if compression is None else {"compression": compression}
-        options["batches"] = batches
-        optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), **options)
-        for mine in batches:
-            optimizer.zero_grad()
-            inputs = torch.ones(max(1, len(mine)), 64)
-            loss = used(inputs).mean()
-            if hvd.rank() == others:
-                loss = loss + 1e-5 * branch(inputs).mean()
-            loss.backward()
-            optimizer.step()
-        for place, (parameter, old) in enumerate(zip(model.parameters(), before)):
-            same_everywhere(parameter)
-            assert torch.equal(parameter, old) == (place >= 4), (compression, place)
-            assert (parameter.grad is None) == (place >= 4)
 
 
 def check_a_batch_that_is_reduced_and_dropped() -> None:
@@ -217,25 +158,3 @@ def check_what_cannot_be_wrapped_or_copied_says_so() -> None:
     restored = sgd(fresh)
     restored.load_state_dict(optimizer.state_dict())
     assert hvd.DistributedOptimizer(restored).param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
-
-
-def check_an_absent_gradient_is_laid_out_as_its_parameter() -> None:
-    """Fused optimizers go through memory as it comes, so a gradient of another layout has other elements."""
-    for clears in (False, True) if hvd.size() > 1 else (False,):
-        torch.manual_seed(9)
-        model = nn.Conv2d(3, 8, 2).to(memory_format=torch.channels_last)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-        inputs = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(1))
-        for _ in range(2):
-            optimizer.zero_grad()
-            if clears or hvd.rank() == 0:
-                model(inputs).square().mean().backward()
-            if clears and hvd.rank() == 0:
-                model.weight.grad = None  # its reduction has begun
-            optimizer.synchronize()
-            assert model.weight.grad is not None
-            assert model.weight.grad.stride() == model.weight.stride()
-            with optimizer.skip_synchronize():
-                optimizer.step()
-        same_everywhere(model.weight)

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ringcomm as rc
 import ringcomm.torch as hvd
-from ringcomm import api
 from ringcomm.balance.division import SampleDivision
 from tests.adapters.torch.checks_training import model_of
 from tests.adapters.torch.harness import same_everywhere
@@ -96,33 +95,6 @@ def check_training_equals_that_of_one_process() -> None:
                 same_everywhere(found.detach())
 
 
-def check_resume_with_other_shares() -> None:
-    """Stopped after three steps of five, and continued with other shares: as many ranks as there are."""
-    seen: Counter = Counter()
-    model = model_of()
-    batches = hvd.BalancedBatches(COUNT, GLOBAL_BATCH, 4, speeds=SHARES[hvd.size()])
-    optimizer = hvd.DistributedOptimizer(optimizers(model)[1], batches=batches)
-    train(model, optimizer, DataLoader(dataset(), batch_sampler=batches), batches, seen, 3)
-    state, weights, moments = batches.state_dict(), model.state_dict(), optimizer.state_dict()
-    assert (state["epoch"], state["step"]) == (0, 3)
-    model = model_of(9)
-    model.load_state_dict(weights)
-    batches = hvd.BalancedBatches(COUNT, GLOBAL_BATCH, 4, speeds=[1] * hvd.size())
-    batches.load_state_dict(state)
-    optimizer = hvd.DistributedOptimizer(optimizers(model)[1], batches=batches)
-    optimizer.load_state_dict(moments)
-    loader = DataLoader(dataset(), batch_sampler=batches)
-    batches.set_epoch(0)  # as the loop of the program does, also when it continues in the middle
-    train(model, optimizer, loader, batches, seen)
-    assert total(seen) == Counter(range(COUNT))
-    assert batches.state_dict()["epoch"] == 1
-    train(model, optimizer, loader, batches, seen)
-    for found, expected in zip(model.parameters(), alone(1)):
-        torch.testing.assert_close(found.detach(), expected, rtol=1e-12, atol=1e-13)
-    wrong = {**state, "seed": 5}
-    raises(rc.ConfigError, lambda: batches.load_state_dict(wrong), "seed=5")
-
-
 def check_out_of_memory() -> None:
     """The rank contributes nothing in that step, and all ranks go on; its share is bounded afterwards."""
     model, reference = model_of(), model_of()
@@ -166,35 +138,3 @@ def check_out_of_memory() -> None:
             raise RuntimeError("another problem")
 
     raises(RuntimeError, fails, "another")
-
-
-def check_what_is_refused() -> None:
-    batches = hvd.BalancedBatches(10, 4)
-    for options in ({"op": hvd.Sum}, {"op": hvd.Adasum}, {"backward_passes_per_step": 2}):
-        optimizer = torch.optim.SGD(model_of().parameters(), lr=0.1)
-        raises(
-            rc.ConfigError,
-            lambda: hvd.DistributedOptimizer(optimizer, batches=batches, **options),  # noqa: B023
-            "batches",
-        )
-    raises(rc.ConfigError, lambda: hvd.BalancedBatches(10, 4, speeds=[1] * 9), "one per rank")
-
-
-def check_few_samples_and_batch_normalization() -> None:
-    """Said once, and only where the model has batch normalization."""
-    said = []
-    context = api.context()
-    for layer, expected in ((nn.BatchNorm1d(6), 1), (nn.LayerNorm(6), 0)):
-        context.batch_norm = False
-        model = nn.Sequential(layer, nn.Linear(6, 1)).double()
-        hvd.broadcast_parameters(model.state_dict(), 0)
-        batches = hvd.BalancedBatches(dataset(), 20, speeds=[1] * (hvd.size() - 1) + [0.4], drop_last=True)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), batches=batches)
-        context.announce = lambda topic, text: said.append(text)  # type: ignore[method-assign]
-        try:
-            train(model, optimizer, DataLoader(dataset(), batch_sampler=batches), batches, Counter())
-        finally:
-            del context.announce  # the method is there again
-        warned = [text for text in said if "batch normalization" in text]
-        assert len(warned) == (expected if hvd.rank() == 0 and hvd.size() > 1 else 0), said
-        said.clear()

@@ -10,7 +10,6 @@ import torch
 
 import ringcomm.torch as hvd
 from tests.adapters.torch.harness import all_inputs, close, numbers, same_everywhere
-from tests.support.errors import raises
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -53,34 +52,6 @@ def check_allreduce() -> None:
         assert hvd.allreduce_(mine, op=op) is mine and torch.equal(mine, result)
         results.append(result.double().view(-1))
     same_everywhere(torch.cat(results))
-
-
-def check_scale_factors() -> None:
-    per_rank, mine = all_inputs((6,), torch.float32), numbers(hvd.rank(), (6,), torch.float32)
-    result = hvd.allreduce(mine, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.25)
-    close(result, per_rank.sum(0) / 2)
-
-
-def check_bool_and_complex() -> None:
-    flags = numbers(hvd.rank(), (9,), torch.bool)
-    assert torch.equal(hvd.allreduce(flags, op=hvd.Max), all_inputs((9,), torch.bool).amax(0).bool())
-    mine = torch.complex(torch.ones(3), torch.full((3,), float(hvd.rank())))
-    total = hvd.allreduce(mine.conj(), op=hvd.Sum)
-    assert total.tolist() == [complex(hvd.size(), -sum(range(hvd.size())))] * 3
-
-
-def check_layouts() -> None:
-    mine = numbers(hvd.rank(), (4, 6), torch.float32)
-    expected = all_inputs((4, 6), torch.float32).sum(0)
-    for view in (mine.t(), mine[:, ::2], mine[1:3]):
-        whole = hvd.allreduce(view, op=hvd.Sum)
-        same = {6: expected.t(), 4: expected[:, ::2], 2: expected[1:3]}[view.shape[0]]
-        close(whole, same)
-    column = mine[:, 1]
-    assert hvd.allreduce_(column, op=hvd.Sum) is column
-    close(mine[:, 1], expected[:, 1])
-    images = numbers(hvd.rank(), (2, 3, 4, 4), torch.float32).contiguous(memory_format=torch.channels_last)
-    close(hvd.allreduce(images, op=hvd.Sum), all_inputs((2, 3, 4, 4), torch.float32).sum(0))
 
 
 def check_grouped() -> None:
@@ -232,51 +203,3 @@ def check_objects() -> None:
     assert hvd.broadcast_object(None, 0, name="nothing") is None
     per_rank = hvd.allgather_object("x" * hvd.rank() * 1000, name="texts")
     assert [len(item) for item in per_rank] == [1000 * item for item in range(hvd.size())]
-
-
-def check_process_sets() -> None:
-    size, rank = hvd.size(), hvd.rank()
-    assert hvd.global_process_set.size() == size and hvd.global_process_set.ranks == list(range(size))
-    if size == 1:
-        return
-    even = hvd.add_process_set(list(range(0, size, 2)))
-    odd = hvd.add_process_set(hvd.ProcessSet(range(1, size, 2)))
-    assert str(even) == f"ProcessSet(process_set_id={even.process_set_id}, ranks={even.ranks}, mpi_comm=None)"
-    mine, other = (odd, even) if rank % 2 else (even, odd)
-    assert mine.included() and not other.included()
-    assert mine.rank() == rank // 2 and mine.size() == len(mine.ranks)
-    members = mine.ranks
-    total = hvd.allreduce(torch.tensor([float(rank)]), process_set=mine)
-    assert total.item() == sum(members) / len(members)
-    assert hvd.allgather(torch.tensor([rank]), process_set=mine).tolist() == members
-    assert hvd.broadcast(torch.tensor(rank), members[-1], process_set=mine).item() == members[-1]
-    assert hvd.alltoall(torch.full((len(members),), rank), process_set=mine).tolist() == members
-    part = hvd.reducescatter(torch.ones(len(members)), op=hvd.Sum, process_set=mine)
-    assert part.tolist() == [len(members)]
-    assert hvd.broadcast_object(rank, members[0], process_set=mine) == members[0]
-    tensor = torch.ones(2, requires_grad=True)
-    hvd.allgather(tensor, process_set=mine).sum().backward()
-    assert tensor.grad.tolist() == [1.0, 1.0]
-    hvd.barrier(process_set=mine)
-    raises(ValueError, lambda: hvd.allreduce(torch.ones(1), process_set=other), "not a member")
-    raises(ValueError, other.rank, "not a member")
-    raises(ValueError, lambda: hvd.broadcast(torch.ones(1), other.ranks[0], process_set=mine), "root")
-    raises(ValueError, lambda: hvd.add_process_set(even.ranks[::-1]), "already")
-    raises(ValueError, lambda: hvd.add_process_set(list(range(size))), "already")
-    hvd.barrier()
-    number = even.process_set_id
-    assert hvd.remove_process_set(even) and even.process_set_id is None
-    assert not hvd.remove_process_set(even) and not hvd.remove_process_set(hvd.global_process_set)
-    raises(ValueError, lambda: hvd.allreduce(torch.ones(1), process_set=even), "not been registered")
-    again = hvd.add_process_set([0])
-    assert again.process_set_id == number
-    assert hvd.remove_process_set(odd) and hvd.remove_process_set(again)
-
-
-def check_adasum() -> None:
-    size = hvd.size()
-    same = hvd.allreduce(torch.arange(1.0, 5.0), op=hvd.Adasum)
-    torch.testing.assert_close(same, torch.arange(1.0, 5.0))  # of equal vectors the average
-    mine = torch.zeros(size)
-    mine[hvd.rank()] = 3.0
-    torch.testing.assert_close(hvd.allreduce(mine, op=hvd.Adasum), torch.full((size,), 3.0))  # the sum

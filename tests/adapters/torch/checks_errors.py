@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
 
 import torch
 
-import ringcomm as rc
 import ringcomm.torch as hvd
 from tests.support.errors import raises
 
@@ -38,46 +36,11 @@ def check_local_errors() -> None:
         raises(RuntimeError, lambda function=function: function(torch.tensor(1.0)), "dimension")
     raises(NotImplementedError, lambda: hvd.reducescatter(ones, op=hvd.Adasum), "Adasum")
     raises(ValueError, lambda: hvd.allreduce(ones.to_sparse()), "sparse")
-    check_nested_tensors_are_refused()
     raises(ValueError, lambda: hvd.broadcast(ones, size), "root_rank")
-    check_wrong_arguments()
     raises(ValueError, lambda: hvd.sparse_allreduce_async(ones.to_sparse(), "s", hvd.Max), "Sum")
     raises(ValueError, lambda: hvd.init(process_sets=[[0], [0]]), "entry number 2")
     raises(ValueError, lambda: hvd.init(comm=object()), "MPI")
     hvd.init(comm=list(range(size)), process_sets="dynamic")
-
-
-def check_nested_tensors_are_refused() -> None:
-    parts = [torch.ones(2), torch.ones(3)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a prototype of torch
-        nested = [torch.nested.nested_tensor(parts, layout=form) for form in (torch.strided, torch.jagged)]
-    for tensor in nested:
-        for call in (hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.alltoall, rc.allreduce):
-            raises(ValueError, partial(call, tensor), "nested ones, whose parts")
-        raises(ValueError, partial(hvd.broadcast_, tensor, 0), "nested ones")
-        raises(ValueError, partial(hvd.sparse_allreduce_async, tensor), "works on sparse COO tensors")
-
-
-def check_wrong_arguments() -> None:
-    """What was given and what is expected; nothing has been sent then."""
-    meta = torch.ones(3, device="meta")
-    for call in (hvd.allreduce, hvd.allgather, hvd.reducescatter, hvd.alltoall, hvd.allreduce_):
-        raises(ValueError, lambda call=call: call([1.0]), "works on tensors, not on list ([1.0])")
-        raises(ValueError, lambda call=call: call(meta), "tensor of shape (3,) is on the device meta")
-    raises(ValueError, lambda: hvd.grouped_allreduce([[1.0]]), "works on tensors, not on list")
-    raises(ValueError, lambda: hvd.broadcast(meta, 0), "on the device meta")
-    raises(ValueError, lambda: hvd.broadcast_parameters({"weight": meta}, 0), "on the device meta")
-    raises(ValueError, lambda: rc.allreduce(meta), "on the device meta")
-    raises(ValueError, lambda: rc.send(torch.ones(1), "x"), r"not with rank 'x'")
-    raises(ValueError, lambda: hvd.allreduce(torch.ones(1), compression=3), "compression=3: there are")
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for options, text in (
-        ({"compression": 3}, "compression=3: there are 'none'"),
-        ({"backward_passes_per_step": "2"}, "must be > 0, not '2'"),
-    ):
-        raises(ValueError, lambda o=options: hvd.DistributedOptimizer(optimizer, **o), text)
 
 
 def check_negotiated_errors() -> None:
@@ -100,29 +63,6 @@ def check_negotiated_errors() -> None:
         assert isinstance(error, RuntimeError)
         assert len(set(hvd.allgather_object(str(error)))) == 1
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name=f"after.{number}").item() == hvd.size()
-
-
-class Unchanged(hvd.Compression.none):  # type: ignore[misc]
-    """A compression of the program's own: gradients are reduced one by one."""
-
-
-def check_gradients_that_change_while_they_are_reduced_one_by_one_are_pointed_out() -> None:
-    if hvd.size() == 1:
-        return
-    for dtype, options in ((torch.float64, {"groups": 1}), (torch.float32, {"compression": Unchanged})):
-        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3).to(dtype))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **options)
-        for changes in (False, True):
-            optimizer.zero_grad()
-            model[1](model[0](torch.ones(1, 3)).to(dtype)).sum().backward()
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                if changes:
-                    torch.nn.utils.clip_grad_value_(model.parameters(), 0.1)
-                optimizer.step()
-            texts = [str(item.message) for item in caught]
-            assert bool(texts) is changes, (options, texts)
-            assert all("Call optimizer.synchronize() first" in text for text in texts)
 
 
 def check_join() -> None:

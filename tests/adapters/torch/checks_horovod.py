@@ -118,12 +118,6 @@ def a_fresh_optimizers_gradients_are_zeros() -> None:
     assert used.grad is None  # it is not fresh any more
 
 
-def check_handles_that_are_not_known() -> None:
-    handle = hvd.allreduce_async(torch.ones(2), name="once")
-    assert hvd.synchronize(handle).tolist() == [1.0, 1.0]
-    assert hvd.poll(handle) and hvd.synchronize(10**9) is None
-
-
 def check_the_names_under_which_scripts_look() -> None:
     from ringcomm.torch import mpi_ops
     from ringcomm.torch.mpi_ops import Average, allreduce_async_, poll, rank, size, synchronize

@@ -5,51 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
-import ringcomm as rc
 import ringcomm.torch as hvd
-from ringcomm._adapter.intervals import PROBE
-from ringcomm.errors import ConfigError
-from tests.adapters.torch.checks_compression import data, model_of, parameters_of
-from tests.adapters.torch.harness import same_everywhere
-from tests.support.errors import raises
-
-
-def _locally(steps: int, every: int, make: Any = hvd.LocalSGD, **options: Any) -> Any:
-    model = model_of()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    if hvd.rank() == 1:
-        for parameter in model.parameters():
-            parameter.data.add_(1.0)  # what rank 0 has counts
-    with make(model, optimizer, sync_every=every, **options):
-        for step in range(steps):
-            inputs, targets = data(step, hvd.rank())
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs), targets).backward()
-            optimizer.step()
-    return model
-
-
-def check_local_steps() -> None:
-    streaming = {"fragments": 2, "overlap": 1, "compression": "int8"}
-    for options in ({"make": hvd.LocalSGD.diloco}, {"compression": "int8"}, streaming):
-        model = _locally(5, 2, **options)
-        same_everywhere(parameters_of(model))
-        same_everywhere(model[1].running_mean)
-    model = _locally(4, 1)
-    reference = model_of()
-    optimizer = torch.optim.SGD(reference.parameters(), lr=0.05)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=reference.named_parameters())
-    for step in range(4):
-        inputs, targets = data(step, hvd.rank())
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(reference(inputs), targets).backward()
-        optimizer.step()
-    assert torch.allclose(parameters_of(model), parameters_of(reference), atol=1e-5)
-    raises(ValueError, lambda: hvd.LocalSGD(reference, optimizer), "original optimizer")
+from ringcomm._adapter.local_sgd import PROBE
+from tests.adapters.torch.checks_compression import parameters_of
 
 
 def _reference_of_local_steps(clips: bool, dtype: Any, frozen: bool) -> Any:
@@ -110,15 +71,6 @@ def check_local_steps_beside_one_process() -> None:
             torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
-def check_intervals_follow_the_distance() -> None:
-    """Far apart, the ranks exchange something in every step: the same numbers as with averaged gradients."""
-    model = _locally(20, "auto", max_drift=1e-9)
-    assert torch.allclose(parameters_of(model), parameters_of(_locally(20, 1)), atol=1e-5)
-    small = _locally(30, "auto", max_drift=1e9)  # no distance is too large: the link alone decides
-    same_everywhere(parameters_of(small))
-    assert rc.stats()["ringcomm/local_steps"] >= 1
-
-
 class _Branches(nn.Module):
     """Layers of which a step uses one besides the common one, and one that no step uses."""
 
@@ -162,30 +114,3 @@ def check_while_the_interval_is_one_step_every_optimizer_is_that_of_one_process(
         expected = _train_branches(common, optimizer, PROBE - 1)
         assert torch.allclose(found, expected, atol=1e-6 if compression is None else 1e-3)
         assert torch.equal(local.unused.weight, _Branches().unused.weight), "no decay without a gradient"
-
-
-def check_parameters_that_are_trained_later() -> None:
-    model = _small_model(frozen=True)
-    training = _LocalTraining(model, hvd.rank(), False, None)
-    local = hvd.LocalSGD(model, training.optimizer, sync_every=1)
-    with pytest.raises(ConfigError, match=r"0\.weight is trained since LocalSGD began, with 1 others"), local:
-        training.step()
-        model[0].requires_grad_(True)
-        training.step()
-    with local:
-        training.step()
-    for parameter in model.parameters():
-        same_everywhere(parameter.detach())
-
-
-def check_local_steps_average_a_parameter_of_zero_dimensions() -> None:
-    """Such as the temperature of a contrastive loss."""
-    model = nn.Module()
-    model.logit_scale = nn.Parameter(torch.tensor(0.0))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    with hvd.LocalSGD(model, optimizer, sync_every=2):
-        for _ in range(2):
-            optimizer.zero_grad()
-            (model.logit_scale * -float(hvd.rank() + 1)).backward()
-            optimizer.step()
-    assert float(model.logit_scale.detach()) == pytest.approx(0.2 * (hvd.size() + 1))

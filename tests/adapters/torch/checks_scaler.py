@@ -74,13 +74,3 @@ def check_a_rank_without_a_backward_pass_steps_as_the_others() -> None:
             scaler.update()
         assert torch.allclose(model.weight, torch.tensor(-1.0 / hvd.size()))
         same_everywhere(model.weight.detach())
-
-
-def check_a_disabled_scaler_changes_nothing() -> None:
-    model = torch.nn.Linear(2, 1, bias=False)
-    torch.nn.init.ones_(model.weight)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
-    model(torch.full((1, 2), float(hvd.rank()))).sum().backward()
-    if hasattr(torch.amp, "GradScaler"):
-        torch.amp.GradScaler("cpu", enabled=False).step(optimizer)
-        assert torch.allclose(model.weight, torch.tensor(1.0 - (hvd.size() - 1) / 2))

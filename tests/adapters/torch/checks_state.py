@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, List
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -167,52 +166,3 @@ def check_elastic_state() -> None:
 
     assert train(state, "done") == "done"
     assert calls == [6, 6, 51] and resets == [size, size]
-
-
-def check_added_parameters_keep_names_and_what_compression_has_lost() -> None:
-    """Two optimizers of equal shapes, as of a generator and a discriminator, to which parts are added."""
-    torch.manual_seed(6)
-    optimizers: List[Any] = []
-    models = [nn.ModuleDict({"first": nn.Linear(70, 70), "head": nn.Linear(70, 70)}) for _ in range(2)]
-    others = [nn.Linear(70, 3) for _ in models]  # not named
-    for number, model in enumerate(models):
-        named = [(f"{number}.{name}", item) for name, item in model.named_parameters()]
-        plain = torch.optim.SGD(model["first"].parameters(), lr=0.01)
-        optimizers.append(hvd.DistributedOptimizer(plain, named, compression=hvd.Compression.int8))
-    inputs = torch.randn(2, 70, generator=torch.Generator().manual_seed(hvd.rank()))
-
-    def step(parts: Any) -> None:
-        sum(part(inputs).square().sum() for part in parts).backward()  # both at the same time
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-
-    step([model["first"] for model in models])
-    lost = optimizers[1].residual_state_dict()
-    for optimizer, model, other in zip(optimizers, models, others):
-        optimizer.add_param_group({"params": model["head"].parameters()})
-        optimizer.add_param_group({"params": other.parameters()})
-    kept = optimizers[1].residual_state_dict()
-    if hvd.size() > 1:
-        assert np.array_equal(lost["1.first.weight"], kept["1.first.weight"]) and kept["1.first.weight"].any()
-    step([*(model["first"] for model in models), *(model["head"] for model in models), *others])
-    names = set(optimizers[1]._parameter_names.values())
-    assert {"1.head.weight", "noname.2.0 beside 1.first.weight"} <= names
-    for part in (*models, *others):
-        for parameter in part.parameters():
-            same_everywhere(parameter)
-
-
-def check_a_broadcast_state_is_laid_out_as_its_parameters() -> None:
-    """Fused optimizers go through memory as it comes, so a state of another layout has other elements."""
-    torch.manual_seed(9)
-    model = nn.Conv2d(3, 8, 2).to(memory_format=torch.channels_last)
-    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
-    inputs = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(1))
-    for _ in range(2 if hvd.rank() == 0 else 0):
-        go_on(model, optimizer, inputs)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    assert optimizer.state[model.weight]["exp_avg"].stride() == model.weight.stride()
-    go_on(model, optimizer, inputs)
-    same_everywhere(model.weight)

@@ -64,18 +64,3 @@ def check_disagreements() -> None:
     nothing = "weights of all ranks are 0"
     raises(rc.RingcommError, lambda: hvd.allreduce(own(), weight=0.0, name="nothing"), nothing)
     raises(rc.Misuse, lambda: hvd.allreduce(own(), weight=1.0, op=hvd.Sum), "op=Sum")
-
-
-def check_uneven_rows() -> None:
-    """The last rank gets all rows but one of each other rank; gradients come back weighted."""
-    size, rank = hvd.size(), hvd.rank()
-    splits = [1] * (size - 1) + [38 - size]
-    first = rank if rank < size - 1 else size - 1
-    for weight, share in ((None, 1.0), (weights()[rank], weights()[rank] * size / sum(weights()))):
-        given = tensor_of(rank).requires_grad_()
-        rows = hvd.reducescatter(given, splits=torch.tensor(splits), weight=weight)
-        right = average() if weight is not None else sum(tensor_of(item) for item in range(size)) / size
-        torch.testing.assert_close(rows.detach(), right[first : first + splits[rank]], rtol=1e-12, atol=1e-14)
-        (rows * (1.0 + rank)).sum().backward()
-        factors = torch.arange(1.0, size + 1, dtype=torch.float64).repeat_interleave(torch.tensor(splits))
-        torch.testing.assert_close(given.grad, share * factors, rtol=1e-12, atol=0.0)

@@ -48,26 +48,6 @@ train(state)
 """
 
 
-def test_local_steps_are_saved_before_anything_else() -> None:
-    """To save them takes other ranks: if one is lost, nothing of this commit may have been saved."""
-    import torch
-
-    import ringcomm.torch as hvd
-
-    model = torch.nn.Linear(1, 1)
-    local = hvd.LocalSGD.__new__(hvd.LocalSGD)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    sampler = hvd.elastic.ElasticSampler.__new__(hvd.elastic.ElasticSampler)
-    saved: List[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        for kind in (hvd.elastic.LocalPart, hvd.elastic.SamplerPart):
-            patch.setattr(kind, "save", lambda self: saved.append(type(self).__name__))
-        state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, local=local)
-        saved.clear()
-        state.save()
-    assert saved[0] == "LocalPart" and len(saved) > 1
-
-
 def expected(weights: List[float], step: int, size: int) -> List[float]:
     """The mean after :data:`COMMIT` steps of so many ranks from common weights, by one process."""
     ranks = [list(weights) for _ in range(size)]

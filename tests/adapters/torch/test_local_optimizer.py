@@ -7,7 +7,7 @@ from typing import Any, Dict, List
 import pytest
 
 import ringcomm as rc
-from ringcomm._adapter.intervals import PROBE
+from ringcomm._adapter.local_sgd import PROBE
 
 pytest.importorskip("torch")
 

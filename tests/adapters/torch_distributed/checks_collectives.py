@@ -10,7 +10,6 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from ringcomm.errors import Misuse
@@ -96,27 +95,6 @@ def check_premultiplied_sum(on: Ranks) -> None:
         share, whole = torch.empty(9, dtype=dtype), mine.repeat(on.size)
         dist.reduce_scatter_tensor(share, whole.clone(), dist._make_nccl_premul_sum(3.0))
         same(share, mine * 3 * on.size, dtype)
-
-
-def check_layouts(on: Ranks) -> None:
-    plain = torch.arange(24.0).reshape(2, 3, 4)
-    for view in (
-        lambda t: t.transpose(0, 2), lambda t: t[:, 1:, ::2], lambda t: t[..., 0], lambda t: t[0, 0, 0],
-    ):  # fmt: skip
-        mine = plain + on.rank
-        dist.all_reduce(view(mine))
-        same(view(mine).contiguous(), view(sum(plain + rank for rank in range(on.size))).contiguous(), "view")
-        mine = (plain + on.rank).requires_grad_()
-        dist.broadcast(view(mine.detach()), 0)
-        same(view(mine.detach()).contiguous(), view(plain).contiguous(), "view")
-    image = torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    dist.all_reduce(image)
-    assert image.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(image, torch.full((2, 3, 4, 5), float(on.size)))
-    conjugated = torch.tensor([1 + 2j, 3 - 1j]).conj()  # not computed yet
-    got = [torch.empty(2, dtype=torch.complex64) for _ in range(on.size)]
-    on.ring.alltoall(got, [conjugated for _ in range(on.size)]).wait()
-    same(got[0], conjugated.resolve_conj(), "conjugated")
 
 
 def check_reduce(on: Ranks) -> None:
@@ -303,21 +281,6 @@ def check_functional_collectives(on: Ranks) -> None:
     for group in (on.ring, on.gloo):  # it calls the group from C++
         found = gather(mine, on.size, group.group_name, out=torch.zeros(4 * on.size))
         same(functional.wait_tensor(found), gathered)
-
-
-def check_collectives_are_counted(on: Ranks) -> None:
-    """PyTorch's ``CommDebugMode`` sees those that are called in Python, and functional ones once."""
-    whole, part = torch.zeros(2 * on.size), torch.ones(2)
-    with CommDebugMode() as mode:
-        dist.all_gather_into_tensor(whole, part, on.ring)
-        dist.all_gather([torch.empty(2) for _ in range(on.size)], part, on.ring)
-        dist.reduce_scatter_tensor(part, whole, group=on.ring)
-        dist.all_reduce(part, group=on.ring)
-        functional.all_reduce(part, "sum", on.ring).sum()
-    ops = torch.ops.c10d
-    names = [ops._allgather_base_, ops.allgather_, ops._reduce_scatter_base_, ops.allreduce_]
-    assert [mode.get_comm_counts()[name] for name in names] == [1, 1, 1, 1]
-    assert mode.get_total_counts() == 5
 
 
 def check_tensors_that_wrap_others(on: Ranks) -> None:

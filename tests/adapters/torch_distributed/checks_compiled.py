@@ -6,7 +6,6 @@ from typing import Any, Callable, List
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -54,20 +53,5 @@ def check_collectives_within_a_compiled_function(on: Ranks) -> None:
 
         compiled = torch.compile(compute, backend=backend)
         return [item for step in range(3) for item in compiled(torch.arange(6.0) + on.rank + step)]
-
-    same_over_both(on, program)
-
-
-def check_functional_collectives(on: Ranks) -> None:
-    def program(group: Any, backend: str) -> List[torch.Tensor]:
-        def compute(given: torch.Tensor) -> List[torch.Tensor]:
-            total = functional.all_reduce(given + 1, "sum", group)
-            gathered = functional.all_gather_tensor(given, 0, group)
-            scattered = functional.reduce_scatter_tensor(gathered * (1 + on.rank), "sum", 0, group)
-            return [total * 2, gathered + 1, scattered - 1]
-
-        compiled = torch.compile(compute, backend=backend)
-        given = torch.arange(2.0 * on.size) * (1 + on.rank)
-        return [functional.wait_tensor(item) for _ in range(2) for item in compiled(given)]
 
     same_over_both(on, program)

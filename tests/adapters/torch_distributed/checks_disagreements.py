@@ -101,45 +101,22 @@ def ops(ours: Any, theirs: Any, call: Callable[[Any, Any, int], Any]) -> Act:
 REDUCTIONS: Dict[str, Tuple[str, Act]] = {
     "all_reduce: SUM, MAX": ("allreduce(;Sum;Max", ops(
         REDUCE.SUM, REDUCE.MAX, lambda group, op, n: dist.all_reduce(full(n), op, group=group))),
-    "all_reduce: SUM, PREMUL_SUM": ("allreduce(;Sum;PREMUL_SUM", ops(
-        REDUCE.SUM, dist._make_nccl_premul_sum(2.0),
-        lambda group, op, n: dist.all_reduce(full(n), op, group=group))),
     "reduce: BAND, BOR": ("reduce(;BAND;BOR", ops(
         REDUCE.BAND, REDUCE.BOR,
         lambda group, op, n: dist.reduce(full(n, torch.int32), 0, op, group=group))),
-    "reduce_scatter_tensor: BXOR, SUM": ("reducescatter(;BXOR;Sum", ops(
-        REDUCE.BXOR, REDUCE.SUM, lambda group, op, n: dist.reduce_scatter_tensor(
-            full(n, torch.int64), full(n * group.size(), torch.int64), op, group=group))),
     "all_reduce: type": ("float32;float64", ops(
         torch.float32, torch.float64,
         lambda group, dtype, n: dist.all_reduce(full(n, dtype), group=group))),
     "all_reduce: count": ("allreduce(;number of elements", lambda group, odd, n: dist.all_reduce(
         full(n + odd), group=group)),
-    "all_reduce: BAND of other counts": ("allreduce(;op=BAND", lambda group, odd, n: dist.all_reduce(
-        full(n + odd, torch.int32), REDUCE.BAND, group=group)),
     "all_reduce: sparse or not": ("allreduce(;sparse", lambda group, odd, n: dist.all_reduce(
         full(n).to_sparse() if odd else full(n), group=group)),
-    "all_reduce: sparse, SUM and AVG": ("op=Sum;op=Average", ops(
-        REDUCE.SUM, REDUCE.AVG, lambda group, op, n: dist.all_reduce(full(n).to_sparse(), op, group=group))),
-    "all_reduce: sparse, other shapes": ("sparse", lambda group, odd, n: dist.all_reduce(
-        full(n + odd).to_sparse(), group=group)),
     "all_reduce_coalesced: (2, 3) and (3, 2)": ("allreduce(", lambda group, odd, n: (
         dist.all_reduce_coalesced([full(n + 1 - odd), full(n + odd)], group=group))),
-    "all_reduce_coalesced: one more": ("allreduce(", lambda group, odd, n: (
-        dist.all_reduce_coalesced([full(n) for _ in range(2 + odd)], group=group))),
-    "all_reduce_coalesced: none": ("no tensors", lambda group, odd, n: (
-        group.allreduce_coalesced([] if odd else [full(n), full(n)]).wait())),
     "reduce: root": ("root_rank=0;root_rank=1", ops(
         0, 1, lambda group, root, n: dist.reduce(full(n), root, group=group))),
-    "reduce: small or large": ("reduce(", lambda group, odd, n: dist.reduce(
-        full(1 if odd else COUNTS[1]), 0, group=group)),
     "reduce_scatter: [3, 1] and [1, 3]": ("reducescatter(;sizes [", lambda group, odd, n: (
         scattered(group, uneven(group, odd, n)))),
-    "reduce_scatter: BOR of [3, 1] and [1, 3]": ("reducescatter(;op=BOR", lambda group, odd, n: (
-        scattered(group, uneven(group, odd, n, torch.int32), REDUCE.BOR))),
-    "reduce_scatter_tensor coalesced: one more": ("tensor 1 of 2;tensor 1 of 3", lambda group, odd, n: (
-        group.reduce_scatter_single_coalesced(
-            *zip(*[(full(n), full(n * group.size())) for _ in range(2 + odd)])).wait())),
 }  # fmt: skip
 
 MOVEMENT: Dict[str, Tuple[str, Act]] = {
@@ -147,36 +124,19 @@ MOVEMENT: Dict[str, Tuple[str, Act]] = {
         0, 1, lambda group, root, n: dist.broadcast(full(n), root, group=group))),
     "broadcast: count": ("number of elements", lambda group, odd, n: dist.broadcast(
         full(n + odd), 0, group=group)),
-    "broadcast: bfloat16, int16": ("broadcast(", ops(
-        torch.bfloat16, torch.int16, lambda group, dtype, n: dist.broadcast(full(n, dtype), 1, group=group))),
     "all_gather: [3, 1] and [1, 3]": ("allgather(;sizes [", lambda group, odd, n: dist.all_gather(
         uneven(group, odd, n), torch.zeros_like(uneven(group, odd, n)[group.rank()]), group=group)),
-    "all_gather: count": ("allgather(", lambda group, odd, n: dist.all_gather(
-        each(group, n + odd), full(n + odd), group=group)),
     "all_gather_into_tensor: float8, uint8": ("allgather(", ops(
         torch.float8_e4m3fn, torch.uint8, lambda group, dtype, n: dist.all_gather_into_tensor(
             full(n * group.size(), dtype), full(n, dtype), group=group))),
-    "all_gather_into_tensor coalesced: one more": ("tensor 1 of 2;tensor 1 of 3", lambda group, odd, n: (
-        group.all_gather_single_coalesced(
-            *zip(*[(full(n * group.size()), full(n)) for _ in range(2 + odd)])).wait())),
-    "all_gather coalesced: swapped": ("allgather(", lambda group, odd, n: group.allgather_coalesced(
-        [[full(n + odd), full(n + 1 - odd)] for _ in range(group.size())],
-        [full(n + odd), full(n + 1 - odd)]).wait()),
     "gather: one sends less": ("gather(;elements", lambda group, odd, n: gather(group, n, n - odd)),
-    "gather: one sends more": ("gather(;elements", lambda group, odd, n: gather(group, n, n + 2 * odd)),
-    "gather: root": ("root_rank=0;root_rank=1", ops(
-        0, 1, lambda group, root, n: dist.gather(full(n), at(group, n, root), root, group=group))),
     "scatter: one expects less": ("scatter(;elements", lambda group, odd, n: dist.scatter(
         full(n - odd), at(group, n), 0, group=group)),
-    "scatter: root": ("root_rank=0;root_rank=1", ops(
-        0, 1, lambda group, root, n: dist.scatter(full(n), at(group, n, root), root, group=group))),
     "all_to_all: one sends less": ("alltoall(;elements", lambda group, odd, n: group.alltoall(
         each(group, n), [full(n - odd), *each(group, n)[1:]]).wait()),
     "all_to_all_single: int32, uint32": ("alltoall(", ops(
         torch.int32, torch.uint32, lambda group, dtype, n: dist.all_to_all_single(
             full(n * group.size(), dtype), full(n * group.size(), dtype), group=group))),
-    "all_to_all_single: expects n - 1": ("alltoall(;sending", lambda group, odd, n: (
-        exchange(group, odd, n, -1))),
     "all_to_all_single: expects n + 17": ("alltoall(;sending", lambda group, odd, n: (
         exchange(group, odd, n, 17))),
     "batch_isend_irecv: count": ("recv(;send(;bytes", batch),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any, Dict, List, Sequence
+from typing import Dict, List
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -19,14 +17,13 @@ from torch.distributed.pipelining import (
     ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
 )
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     loss_parallel,
     parallelize_module,
 )
-from torch.nn.parallel import DistributedDataParallel
 
 from tests.adapters.torch_distributed.harness import Ranks
 
@@ -90,56 +87,6 @@ def check_pipelines(on: Ranks) -> None:
         same_gradients(blocks, count, 2 * microbatches)
 
 
-def check_a_pipeline_of_replicas(on: Ranks) -> None:
-    """Two pipelines side by side, whose stages average their gradients with DistributedDataParallel."""
-    if on.size % 2:
-        return
-    mesh = init_device_mesh("cpu", (2, on.size // 2), mesh_dim_names=("copies", "stages"))
-    copies, stages = mesh.get_group("copies"), mesh.get_group("stages")
-    number, last = dist.get_rank(stages), on.size // 2 - 1
-    block = DistributedDataParallel(Block(number), process_group=copies)
-    stage = PipelineStage(block, number, last + 1, CPU, group=stages)
-    schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
-    inputs, targets = (item.chunk(2)[dist.get_rank(copies)] for item in batch(16))
-    given = [inputs] if number == 0 else []
-    schedule.step(*given, **({"target": targets} if number == last else {}))
-    same_gradients({number: block}, last + 1, 16)
-
-
-def placed(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Any]) -> DTensor:
-    """A tensor so placed; parts of a sum are equal on each rank."""
-    given = [Replicate() if item.is_partial() else item for item in placements]
-    local, parts = distribute_tensor(whole, mesh, given).to_local(), 1
-    for dimension, item in enumerate(placements):
-        parts *= mesh.size(dimension) if item.is_partial() else 1
-    local = local / parts if parts > 1 else local
-    return DTensor.from_local(
-        local, mesh, placements, shape=whole.shape, stride=whole.stride(), run_check=False
-    )
-
-
-def check_all_pairs_of_placements(on: Ranks) -> None:
-    """Every way to change the placement of a tensor, also of one whose rows cannot be divided evenly."""
-    kinds = [Shard(0), Shard(1), Replicate(), Partial()]
-    shapes = [(on.size,)] + ([(2, on.size // 2)] if on.size % 2 == 0 else [])
-    for mesh in (init_device_mesh("cpu", shape) for shape in shapes):
-        for rows, columns in ((8, 4), (5, 7), (0, 2)) if mesh.ndim == 1 else ((5, 7),):
-            whole = torch.arange(float(rows * columns)).reshape(rows, columns) * 12
-            for before, after in itertools.product(itertools.product(kinds, repeat=mesh.ndim), repeat=2):
-                if any(item.is_partial() for item in after):
-                    continue  # PyTorch makes no parts of a sum that it has not been given
-                moved = placed(whole, mesh, before).redistribute(mesh, after)
-                assert torch.equal(moved.full_tensor(), whole), (mesh, before, after)
-                wanted = distribute_tensor(whole, mesh, after).to_local()
-                assert torch.equal(moved.to_local(), wanted), (mesh, before, after)
-    for name, wanted in (("sum", sum(range(1, on.size + 1))), ("max", on.size), ("min", 1)):
-        mesh = init_device_mesh("cpu", (on.size,))
-        parts = DTensor.from_local(torch.arange(10.0) * (on.rank + 1), mesh, [Partial(name)], run_check=False)
-        for target in (Replicate(), Shard(0)):
-            got = parts.redistribute(mesh, [target]).full_tensor()
-            assert torch.equal(got, torch.arange(10.0) * wanted), (name, target)
-
-
 class Characters(nn.Module):
     """Embedding, a layer, and scores of the next character."""
 
@@ -180,19 +127,3 @@ def check_tensor_parallel_training(on: Ranks) -> None:
     for (name, found), expected in zip(model.named_parameters(), alone.parameters()):
         whole = found.full_tensor() if isinstance(found, DTensor) else found
         assert torch.allclose(whole, expected, rtol=1e-9, atol=1e-11), (name, (whole - expected).abs().max())
-
-
-def check_ring_attention(on: Ranks) -> None:
-    """What context parallelism sends; PyTorch has its ``context_parallel()`` for GPUs only."""
-    from torch.distributed.tensor.experimental._context_parallel import _attention as context
-
-    generator = torch.Generator().manual_seed(6)
-    q, k, v = (torch.randn(2, 3, 8 * on.size, 4, generator=generator) for _ in range(3))
-    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    mine = [item.chunk(on.size, dim=2)[on.rank] for item in (q, k, v)]
-    context._cp_options.enable_load_balance = False
-    for method, causal in itertools.product(("allgather", "alltoall"), (False, True)):
-        context.set_rotate_method(method)
-        wanted = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        got = context._templated_ring_attention(on.ring, 2, op, *mine, is_causal=causal)[0]
-        assert torch.allclose(got, wanted.chunk(on.size, dim=2)[on.rank], rtol=1e-4, atol=1e-5), method

@@ -7,18 +7,15 @@ import signal
 import threading
 import time
 from datetime import timedelta
-from functools import partial
 from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
 
 from ringcomm.errors import MismatchError, Misuse, NotInitializedError, PeerLostError, PeerStalledError
-from ringcomm.group.message_channel import SHORT_BYTES
 from tests.adapters.torch_distributed.harness import Ranks
 from tests.support.errors import raises
 
-LONG = SHORT_BYTES // 2
 """Elements of a message that waits for its receive."""
 
 
@@ -88,33 +85,6 @@ def check_a_silent_rank(on: Ranks) -> None:
         assert time.perf_counter() - started > 0.9
         on.together("judged")
     dist.destroy_process_group(group)
-
-
-def check_messages_whose_time_is_over(on: Ranks) -> None:
-    """The peer lives, but neither sends nor receives: the wait ends, and all ranks are told the same."""
-    ways = {
-        "a receive": lambda group: [dist.irecv(torch.zeros(1), 1, group=group)],
-        "a long send": lambda group: [dist.isend(torch.zeros(LONG), 1, group=group)],
-        "a batch": lambda group: dist.batch_isend_irecv(
-            [
-                dist.P2POp(dist.isend, torch.zeros(LONG), 1, group),
-                dist.P2POp(dist.irecv, torch.zeros(LONG), 1, group),
-            ]
-        ),
-    }
-    for name, start in ways.items():
-        group = dist.new_group(timeout=timedelta(seconds=1))
-        texts = []
-        if on.rank == 0:
-            works = start(group)
-            for work in works:
-                texts.append(str(lost(1, work.wait, kind=PeerStalledError)))
-            assert "not done within 1 s" in texts[0] and "tag 0" in texts[0], (name, texts)
-            on.store.set(name, texts[0])
-        told = on.store.get(name).decode()
-        raises(Exception, partial(dist.barrier, group=group), told)
-        assert set(texts) <= {told}, (name, texts)
-        dist.destroy_process_group(group)
 
 
 def check_a_killed_rank(on: Ranks) -> None:

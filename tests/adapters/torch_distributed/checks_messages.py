@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from datetime import timedelta
 from functools import partial
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from ringcomm.errors import Misuse, PeerStalledError
 from tests.adapters.torch_distributed.harness import Ranks
@@ -23,25 +21,6 @@ SIZES = (0, 1, 17, 5000, 70_000, 300_000)
 
 def message(source: int, target: int, number: int, count: int) -> torch.Tensor:
     return torch.arange(count, dtype=torch.float32) + 1000 * source + 100 * target + number
-
-
-def in_threads(act: Callable[[int], None], count: int) -> None:
-    """Call ``act(number)`` in threads; raise their first error."""
-    problems: List[BaseException] = []
-
-    def run(number: int) -> None:
-        try:
-            act(number)
-        except BaseException as problem:  # noqa: BLE001 - raised below
-            problems.append(problem)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if problems:
-        raise problems[0]
 
 
 def wait(works: Sequence[Any]) -> None:
@@ -168,65 +147,6 @@ def check_batches_in_any_order(on: Ranks) -> None:
         assert all(torch.equal(place, item) for place, item in expected)
 
 
-def check_messages_of_several_threads(on: Ranks) -> None:
-    """Some threads wait at once, some look now and then, some sleep first: any may move the messages."""
-
-    def exchange(thread: int) -> None:
-        for step in range(12):
-            chosen = random.Random(1000 * thread + step)  # the same on all ranks
-            pending: List[Tuple[Any, torch.Tensor, torch.Tensor]] = []
-            for number in range(chosen.randint(1, 4)):
-                source, target = chosen.sample(range(on.size), 2)
-                tag, count = 10_000 * thread + 10 * step + number, chosen.choice(SIZES)
-                content = message(source, target, tag, count)
-                if source == on.rank:
-                    pending.append((dist.isend(content, target, on.ring, tag), content, content))
-                elif target == on.rank:
-                    place = torch.full_like(content, -1.0)
-                    pending.append((dist.irecv(place, source, on.ring, tag), place, content))
-            own = random.Random(1000 * thread + 10 * step + on.rank)
-            for work, place, content in own.sample(pending, len(pending)):
-                way = own.randrange(3)
-                while way == 1 and not work.is_completed():
-                    time.sleep(1e-4)
-                time.sleep(0.004 * (way == 2))
-                work.wait()
-                assert torch.equal(place, content), (thread, step)
-
-    in_threads(exchange, 3 * (on.size > 1))
-
-
-def check_messages_and_collectives_do_not_disturb_each_other(on: Ranks) -> None:
-    if on.size < 2:
-        return
-    right, left = (on.rank + 1) % on.size, (on.rank - 1) % on.size
-    got = torch.zeros(500_000)
-    receiving = dist.irecv(got, left)
-    for _ in range(3):
-        tensor = torch.ones(100_000)
-        dist.all_reduce(tensor)
-        assert bool((tensor == on.size).all())
-    sending = dist.isend(torch.full((500_000,), float(on.rank)), right)
-    dist.barrier()
-    wait([receiving, sending])
-    assert bool((got == left).all())
-
-
-def check_many_messages_received_in_the_reverse_order(on: Ranks) -> None:
-    """More than may wait for a receive at the other end."""
-    if on.size < 2 or on.rank > 1:
-        return
-    tags = range(3000)
-    tensors = [torch.full((32_000,), tag % 251, dtype=torch.uint8) for tag in tags]
-    if on.rank == 0:
-        wait([dist.isend(tensor, 1, tag=tag) for tag, tensor in enumerate(tensors)])
-    else:
-        got = torch.zeros(32_000, dtype=torch.uint8)
-        for tag in reversed(tags):
-            dist.recv(got, 0, tag=tag)
-            assert torch.equal(got, tensors[tag]), tag
-
-
 def check_groups_beside_each_other(on: Ranks) -> None:
     """Collectives, objects and barriers of several groups, which overlap, in different order."""
     pairs: Dict[Tuple[int, int], Any] = {
@@ -250,36 +170,6 @@ def check_groups_beside_each_other(on: Ranks) -> None:
         dist.destroy_process_group(pairs[pair])
 
 
-def check_groups_in_threads(on: Ranks) -> None:
-    groups = [dist.new_group() for _ in range(3)]
-
-    def use(seed: int) -> None:
-        pause = random.Random(seed * 100 + on.rank)
-        for n in range(20):
-            tensor = torch.full((1 + n * 501,), float(seed))
-            dist.all_reduce(tensor, group=groups[seed], async_op=bool(n % 2)) and None
-            time.sleep(1e-3 * (pause.random() < 0.1))
-            dist.barrier(group=groups[seed])
-            assert bool((tensor == seed * on.size).all()), (seed, n)
-
-    in_threads(use, 3)
-    for group in groups:
-        dist.destroy_process_group(group)
-
-
-def check_meshes(on: Ranks) -> None:
-    """Slices of a mesh, and dimensions put together, have groups of their own."""
-    shape = (2, on.size // 2) if on.size % 2 == 0 else (1, on.size)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("down", "across"))
-    for name, count in (("down", shape[0]), ("across", shape[1])):
-        total = torch.ones(1)
-        dist.all_reduce(total, group=mesh[name].get_group())
-        assert int(total) == count
-    total = torch.ones(1)
-    dist.all_reduce(total, group=mesh["down", "across"]._flatten("all").get_group())
-    assert int(total) == on.size
-
-
 def check_a_receive_without_a_send_ends(on: Ranks) -> None:
     group = dist.new_group(timeout=timedelta(seconds=1))
     if on.size > 1:
@@ -287,35 +177,3 @@ def check_a_receive_without_a_send_ends(on: Ranks) -> None:
     on.together("ended")
     dist.barrier(group=group)
     dist.destroy_process_group(group)
-
-
-def check_messages_while_another_rank_is_in_a_collective(on: Ranks) -> None:
-    """Ranks 0 and 1 exchange messages, long ones too; the others wait for them in an all-reduce meanwhile."""
-    if on.size < 3:
-        return
-    for count in (1, 3_000_000):
-        total = torch.ones(10)
-        if on.rank > 1:
-            thread = threading.Thread(target=_say_when_in_a_call, args=(on, f"{count}"))
-            thread.start()
-            dist.all_reduce(total)
-            thread.join()
-        else:
-            on.together(f"{count}")
-            mine, other = torch.full((count,), float(on.rank)), torch.zeros(count)
-            if on.rank:
-                dist.recv(other, 0)
-                dist.send(mine, 0)
-            else:
-                dist.send(mine, 1)
-                dist.recv(other, 1)
-            assert bool((other == 1 - on.rank).all())
-            dist.all_reduce(total)
-        assert bool((total == on.size).all())
-
-
-def _say_when_in_a_call(on: Ranks, word: str) -> None:
-    progress = on.ring._ops.runner.progress
-    while not progress().doing:
-        time.sleep(0.001)
-    on.together(word)

@@ -10,14 +10,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
     get_state_dict,
-    set_model_state_dict,
     set_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.adapters.torch_distributed.harness import Ranks
@@ -105,23 +102,6 @@ def check_fully_sharded_training(on: Ranks) -> None:
         same(model, wanted)
 
 
-def check_gradients(on: Ranks) -> None:
-    """They add up, with a reduction for each part of a batch or one for all; their norm is of all ranks."""
-    wanted = build()
-    for step in range(3):
-        (wanted(batch(step)).square().mean() / 3).backward()
-    norm = nn.utils.clip_grad_norm_(wanted.parameters(), 0.1)
-    for once in (True, False):
-        model = sharded(grids(on)[-1])
-        for step in range(3):
-            if once:
-                model.set_requires_gradient_sync(step == 2)
-            (model(share(on, step)).square().mean() / 3).backward()
-        assert torch.allclose(nn.utils.clip_grad_norm_(model.parameters(), 0.1).full_tensor(), norm)
-        for (name, mine), other in zip(model.named_parameters(), wanted.parameters()):
-            assert torch.allclose(mine.grad.full_tensor(), other.grad), (once, name)
-
-
 def check_two_levels(on: Ranks) -> None:
     """Another backend within each of two hosts, ringcomm between them; Gloo is in the place of NCCL."""
     if on.size % 2:
@@ -136,34 +116,6 @@ def check_two_levels(on: Ranks) -> None:
     model = sharded(mesh)
     train(model, adam(model), [share(on, step) for step in range(3)])
     same(model, alone(3))
-
-
-def check_mixed_precision(on: Ranks) -> None:
-    """bfloat16 is gathered and computed with; gradients are reduced in the type that the policy names."""
-    for reduce in (torch.float32, torch.bfloat16):
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
-        model = build().float()
-        for layer in model:
-            fully_shard(layer, mp_policy=policy, mesh=grids(on)[0])
-        fully_shard(model, mp_policy=policy, mesh=grids(on)[0])
-        train(model, adam(model), [share(on, step).float() for step in range(3)])
-        assert all(item.dtype == torch.float32 for item in model.parameters())
-        wanted = build()
-        train(wanted, torch.optim.AdamW(wanted.parameters(), lr=0.02), [batch(step) for step in range(3)])
-        same(model, wanted, 0.15)  # a step of Adam is 0.02 long, also for a gradient that is nearly 0
-
-
-def check_the_whole_state_on_one_rank(on: Ranks) -> None:
-    model = sharded(grids(on)[0])
-    train(model, adam(model), [share(on, 0)])
-    wanted = {name: item.full_tensor() for name, item in model.state_dict().items()}
-    found = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    assert set(found) == (set(wanted) if on.rank == 0 else set())
-    again = sharded(grids(on)[0])
-    spread = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(again, found, options=spread)
-    for name, item in again.state_dict().items():
-        assert torch.equal(item.full_tensor(), wanted[name])
 
 
 def folder_of_all(on: Ranks) -> str:

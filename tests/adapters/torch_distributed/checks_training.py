@@ -197,19 +197,6 @@ def check_post_local_sgd(on: Ranks) -> None:
     same_weights(on, weights)
 
 
-def check_ddp_with_batch_norm(on: Ranks) -> None:
-    torch.manual_seed(on.rank)
-    model = DDP(nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6)))
-    for n in range(3):
-        model(batch(on.rank, n)).sum().backward()
-    mean = model.module[1].running_mean.clone()
-    dist.all_reduce(mean)
-    model(batch(0, 9))  # buffers are broadcast before the forward pass
-    weight = model.module[0].weight.detach().clone()
-    dist.broadcast(weight, 0)
-    assert torch.equal(weight, model.module[0].weight)
-
-
 def check_ddp_with_sparse_gradients(on: Ranks) -> None:
     def weights(group: Any) -> torch.Tensor:
         torch.manual_seed(5)
@@ -267,20 +254,6 @@ def check_first_kind_of_fully_sharded(on: Ranks) -> None:
             return [parameter.detach().clone() for parameter in model.parameters()]
 
     same_weights(on, weights)
-
-
-def check_the_recorder_says_where_the_program_called(on: Ranks) -> None:
-    """Not in PyTorch, and not in the thread that runs the queue."""
-    from ringcomm.torch.distributed import _group
-
-    tensor = torch.ones(5)
-    for apart in (False, True):
-        work = dist.all_reduce(tensor, async_op=apart)
-        if work is not None:
-            work.wait()
-        last = [rows[-1] for rows in (group._ops.runner.rows() for group in _group._open_groups) if rows]
-        newest = max(last, key=lambda row: row["began"])
-        assert newest["kind"] == "allreduce" and newest["site"].startswith(f"{__file__}:"), newest
 
 
 def check_averages_by_weights_equal_one_process(on: Ranks) -> None:

@@ -16,17 +16,11 @@ import torch
 import torch.distributed as dist
 
 from ringcomm.errors import (
-    Misuse,
     NotInitializedError,
     PeerLostError,
     PeerStalledError,
-    StartupError,
 )
-from ringcomm.group import operation_queue, point_to_point
-from ringcomm.torch.distributed import ProcessGroupRingcomm, _group, _group_transport, monitored_barrier
-from ringcomm.torch.distributed._bridge import GroupOperand
-from ringcomm.torch.distributed._operations import Operations
-from ringcomm.torch.distributed._work import RingcommWork
+from ringcomm.torch.distributed import _group, monitored_barrier
 from tests.adapters.torch_distributed.harness import on_ranks
 
 LIMIT_S = 60.0
@@ -39,102 +33,6 @@ def default_group():
         global_ranks_in_group=[], group_id="0",
     )  # fmt: skip
     return _group.create(options)
-
-
-def test_every_operation_on_two_ranks():
-    """What PyTorch calls, by all of its names; more numbers are in checks_collectives.py."""
-
-    def run(group):
-        rank, found = group.rank(), {}
-
-        def own(*shape):
-            return torch.full(shape, rank + 1.0)
-
-        def note(name, work, *tensors):
-            assert work.wait()
-            found[name] = [tensor.tolist() for tensor in tensors]
-
-        def places(count, *shape):
-            return [torch.zeros(shape) for _ in range(count)]
-
-        options = dist.ReduceOptions()
-        options.reduceOp, options.rootRank = dist.ReduceOp.SUM, 1
-        tensors = [own(1), own(2)]
-        note("coalesced", group.allreduce_coalesced(tensors), *tensors)
-        tensor = own(2)
-        note("reduce", group.reduce([tensor], options), tensor)
-        (place,) = places(1, 1)
-        note("scattered", group.reduce_scatter([place], [[own(1), 10 * own(1)]]), place)
-        (place,) = places(1, 1)
-        note("part", group._reduce_scatter_base(place, own(2)), place)
-        two = places(2, 1)
-        note("parts", group.reduce_scatter_tensor_coalesced(two, [own(2), own(2)]), *two)
-        tensor = own(2)
-        note("broadcast", group.broadcast([tensor]), tensor)
-        two = places(2, 1)
-        note("gathered", group.allgather([two], [own(1)]), *two)
-        four = [places(2, 1), places(2, 1)]
-        note("several gathered", group.allgather_coalesced(four, [own(1), 10 * own(1)]), *four[0], *four[1])
-        (place,) = places(1, 2)
-        note("joined", group._allgather_base(place, own(1)), place)
-        two = places(2, 2)
-        note("all joined", group.allgather_into_tensor_coalesced(two, [own(1), own(1)]), *two)
-        two = places(2, 1)
-        note("to one", group.gather([] if rank else [two], [own(1)]), *two)
-        (place,) = places(1, 1)
-        pieces = [] if rank else [[torch.tensor([5.0]), torch.tensor([6.0])]]
-        note("from one", group.scatter([place], pieces), place)
-        two = places(2, 1)
-        note("exchanged", group.alltoall(two, [own(1), 10 * own(1)]), *two)
-        (place,) = places(1, 3 - rank)
-        rows = [2 - rank, 1]
-        note("rows", group.alltoall_base(place, own(3 - rank), rows, rows), place)
-        tensor, (place,) = own(1), places(1, 1)
-        sent = group.send([tensor], 1 - rank)
-        work = group.recv_anysource([place])
-        note("message", work, place)
-        assert sent.wait() and work.source_rank() == 1 - rank
-        group.set_timeout(timedelta(seconds=7))
-        assert group._operations.limit_s(None) == 7.0
-        return found
-
-    zero, one = on_ranks(run, 2)
-    for name, expected in {
-        "coalesced": ([[3.0], [3.0, 3.0]],) * 2, "reduce": ([[1.0, 1.0]], [[3.0, 3.0]]),
-        "scattered": ([[3.0]], [[30.0]]), "part": ([[3.0]],) * 2, "parts": ([[3.0], [3.0]],) * 2,
-        "broadcast": ([[1.0, 1.0]],) * 2, "gathered": ([[1.0], [2.0]],) * 2, "joined": ([[1.0, 2.0]],) * 2,
-        "all joined": ([[1.0, 2.0]] * 2,) * 2, "to one": ([[1.0], [2.0]], [[0.0], [0.0]]),
-        "several gathered": ([[1.0], [10.0], [2.0], [20.0]],) * 2,
-        "from one": ([[5.0]], [[6.0]]), "exchanged": ([[1.0], [2.0]], [[10.0], [20.0]]),
-        "rows": ([[1.0, 1.0, 2.0]], [[1.0, 2.0]]), "message": ([[2.0]], [[1.0]]),
-    }.items():  # fmt: skip
-        assert (zero[name], one[name]) == expected, name
-
-
-def test_names_numbers_and_devices():
-    def look(group):
-        assert {group.getBackendName(), group.name(), group._get_backend_name()} == {"ringcomm"}
-        assert (group.getGroupName(), group.getGroupDesc()) == ("test", "undefined")
-        group.setGroupName("other")
-        group.setGroupDesc("for messages")
-        assert (group.group_name, group.group_desc) == ("other", "for messages")
-        assert repr(group) == "ProcessGroupRingcomm(name='other', rank=0, size=1)"
-        assert group._get_backend(torch.device("cpu")) is group and torch.device("cpu") in group._device_types
-        assert not group.supports_tensor_alloc(torch.device("cpu"))
-        assert isinstance(group.get_group_store(), dist.HashStore)
-        group.barrier().wait()
-        group.allreduce([torch.ones(2)]).wait()
-        assert group._get_sequence_number_for_group() == 2
-        group._set_sequence_number_for_group()
-        assert group._get_sequence_number_for_group() == 0
-        for peer in (0, 1, -1):
-            for act in (group.send, group.recv):
-                with pytest.raises(Misuse, match="to and come from the other ranks of the group"):
-                    act([torch.ones(2)], peer)
-        with pytest.raises(Misuse, match="this group has no other ranks"):
-            group.recv_anysource([torch.ones(2)])
-
-    on_ranks(look, 1)
 
 
 def test_several_operations_as_one():
@@ -246,75 +144,3 @@ class TestMonitoredBarrier:
             f"Rank 2 timed out in monitoredBarrier after 0.05 s: {names} failed to pass monitoredBarrier in "
             "that time.",
         )
-
-
-@pytest.mark.parametrize("problem", [KeyboardInterrupt(), Misuse("no such rank")])
-def test_an_interrupt_while_a_message_is_started_ends_the_group(problem):
-    operations, ended = object.__new__(Operations), []
-    operations._name, operations.timeout_s, operations._coalesced = "of a test", 1.0, None
-    operations.interrupted = lambda work, why: ended.append((work, why))
-    operations._transport = SimpleNamespace(tell_shortage=lambda problem: None)
-
-    def act(*_):
-        raise problem
-
-    tensor = torch.ones(2)
-    work = RingcommWork("send to rank 1", [tensor])
-    with pytest.raises(type(problem)):
-        operations._started(act, 1, (0, 0), GroupOperand(tensor), work)
-    assert ended == [(work, problem)] * isinstance(problem, KeyboardInterrupt)
-
-
-@pytest.mark.parametrize(
-    ("module", "part"),
-    [
-        (_group_transport, "HeartbeatThread"),
-        (_group, "Operations"),
-        (operation_queue, "threading"),
-        (point_to_point, "threading"),
-    ],
-)
-def test_what_one_rank_lacks_for_a_group_is_told_to_all(monkeypatch, module, part):
-    """Here after the last link, when another rank may have its group already, or at the first operation."""
-    lock, made = threading.Lock(), []
-
-    def lacks():
-        with lock:
-            made.append(1)
-            if len(made) == 2:
-                raise RuntimeError("can't start new thread")
-
-    if part == "threading":
-
-        class Thread(threading.Thread):
-            def start(self):
-                lacks()
-                super().start()
-
-        kinds = {
-            name: getattr(threading, name) for name in ("Lock", "Condition", "get_ident", "current_thread")
-        }
-        monkeypatch.setattr(module, part, SimpleNamespace(Thread=Thread, **kinds))
-    else:
-        usual = getattr(module, part)
-        monkeypatch.setattr(module, part, lambda *given: (lacks(), usual(*given))[1])
-    errors = []
-
-    def work(rank, store):
-        try:
-            group = ProcessGroupRingcomm(store, rank, [0, 1], timedelta(seconds=90), "test", False)
-            if module is point_to_point:
-                group.send([torch.ones(1)], 1 - rank, 0)
-                group.recv([torch.ones(1)], 1 - rank, 0).wait()
-            group.allreduce(torch.ones(1)).wait()
-        except StartupError as problem:
-            errors.append(str(problem))
-
-    store = dist.HashStore()
-    threads = [threading.Thread(target=work, args=(rank, store)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    assert len(errors) == 2
-    assert all("cannot connect to the others: no thread can be started" in text for text in errors)

@@ -19,7 +19,7 @@ import ringcomm.torch.distributed as backend
 from ringcomm.config import Membership
 from ringcomm.errors import Misuse, StartupError
 from ringcomm.torch.distributed import _start
-from ringcomm.torch.distributed._work import RingcommWork
+from ringcomm.torch.distributed._operations import RingcommWork
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -85,11 +85,6 @@ class TestInitMethod:
         self.set(monkeypatch, WORLD_SIZE="2")
         assert _start._init_method() == "ringcomm://"
 
-    def test_in_an_elastic_job_the_launchers_variables_are_those_of_the_first_view(self, monkeypatch):
-        self.set(monkeypatch, RANK="0", WORLD_SIZE="2", MASTER_ADDR="h", MASTER_PORT="5")
-        monkeypatch.setattr(Membership, "from_environment", lambda: Membership(elastic=True))
-        assert _start._init_method() == "ringcomm://"
-
     def test_some_of_them_are_not_enough(self, monkeypatch):
         self.set(monkeypatch, WORLD_SIZE="2", MASTER_ADDR="h")
         with pytest.raises(StartupError, match="one of 2 processes, but RANK, MASTER_PORT is not set"):
@@ -99,27 +94,20 @@ class TestInitMethod:
 class TestUnsynchronized:
     """Of two ranks this one is rank 0."""
 
-    @pytest.fixture(autouse=True)
-    def two_ranks(self, monkeypatch):
+    @pytest.fixture
+    def step(self, monkeypatch):
+        """Make a step of an optimizer; afterwards nothing counts steps."""
         monkeypatch.setattr(_start.dist, "get_world_size", lambda: 2)
         monkeypatch.setattr(_start.dist, "get_rank", lambda: 0)
         monkeypatch.setattr(RingcommWork, "any_made", False)
-        monkeypatch.setattr(_start, "_last", None)
         monkeypatch.setattr(_start.dist, "group", SimpleNamespace(WORLD=torch.ones(1)))
-
-    @pytest.fixture
-    def step(self):
-        """Make a step of an optimizer; afterwards nothing counts steps."""
         before = dict(torch_optimizer._global_optimizer_post_hooks)
         yield torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1).step
         torch_optimizer._global_optimizer_post_hooks.clear()
         torch_optimizer._global_optimizer_post_hooks.update(before)
 
-    def watch(self, uses_context=False):
-        _start.watch_optimizers(uses_context)
-
     def test_the_tenth_step_warns_once(self, step):
-        self.watch()
+        _start.watch_optimizers()
         for _ in range(9):
             step()
         with pytest.warns(RuntimeWarning, match=r"Rank 0 of 2 has made 10 optimizer step"):
@@ -129,51 +117,21 @@ class TestUnsynchronized:
             for _ in range(20):
                 step()
 
-    def test_a_short_program_is_warned_at_its_end(self, step, monkeypatch):
-        ends = []
-        monkeypatch.setattr(_start.atexit, "register", ends.append)
-        monkeypatch.setattr(_start.atexit, "unregister", ends.remove)
-        self.watch()
-        (at_exit,) = ends
-        at_exit()  # no step was made
-        for _ in range(3):
-            step()
-        with pytest.warns(RuntimeWarning, match=r"has made 3 optimizer step"):
-            at_exit()
-        assert ends == []
-
-    def test_an_operation_is_enough(self, step, monkeypatch):
-        self.watch()
-        step()
-        monkeypatch.setattr(RingcommWork, "any_made", True)
-        for _ in range(20):
-            step()
-        monkeypatch.setattr(RingcommWork, "any_made", False)
-        step()
-
-    def test_the_hook_of_the_group_before_is_removed(self, step):
-        hooks = torch_optimizer._global_optimizer_post_hooks
-        self.watch()
-        count = len(hooks)
-        step()
-        with pytest.warns(RuntimeWarning, match=r"has made 1 optimizer step"):
-            self.watch()
-        assert len(hooks) == count
-        for _ in range(9):
-            step()
-        with pytest.warns(RuntimeWarning, match=r"has made 10 optimizer step"):
-            step()
+    @pytest.mark.parametrize("change", ["operation", "rank", "size"])
+    def test_there_is_no_warning_after_an_operation_or_elsewhere(self, step, monkeypatch, change):
+        owner, name, value = {
+            "operation": (RingcommWork, "any_made", True), "rank": (_start.dist, "get_rank", lambda: 1),
+            "size": (_start.dist, "get_world_size", lambda: 1),
+        }[change]  # fmt: skip
+        monkeypatch.setattr(owner, name, value)
+        _start.watch_optimizers()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            self.watch()
-        assert len(hooks) == count
+            for _ in range(20):
+                step()
 
-    def test_rank_0_warns_if_there_are_others_and_if_only_torch_distributed_is_used(self, step, monkeypatch):
-        self.watch(uses_context=True)
-        monkeypatch.setattr(_start.dist, "get_rank", lambda: 1)
-        self.watch()
-        monkeypatch.setattr(_start.dist, "get_rank", lambda: 0)
-        monkeypatch.setattr(_start.dist, "get_world_size", lambda: 1)
-        self.watch()
-        for _ in range(20):
-            step()
+
+def test_an_old_pytorch_is_refused():
+    with pytest.raises(ImportError, match=r"needs PyTorch 2\.4 or later; this is 2\.3\.1"):
+        backend._check("2.3.1+cpu")
+    backend._check("2.10.1+cu128")

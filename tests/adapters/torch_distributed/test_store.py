@@ -136,36 +136,6 @@ def test_torchrun_without_a_key_gives_one_warning(tmp_path):
     assert output.count("any process that can read or write the store can join") == 1, output
 
 
-@pytest.mark.release
-def test_an_entry_of_another_start_is_refused(meeting):
-    """It is signed with the same key; what listens now where it leads is a relay to the new rendezvous."""
-    before, here = meeting(), meeting()
-    here.variables = before.variables
-    ranks = [before.start(rank) for rank in range(2)]
-    assert [said(rank) for rank in ranks] == ["sum 2.0", "sum 2.0"]
-    old = before.store.get(before.entry())
-    (where,) = endpoints(old)
-    here.start(0)
-    name = here.entry()
-    (real,) = endpoints(here.store.get(name))
-    with Relay(tuple(real), port=where[1]) as relay:
-        here.store.set(name, old)
-        one = said(here.start(1))
-        assert relay.came > 0
-    assert one.startswith("AuthenticationError") and f"127.0.0.1:{where[1]}" in one, one
-
-
-@pytest.mark.full
-def test_an_entry_of_a_start_that_has_ended_ends_the_wait(meeting):
-    """It is signed with the same key, no process listens there, and rank 0 does not come again."""
-    here = meeting()
-    ranks = [here.start(rank) for rank in range(2)]
-    assert [said(rank) for rank in ranks] == ["sum 2.0", "sum 2.0"]
-    here.entry()
-    one = said(here.start(1))
-    assert one.startswith("StartTimeoutError") and "may be left from an earlier start" in one, one
-
-
 @pytest.mark.full
 def test_a_rank_that_reads_an_old_entry_first_reads_the_new_one_later(meeting):
     """One store for two starts: rank 1 comes to the second one before rank 0 does."""

@@ -15,9 +15,8 @@ from ringcomm.errors import PeerLostError, PeerStalledError
 from ringcomm.group import point_to_point
 from ringcomm.group.failures import Reporter
 from ringcomm.group.message_channel import SHORT_BYTES
-from ringcomm.group.operation_queue import OperationQueue
 from ringcomm.group.point_to_point import PointToPoint
-from ringcomm.torch.distributed._work import RingcommWork, Together
+from ringcomm.torch.distributed._operations import RingcommWork, Together
 from ringcomm.transport.memory import memory_fabrics
 from tests.support.messages import TAG
 
@@ -32,13 +31,6 @@ def finished(error=None, result=()):
 
 
 class TestWork:
-    def test_a_work_that_is_done(self):
-        tensor = torch.ones(2)
-        work = finished(result=[tensor])
-        assert work.wait() and work.wait(SOON) and work.is_completed() and work.is_success()
-        work.synchronize()
-        assert work.exception() is None and work.result() == [tensor]
-        assert work.source_rank() == work._source_rank() == -1 and work.where() == ""
 
     def test_a_wait_with_a_time_limit(self):
         work = RingcommWork("allreduce", [])
@@ -47,40 +39,6 @@ class TestWork:
         assert not work.is_completed() and not work.is_success() and work.waiters == 0
         work.finish()
         assert work.wait(SOON)
-
-    def test_the_first_end_counts(self):
-        for first, second in ((LOST, None), (None, LOST), (LOST, KeyError("x"))):
-            work = finished(first)
-            work.finish(second)
-            assert work.exception() is first and work.is_success() == (first is None)
-
-    def test_a_failure_is_raised_in_every_wait_without_inner_frames(self):
-        work = finished(LOST)
-        for _ in range(2):
-            with pytest.raises(PeerLostError) as caught:
-                work.wait()
-            assert caught.value is LOST
-            # "call", and "_fn" of Dynamo once it is imported, keep the method out of compiled programs.
-            names = [entry.name for entry in caught.traceback][1:]
-            assert names[-2:] == ["wait", "_raise_error"] and set(names[:-2]) <= {"call", "_fn"}
-
-    def test_the_epilogue_belongs_to_a_success(self):
-        log = []
-        for error in (None, LOST):
-            work = RingcommWork("recv", [])
-            work.epilogue = lambda error=error: log.append(error)
-            work.finish(error)
-            work.finish()
-        assert log == [None]
-
-    def test_ctrl_c_in_the_running_thread_is_passed_on(self):
-        def interrupt(_):
-            raise KeyboardInterrupt
-
-        work = RingcommWork("work", [], interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            work.perform()
-        assert isinstance(work.exception(), KeyboardInterrupt)
 
 
 class TestInterruptedWaits:
@@ -103,11 +61,6 @@ class TestInterruptedWaits:
         work = RingcommWork("work", [], interrupted=end)
         self.interrupted(work)
         assert log == [KeyboardInterrupt] and work.is_completed()
-
-    def test_a_work_of_no_group_is_left_as_it_is(self):
-        work = RingcommWork("work", [])
-        self.interrupted(work)
-        assert not work.is_completed()
 
 
 class TestFutures:
@@ -144,13 +97,6 @@ class TestTogether:
         assert together.exception() is None and len(together.result()) == 2
         assert len(together.get_future().wait()) == 2
 
-    def test_it_fails_with_the_first_failure(self):
-        other = KeyError("x")
-        together = Together([finished(), finished(LOST), finished(other)])
-        assert together.is_completed() and not together.is_success() and together.exception() is LOST
-        with pytest.raises(PeerLostError):
-            together.wait()
-
 
 class TestLimits:
     """A point-to-point engine whose thread is this one, with a limit that is over at once."""
@@ -164,16 +110,6 @@ class TestLimits:
         monkeypatch.setattr(point_to_point, "monotonic", lambda: messages._channels[1].moved_s)
         return messages
 
-    def test_what_fails_fails_the_work_whose_limit_has_expired_too(self, messages):
-        works = [RingcommWork(f"recv {tag}", []) for tag in range(2)]
-        for tag, work in enumerate(works):
-            messages.receive(1, (0, tag), memoryview(bytearray(4)), work, 0.0 if tag else None)
-        messages._cycle()
-        with pytest.raises(PeerStalledError, match="recv 1.*not done within 0 s") as caught:
-            messages._check_limits()
-        messages._fail_all(caught.value)
-        assert [work.exception() for work in works] == [caught.value] * 2
-
     def test_a_message_that_moves_has_time(self, messages):
         moving, waiting = RingcommWork("send 0", []), RingcommWork("send 1", [])
         messages.send(1, TAG, memoryview(bytes(1000)), moving, 1e-9)
@@ -184,24 +120,3 @@ class TestLimits:
         with pytest.raises(PeerStalledError, match="send 1.*not done within 1e-09 s"):
             messages._check_limits()
         assert not moving.is_completed()
-
-    def test_a_receive_from_any_peer_ends_alone(self, messages):
-        work = RingcommWork("recv from any peer", [])
-        messages.receive(None, TAG, memoryview(bytearray(4)), work, 0.0)
-        messages._cycle()
-        messages._check_limits()
-        assert isinstance(work.exception(), PeerStalledError)
-        assert messages._matcher.receives() == []
-
-
-def test_failures_of_a_work_belong_to_the_waiting_thread():
-    def fail(_):
-        raise KeyError("x")
-
-    queue = OperationQueue("queue")
-    work = queue.submit(RingcommWork("work", [], fail, queue.help), inline=True)
-    assert not work.is_success() and isinstance(work.exception(), KeyError)
-    with pytest.raises(KeyError):
-        work.wait()
-    with pytest.raises(RuntimeError, match="KeyError"):
-        work.get_future().wait()

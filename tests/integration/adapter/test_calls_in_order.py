@@ -10,12 +10,10 @@ import pytest
 
 import ringcomm as rc
 from ringcomm._adapter import calls_in_order
-from ringcomm._adapter.calls_in_order import can_be_in_order, is_inside, overwrite, run
-from ringcomm._adapter.causes import cause_of
-from ringcomm._adapter.compression import Compression
+from ringcomm._adapter.calls_in_order import is_inside, overwrite, run
 from ringcomm._adapter.graph_callbacks import Operation
 from ringcomm._adapter.reduction import Reduction
-from ringcomm.balance.step_weight import StepWeight
+from ringcomm._adapter.submit import cause_of
 from ringcomm.calls.process_set import global_process_set
 from ringcomm.collective.call_sites import this_site
 from ringcomm.engine.packing import FusionBuffer
@@ -42,25 +40,6 @@ def ranks(ranks_of, monkeypatch):
 
 def lists(arrays):
     return [array.tolist() for array in arrays]
-
-
-def test_only_operations_of_all_ranks_without_names_and_weights_are_calls_in_order(ranks):
-    def work(context):
-        some = rc.add_process_set([0])
-        found = []
-        for members in (EVERY, some):
-            kinds = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall", "barrier")
-            operations = [Operation(kind, Reduction(process_set=members)) for kind in kinds]
-            found.append({can_be_in_order(item) for item in operations})
-            found.append({can_be_in_order(item._replace(name="a")) for item in operations})
-        weighted = ALL._replace(weight=StepWeight())
-        others = [
-            Operation("allreduce", weighted), Operation("allreduce", SUM, inputs=2, has_weight=True),
-            Operation("allreduce", SUM._replace(compression=Compression.int8)),
-        ]  # fmt: skip
-        return [*found, {can_be_in_order(item) for item in others}]
-
-    assert ranks(work) == [[{True}, {False}, {False}, {False}, {False}]] * 2
 
 
 def test_all_kinds_of_operations(ranks):
@@ -103,19 +82,6 @@ def test_all_kinds_of_operations(ranks):
         }
 
 
-def test_arrays_are_overwritten_and_the_thread_is_inside_meanwhile(ranks):
-    def work(context):
-        inside = []
-        context._runner.before_call = lambda: inside.append(is_inside())
-        arrays = [np.array([[1.0, context.rank]]), np.array([5.0])]
-        overwrite(Operation("allreduce", SUM, inputs=2), arrays, this_site())
-        overwrite(Operation("broadcast", ALL, root_rank=1), arrays[1:], this_site())
-        assert inside and all(inside) and not is_inside()
-        return lists(arrays)
-
-    assert ranks(work) == [[[[2.0, 1.0]], [10.0]]] * 2
-
-
 def test_adasum_is_of_each_array_by_itself(ranks):
     """Of equal gradients it is the average, of orthogonal ones the sum; of both in one it is neither."""
 
@@ -147,17 +113,3 @@ def test_groups_that_differ_are_errors_of_all_ranks_and_of_every_later_call(rank
         return str(later.value) == str(caught.value)
 
     assert ranks(work) == [True, True]
-
-
-def test_arguments_that_cannot_work_are_reported_and_do_not_end_the_job(ranks):
-    def work(context):
-        with pytest.raises(ValueError, match="splits") as caught:
-            run(
-                Operation("alltoall", ALL, inputs=2),
-                [np.ones(3), np.array([1, 1])],
-                this_site(),
-            )
-        assert cause_of(RuntimeError(f"the program has failed: {caught.value}")) is caught.value
-        return lists(run(Operation("allreduce", SUM), [np.ones(1)], this_site()))
-
-    assert ranks(work) == [[[2.0]]] * 2

@@ -7,11 +7,10 @@ import pytest
 
 import ringcomm as rc
 from ringcomm._adapter.compression import Compression
-from ringcomm._adapter.graph_callbacks import Batch, Operation, check_sets
+from ringcomm._adapter.graph_callbacks import Batch, Operation
 from ringcomm._adapter.reduction import Reduction
 from ringcomm.balance.step_weight import StepWeight
-from ringcomm.calls.process_set import ProcessSet, global_process_set
-from ringcomm.engine.process_sets import UnknownProcessSetError
+from ringcomm.calls.process_set import global_process_set
 from ringcomm.ops import ReduceOp
 
 EVERY = global_process_set
@@ -29,38 +28,6 @@ def lists(arrays):
     return [np.asarray(array).tolist() for array in arrays]
 
 
-def test_all_kinds_of_operations_in_one_batch(ranks):
-    def work(rank):
-        operations = [
-            Operation("allreduce", SUM, "a"), Operation("allreduce", SUM, "b", inputs=3),
-            Operation("reducescatter", SUM, "c", inputs=2), Operation("allgather", ALL, "d", inputs=2),
-            Operation("broadcast", ALL, "e", 2, root_rank=1), Operation("alltoall", ALL, "f", inputs=2),
-            Operation("alltoall", ALL, "g", inputs=2), Operation("barrier", ALL, "h", inputs=0),
-            Operation("broadcast", ALL, "i", root_rank=0),
-        ]  # fmt: skip
-        arrays = [
-            np.array([rank, 1.0]),
-            np.array([1]), np.array([[2.0]]), np.array([3 + rank]),
-            np.arange(2.0), np.arange(4.0),
-            np.full((rank + 1, 1), rank), np.zeros((0, 1)),
-            np.array([rank]), np.array([5.0 + rank]),
-            np.array([rank, rank + 10]), np.array([], np.int32),
-            np.array([0, 1, 2]) + 10 * rank, np.array([rank + 1, 2 - rank]),
-            np.array(7.0 + rank),
-        ]  # fmt: skip
-        return lists(Batch(operations).run(arrays))
-
-    zero, one = ranks(work)
-    for rank, found in enumerate((zero, one)):
-        assert found[:4] == [[1.0, 2.0], [2], [[4.0]], [7]]
-        assert found[4:6] == [[2.0 * rank], [[0.0, 2.0], [4.0, 6.0]][rank]]
-        assert found[6:8] == [[[0], [1], [1]], []]
-        assert found[8:10] == [[1], [6.0]]
-        assert found[10:12] == [[[0, 1], [10, 11]][rank], [1, 1]]
-        assert found[12:14] == [[[0, 10, 11], [1, 2, 12]][rank], [[1, 2], [2, 1]][rank]]
-        assert found[14:] == [7.0], "a barrier has no result"
-
-
 def test_arrays_are_overwritten(ranks):
     def work(rank):
         arrays = [np.array([[1.0, rank]]), np.array([3, 4]), np.array([rank])]
@@ -75,18 +42,6 @@ def test_arrays_are_overwritten(ranks):
         return lists(arrays)
 
     assert ranks(work) == [[[[4.0, 2.0]], [12, 16], [1]]] * 2
-
-
-def test_two_parts_of_a_batch_in_the_order_of_each_rank(ranks):
-    """Rank 1 starts and finishes the batches in another order than rank 0."""
-
-    def work(rank):
-        batches = {name: Batch([Operation("allreduce", SUM, name)]) for name in "ab"}
-        order = "ab" if rank == 0 else "ba"
-        started = {name: batches[name].start([np.array([ord(name)])]) for name in order}
-        return {name: lists(batches[name].finish(started[name])) for name in reversed(order)}
-
-    assert ranks(work) == [{"a": [[2 * ord("a")]], "b": [[2 * ord("b")]]}] * 2
 
 
 def test_a_batch_may_run_again_before_its_last_run_has_been_waited_for(ranks):
@@ -137,23 +92,3 @@ def test_a_failed_operation_is_raised_when_the_others_have_ended(ranks):
         return "a" in str(caught.value)
 
     assert ranks(work) == [True, True]
-
-
-def test_sets_must_exist_before_operations_are_added_to_a_graph(ranks):
-    def work(rank):
-        missing = ProcessSet([0])
-        check_sets(
-            [
-                Operation("allreduce", SUM),
-                Operation("barrier", ALL, inputs=0),
-                Operation("allreduce", SUM._replace(compression=Compression.int8)),
-            ]
-        )
-        for operation in (
-            Operation("allreduce", Reduction(process_set=missing)),
-            Operation("broadcast", Reduction(process_set=missing), root_rank=0),
-        ):
-            with pytest.raises(UnknownProcessSetError):
-                check_sets([operation])
-
-    ranks(work)

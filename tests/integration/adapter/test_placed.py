@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
 import time
-from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -24,16 +22,13 @@ from ringcomm._adapter.placed import (
     RankOutcome,
     Ticket,
     attempt,
-    by_host,
     call,
     end,
     enter,
-    settings_for,
 )
 from ringcomm.config import Membership, Settings
-from ringcomm.errors import ConfigError, PeerLostError, RemoteError, StartupError
+from ringcomm.errors import ConfigError, PeerLostError, RemoteError
 from ringcomm.job.context import Context
-from ringcomm.storage.keys import read_key
 from ringcomm.storage.results import unpack
 
 SETTINGS = Settings(start_timeout_s=100.0)
@@ -44,12 +39,6 @@ def describe() -> List[Any]:
     rc.init()
     total = rc.allreduce(np.full(2, rc.rank() + 1.0), op=rc.Sum)
     return [rc.rank(), rc.size(), rc.local_rank(), rc.local_size(), total.tolist()]
-
-
-def in_two_jobs(ticket: Ticket, other: Ticket) -> List[Any]:
-    """A process that is a rank of one job after the other, and then of none."""
-    found = [call(ticket, describe, (), {}), call(other, describe, (), {})]
-    return [*found, rc.is_initialized()]
 
 
 def fail() -> None:
@@ -63,11 +52,6 @@ def die() -> None:
     if rc.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     rc.barrier()
-
-
-def be_two() -> None:
-    """A second rank in the process of the first."""
-    call(Ticket("other", 0, 1, 0, {"RINGCOMM_SIZE": "1"}), describe, (), {})
 
 
 def work(pipe: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
@@ -123,19 +107,6 @@ def test_every_rank_has_its_place_and_its_result() -> None:
     assert results == [[0, 3, 0, 1, [6.0, 6.0]], [1, 3, 0, 2, [6.0, 6.0]], [2, 3, 1, 2, [6.0, 6.0]]]
 
 
-def test_a_process_can_take_part_in_one_job_after_another() -> None:
-    jobs = [PlacedJob("test", 2, SETTINGS) for _ in range(2)]
-    workers = Workers([(in_two_jobs, pair) for pair in zip(jobs[0].tickets, jobs[1].tickets)])
-    results: Dict[int, Any] = {}
-    while len(results) < 2:
-        results.update((rank, outcome.facts) for rank, outcome in workers.poll(1.0))
-    workers.end()
-    for job in jobs:
-        job.close()
-    expected = [[[rank, 2, rank, 2, [3.0, 3.0]]] * 2 + [False] for rank in range(2)]
-    assert [results[rank].get("value", results[rank]) for rank in range(2)] == expected
-
-
 def test_the_error_of_the_rank_that_failed_is_raised() -> None:
     with pytest.raises(RemoteError, match="rank 1 on .*KeyError") as caught:
         run(3, fail)
@@ -177,12 +148,6 @@ def test_what_the_system_reports_itself_ends_the_wait_of_the_others() -> None:
     assert caught.value.rank == 1
 
 
-def test_a_process_is_one_rank_only() -> None:
-    with pytest.raises(RemoteError, match="cannot be rank 0 of other: it is rank 0 of test-") as caught:
-        run(1, be_two)
-    assert isinstance(caught.value.__cause__, ConfigError)
-
-
 def test_a_process_may_be_a_rank_again_after_its_end() -> None:
     ticket = Ticket("job", 0, 1, 0, {"RINGCOMM_SIZE": "1"})
     enter(ticket)
@@ -190,19 +155,6 @@ def test_a_process_may_be_a_rank_again_after_its_end() -> None:
         enter(ticket)
     end()
     assert call(ticket, describe, (), {}) == [0, 1, 0, 1, [1.0, 1.0]]
-
-
-def test_the_key_of_a_ticket_is_not_printed() -> None:
-    job = PlacedJob("test", 2, SETTINGS)
-    job.close()
-    ticket = pickle.loads(pickle.dumps(job.tickets[1]))
-    assert ticket == job.tickets[1]
-    assert ticket.variables["RINGCOMM_KEY"] not in repr(ticket)
-
-
-def test_workers_of_a_host_follow_each_other() -> None:
-    hosts = {"w1": Host("b", "b"), "w2": Host("a", "a"), "w3": Host("b", "b")}
-    assert by_host(["w1", "w2", "w3"], hosts.__getitem__) == ["w1", "w3", "w2"]
 
 
 def test_process_groups_that_the_function_has_left_are_destroyed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,15 +167,6 @@ def test_process_groups_that_the_function_has_left_are_destroyed(monkeypatch: py
         assert groups == expected
         call(Ticket("job", 0, 1, 0, {"RINGCOMM_SIZE": "1"}), rc.rank, (), {})
     assert groups == []
-
-
-def test_a_job_of_one_rank_has_no_rendezvous() -> None:
-    job = PlacedJob("test", 1, SETTINGS)
-    job.ended(0, "OSError: no space")
-    assert (job.failure, job.culprit) == (None, -1)
-    assert job.tickets[0].variables["RINGCOMM_SIZE"] == "1"
-    assert "RINGCOMM_KEY" not in job.tickets[0].variables
-    job.close()
 
 
 def test_a_failure_is_reported_to_whatever_asks_before_or_after_it() -> None:
@@ -258,36 +201,3 @@ def test_a_failure_is_reported_to_whatever_asks_before_or_after_it() -> None:
             job.check({0: arrived})
     finally:
         job.close()
-
-
-def test_a_start_that_takes_too_long_names_what_sets_its_limit() -> None:
-    settings = Settings(start_timeout_s=0.3)
-    job = PlacedJob("test", 2, settings, limit="timeout_s of create_settings")
-    try:
-        with pytest.raises(StartupError, match="raise timeout_s of create_settings"):
-            Context.start(Membership.from_environment(job.tickets[0].variables), settings)
-    finally:
-        job.close()
-
-
-def test_an_encrypted_job_has_a_certificate() -> None:
-    job = PlacedJob("test", 2, replace(SETTINGS, encrypt=True))
-    job.close()
-    keys = [read_key(None, "", ticket.variables["RINGCOMM_KEY"]) for ticket in job.tickets]
-    assert keys[0] == keys[1] and "BEGIN CERTIFICATE" in keys[0][1]
-
-
-def test_outcomes() -> None:
-    good = RankOutcome(unpack(attempt(lambda: [1, 2])))
-    assert good.ok and good.facts["value"] == [1, 2] and not good.lost
-    bad = RankOutcome(unpack(attempt(lambda: [][1])))
-    assert not bad.ok and bad.describe() == "IndexError: list index out of range"
-    assert RankOutcome({"ok": False, "summary": ""}).describe() == "an error"
-    assert RankOutcome.of_error(OSError("gone")).lost
-
-
-def test_the_drivers_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RINGCOMM_START_TIMEOUT", "7")
-    assert settings_for().start_timeout_s == 7.0
-    given = settings_for(start_timeout_s=8.0, iface="lo")
-    assert (given.start_timeout_s, given.iface) == (8.0, "lo")

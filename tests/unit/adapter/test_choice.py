@@ -20,19 +20,17 @@ from ringcomm._adapter.choice import (
     configured,
     exposed_s,
     fitted,
-    links_of,
     send_s,
 )
 from ringcomm._adapter.compression import Compression
 from ringcomm.calls.process_set import global_process_set
 from ringcomm.collective.codec_rates import Rates, code_s
 from ringcomm.config import Membership
-from ringcomm.schedule.cost import CostModel
 
 RESNET = 102_000_000
-GIGABIT = 8e-9
+
+
 FAST = {"bf16": Rates(0.15e-9, 0.1e-9), "int8": Rates(0.4e-9, 0.25e-9)}
-SLOW = {"bf16": Rates(1.5e-9, 1e-9), "int8": Rates(4e-9, 2.5e-9)}
 
 
 def links(mbit, size=3):
@@ -46,21 +44,6 @@ def step(mbit, backward_s, size=3):
     return StepTime(backward_s + wait_s, wait_s, backward_s)
 
 
-def test_the_volume_of_a_gradient():
-    assert send_s("none", RESNET, links(1000)) == pytest.approx(4 / 3 * RESNET * GIGABIT, rel=1e-3)
-    assert send_s("bf16", RESNET, links(1000)) == pytest.approx(2 / 3 * RESNET * GIGABIT, rel=1e-3)
-    assert send_s("int8", RESNET, links(1000)) == pytest.approx(0.2539 * 4 / 3 * RESNET * GIGABIT, rel=1e-3)
-    assert send_s("none", RESNET, Links(1, 1, GIGABIT, 0.0)) == 0.0
-
-
-def test_ranks_of_a_host_add_up_first_where_hosts_have_equally_many():
-    pairs = Links(4, 2, GIGABIT, 0.0)
-    assert send_s("none", RESNET, pairs) == pytest.approx(RESNET * GIGABIT)
-    assert send_s("int8", RESNET, pairs) == pytest.approx(0.2539 * RESNET * GIGABIT, rel=1e-3)
-    unequal = Links(5, 2, GIGABIT, 0.0)
-    assert send_s("int8", RESNET, unequal) == pytest.approx(2.4 * 0.2539 * RESNET * GIGABIT, rel=1e-3)
-
-
 @pytest.mark.parametrize("mbit, backward_s, expected", [
     (10_000, 1.0, "none"), (10_000, 5.0, "none"), (1000, 5.0, "none"),
     (1000, 0.1, "int8"), (100, 0.1, "int8"), (100, 1.0, "int8"), (100, 5.0, "int8"), (10, 5.0, "int8"),
@@ -71,21 +54,6 @@ def test_the_choice(mbit, backward_s, expected):
     assert choice.steps_s["none"] == pytest.approx(step(mbit, backward_s).period_s)
     if expected != "none":
         assert choice.steps_s[expected] <= 0.95 * choice.steps_s["none"]
-
-
-def test_a_slow_processor_does_not_pay_for_a_fast_link():
-    assert choose(RESNET, step(2500, 0.1), links(2500), SLOW).name == "none"
-    assert choose(RESNET, step(100, 0.1), links(100), SLOW).name == "int8"
-
-
-def test_one_line_says_what_and_why():
-    choice = choose(RESNET, step(100, 1.0), links(100), FAST)
-    assert choice.describe().startswith("int8: step 10.9 s -> ")
-    assert " s predicted. Local steps (PyTorch: --local-steps auto; or LocalSGD)" in choice.describe()
-    assert " would bring it to 1.1 s, as far as the distance" in choice.describe()
-    fast = choose(RESNET, step(1000, 1.0), links(1000), {name: Rates(0.0, 0.0) for name in FAST})
-    assert "Local steps" not in fast.describe() and fast.describe().endswith(" s predicted")
-    assert "a gain of less than 5 %" in choose(RESNET, step(10_000, 5.0), links(10_000), FAST).describe()
 
 
 def seen(name, mbit, backward_s, rates=FAST):
@@ -106,39 +74,6 @@ def test_links_that_have_changed(name, before, now, backward_s, expected):
     if expected is not None:
         assert found.byte_s == pytest.approx(links(now).byte_s, rel=0.3)
         assert choice.steps_s[name] == pytest.approx(seen(name, now, backward_s).period_s, rel=0.15)
-
-
-def test_what_the_backward_pass_hides_says_only_that_links_are_fast_enough():
-    found, choice = choose_again("none", RESNET, seen("none", 1000, 5.0), links(1000), FAST)
-    assert choice is None and found == links(1000)
-    found, choice = choose_again("int8", RESNET, seen("int8", 10_000, 0.5), links(10), FAST)
-    assert choice is None and links(10_000).byte_s <= found.byte_s < links(10).byte_s
-
-
-def test_what_becomes_ready_late_cannot_be_hidden():
-    """Half of the gradients at the end of the backward pass: half of the sending is waited for, or more."""
-    half = RESNET / 2
-    late = StepTime(2.0, 0.6, 1.0, ((0.0, half), (1.0, half)))
-    assert exposed_s("none", RESNET, late, links(1000)) == pytest.approx(2 / 3 * RESNET * GIGABIT, rel=1e-3)
-    assert exposed_s("none", RESNET, late, links(100)) == pytest.approx(9.88, rel=1e-3)
-    choice = choose(RESNET, late, fitted("none", RESNET, late, links(10_000)), FAST)
-    assert choice.name == "int8" and choice.steps_s["none"] == pytest.approx(2.0, rel=0.01)
-    int8_s = 1.4 + 0.6 * 0.2539 + code_s(RESNET, 3, FAST["int8"])
-    assert choice.steps_s["int8"] == pytest.approx(int8_s, rel=0.05)
-
-
-def test_the_calibration_is_corrected_within_limits():
-    waits = StepTime(2.0, 1.0, 1.0)
-    assert fitted("none", RESNET, waits, links(1000), 2.0).byte_s == pytest.approx(1.84 * GIGABIT, rel=0.01)
-    limited = fitted("none", RESNET, waits, links(100_000), 2.0)
-    assert limited.byte_s == pytest.approx(0.02 * GIGABIT, rel=0.01)
-
-
-def test_links():
-    assert links_of(None, 3).byte_s < 1e-9
-    assert links_of(CostModel(1e-5, 2e-10, 1e-10), 4) == Links(4, 4, 2e-10, 1e-5)
-    shared = CostModel(1e-5, 2e-10, 1e-10, hosts=(0, 0, 1, 1), wire_latency_s=1e-4, wire_byte_s=(8e-9, 8e-8))
-    assert links_of(shared, 4) == Links(4, 2, 8e-8, 1e-4)
 
 
 def arrivals(backward_s, parts=13):

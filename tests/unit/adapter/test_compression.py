@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,6 @@ from ringcomm._adapter.compression import (
     codec_for,
     compressor_of,
     is_elementwise,
-    wire_dtype,
 )
 from ringcomm.errors import ConfigError
 
@@ -65,14 +62,6 @@ class TestResiduals:
         residuals.of("a", 2)[:] = 4
         assert fresh.of("a", 2).tolist() == [3, 3], "a checkpoint must be a copy"
 
-    def test_one_of_another_size_starts_with_zeros(self):
-        residuals = Residuals()
-        mine = residuals.of("a", 2)
-        mine[:] = 3
-        residuals.load({"a": np.ones(3, np.float32), "b": np.ones((2, 2))})
-        assert mine.tolist() == [0, 0] and residuals.of("b", 4).tolist() == [1, 1, 1, 1]
-        assert residuals.of("b", 3).tolist() == [0, 0, 0]
-
     def test_scaling_and_forgetting(self):
         residuals = Residuals()
         residuals.of("a", 2)[:] = 3
@@ -83,33 +72,6 @@ class TestResiduals:
         residuals.drop(["a", "never there"])
         assert list(residuals.state()) == ["b"] and residuals.of("a", 2).tolist() == [0, 0]
         assert residuals.clear() == 1 and residuals.clear() == 0
-
-    def test_dropping_is_logged_once(self, caplog):
-        residuals = Residuals()
-        residuals.of("a", 2)[:] = 3
-        with caplog.at_level(logging.INFO):
-            residuals.reset("a state was loaded")
-            residuals.reset("a state was loaded")
-        assert [item.getMessage() for item in caplog.records] == [
-            "error feedback of 1 parameters is dropped: a state was loaded"
-        ]
-
-
-def test_only_wide_floats_are_compressed():
-    assert wire_dtype("fp16", "float32") == wire_dtype("fp16", "float64") == "float16"
-    assert wire_dtype("bf16", "float32") == "bfloat16"
-    for kind, dtype in (("none", "float32"), ("fp16", "bfloat16"), ("bf16", "float16"), ("fp16", "int64")):
-        assert wire_dtype(kind, dtype) is None
-
-
-def test_a_dtype_may_be_a_class_as_in_mxnet():
-    class Numbers(np.ndarray):
-        dtype = np.float32
-
-    numbers = np.array([0.5], np.float32).view(Numbers)
-    small, context = Compression.fp16.compress(numbers)
-    assert np.asarray(small).dtype == np.float16 and context is np.float32
-    assert Compression.fp16.compress(np.array([1], np.int32))[1] is None
 
 
 def test_decompression_restores_the_dtype():

@@ -1,4 +1,4 @@
-"""Gradient buckets: their contents and when they are complete; no framework needed."""
+"""Gradient buckets and the names of their operations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Tuple
 import pytest
 
 from ringcomm._adapter.gradients import (
-    Arrivals,
     Gradient,
     bucket_name,
     group_name,
@@ -23,26 +22,13 @@ def sizes(*nbytes: int, kind: str = "float32"):
     return [Gradient(size, kind) for size in nbytes]
 
 
-def test_buckets_come_in_the_order_of_a_backward_pass():
-    assert plan_buckets(sizes(1, 1, 1, 1), 100, 100) == [[3, 2, 1, 0]]
-
-
 def test_the_first_bucket_is_small_and_none_is_overfull():
     assert plan_buckets(sizes(*[4] * 7), first_bytes=4, bucket_bytes=12) == [[6], [5, 4, 3], [2, 1, 0]]
-
-
-def test_a_gradient_larger_than_a_bucket_is_alone():
-    assert plan_buckets(sizes(1, 50, 1), 10, 10) == [[2], [1], [0]]
 
 
 def test_a_bucket_has_one_kind_and_kinds_may_alternate():
     mixed = [Gradient(1, "a"), Gradient(1, "b"), Gradient(1, "a"), Gradient(1, "b")]
     assert plan_buckets(mixed, 10, 10) == [[3, 1], [2, 0]]
-
-
-def test_no_gradients_no_buckets():
-    assert plan_buckets([]) == []
-    assert plan_groups([], 3) == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
@@ -75,46 +61,6 @@ def test_the_name_of_a_bucket_depends_on_its_content():
     assert one.startswith("w[2, 3]..u[] (3 tensors")
     assert one == bucket_name(["w", "v", "u"], [[2, 3], [4], []])
     assert one != bucket_name(["w", "v", "u"], [(3, 2), (4,), ()])
-
-
-def test_a_bucket_is_complete_with_its_last_member():
-    arrivals = Arrivals([[2, 1], [0]])
-    assert not arrivals.started
-    assert arrivals.arrived(1) is None
-    assert arrivals.started and arrivals.passes_left == {2: 1, 1: 0, 0: 1}
-    assert arrivals.arrived(0) == 1
-    assert arrivals.arrived(2) == 0
-    arrivals.reset()
-    assert not arrivals.started and arrivals.arrived(0) == 1
-
-
-def test_passes_are_counted():
-    arrivals = Arrivals([[0]], passes=2)
-    assert arrivals.arrived(0) is None
-    assert arrivals.passes_left[0] == 1
-    assert arrivals.arrived(0) == 0
-    with pytest.raises(AssertionError, match="backward_passes_per_step"):
-        arrivals.arrived(0)
-    arrivals.reset(passes=1)
-    assert arrivals.arrived(0) == 0
-
-
-def test_a_member_may_leave():
-    arrivals = Arrivals([[0, 1, 2]])
-    assert arrivals.alone(1) is None
-    assert arrivals.bucket_of[1] == 1
-    assert arrivals.arrived(1) == 1
-    assert arrivals.arrived(0) is None
-    assert arrivals.arrived(2) == 0
-    arrivals.reset()
-    assert [arrivals.arrived(index) for index in (0, 2, 1)] == [None, 0, 1]
-
-
-def test_the_last_missing_member_may_leave():
-    arrivals = Arrivals([[0, 1]])
-    assert arrivals.arrived(0) is None
-    assert arrivals.alone(1) == 0
-    assert Arrivals([[0]]).alone(0) is None
 
 
 class Variable(NamedTuple):

@@ -7,7 +7,7 @@ import pytest
 import ringcomm as rc
 from ringcomm import api
 from ringcomm._adapter import basics
-from ringcomm._adapter.horovod_basics import HorovodBasics
+from ringcomm._adapter.basics import HorovodBasics
 from ringcomm.errors import ConfigError
 
 
@@ -36,13 +36,6 @@ def test_sets_that_are_registered_already_are_left_alone(alone):
         basics.init(process_sets=[rc.ProcessSet([0])])
 
 
-def test_a_job_has_all_ranks(alone):
-    basics.init(comm=[])
-    basics.init(comm=range(1))
-    with pytest.raises(ConfigError, match="a job has all ranks that ringrun has started"):
-        basics.init(comm=[0, 1])
-
-
 class TestElasticJobs:
     """Of an elastic job whose first view is this process alone."""
 
@@ -62,36 +55,3 @@ class TestElasticJobs:
         every_rank.process_set_id = None
         again()
         assert (every_rank.process_set_id, pair.process_set_id) == (0, None)
-
-    def test_without_sets_nothing_is_done_after_a_restart(self, restarts):
-        basics.init()
-        assert restarts == []
-
-
-def test_a_timeline(alone, tmp_path):
-    basics.start_timeline(str(tmp_path / "trace.json"), mark_cycles=True)
-    rc.stop_timeline()
-    assert (tmp_path / "trace.json").read_text().startswith("[")
-
-
-def test_what_is_no_list_of_sets():
-    with pytest.raises(ConfigError, match="must be a list of ProcessSet"):
-        basics.init(process_sets=rc.ProcessSet([0]))
-    with pytest.raises(ConfigError, match=r"entry number 2 is a duplicate: ProcessSet"):
-        basics.init(process_sets=[[0], rc.ProcessSet([0])])
-    assert not rc.is_initialized()
-
-
-def test_init_refuses_what_it_cannot_do():
-    for options in (
-        {"comm": object()},
-        {"comm": [0, 1]},
-        {"process_sets": [[0], [0]]},
-        {"process_sets": "x"},
-    ):
-        with pytest.raises(ValueError):
-            basics.init(**options)
-        rc.shutdown()
-    basics.init(comm=[0], process_sets="dynamic")
-    assert rc.size() == 1
-    rc.shutdown()

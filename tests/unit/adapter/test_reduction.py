@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm._adapter.compression import Compression, NoneCompressor
-from ringcomm._adapter.reduction import Reduction, VariableReducer, chosen_groups, is_coded, of_gradients
-from ringcomm.balance.step_weight import StepWeight
-from ringcomm.calls.process_set import global_process_set
+from ringcomm._adapter.compression import NoneCompressor
+from ringcomm._adapter.reduction import Reduction, VariableReducer, chosen_groups, is_coded
 from ringcomm.errors import ConfigError
-from ringcomm.ops import ReduceOp
 
 
 def test_what_groups_may_be():
@@ -20,32 +17,6 @@ def test_what_groups_may_be():
     for bad in (0, -1, "all", [["a"]], [[1], [1]]):
         with pytest.raises(ConfigError):
             chosen_groups(bad, 0, int)
-
-
-def test_the_arguments_of_an_optimizer():
-    how = of_gradients(ReduceOp.AVERAGE, 4.0, global_process_set, "bf16", None, True, None, 3)
-    expected = (ReduceOp.AVERAGE, 0.25, 4.0, global_process_set, None, Compression.bf16, True, 3)
-    assert how[:-1] == expected
-    assert how.factor == 1.0 and how.weight_now() is None
-    for bad in ((ReduceOp.SUM, 2.0, "none"), (ReduceOp.SUM, 1.0, "int7")):
-        with pytest.raises(ConfigError):
-            of_gradients(*bad[:2], global_process_set, bad[2])
-
-
-def test_what_adds_and_what_is_made_dense():
-    assert [Reduction(op).adds for op in (ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN)] == [
-        True,
-        True,
-        False,
-    ]
-    assert [how.all_dense for how in (Reduction(), Reduction(weight=StepWeight()))] == [False, True]
-    assert Reduction(sparse_as_dense=True).all_dense
-
-
-def test_the_gradients_of_the_parts_of_a_sum_count_once_for_every_rank(monkeypatch):
-    monkeypatch.setattr("ringcomm._adapter.reduction.size_of", lambda process_set: 4)
-    factors = [Reduction(op, 3.0, 0.5).gathered_factor for op in (ReduceOp.SUM, ReduceOp.AVERAGE)]
-    assert factors == [6.0, 1.5]
 
 
 def test_a_compression_of_the_programs_own_converts_every_tensor():
@@ -87,14 +58,3 @@ class TestGradientsOfVariables:
         assert [reducer.is_local(item) for item in variables] == [False, True, False, True]
         assert reducer.reduce([1.0, 8.0, None, None], variables, "scope") == [2.0, local, None, None]
         assert reducer.absent == variables[2:3]
-
-    def test_a_step_without_gradients_is_a_step(self, active):
-        reducer, variable = Doubling(), object()
-        assert reducer.reduce([None], [variable], "scope") == [None] and reducer.absent == [variable]
-        assert Doubling().reduce([], []) == []
-
-    def test_alone_they_have_the_factors_only(self, monkeypatch):
-        monkeypatch.setattr(Reduction, "active", lambda how: False)
-        for factor in (1.0, 0.5):
-            reducer = Doubling(Reduction(postscale=factor))
-            assert reducer.reduce([3.0, None], [object()] * 2) == [3.0 * factor, None]

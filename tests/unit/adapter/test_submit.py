@@ -1,37 +1,15 @@
-"""Arguments of operations, waits for several of them, and trees of arrays."""
+"""Waits for several operations, the causes of frameworks' errors, and trees of arrays."""
 
 from __future__ import annotations
 
 import pytest
 
 import ringcomm as rc
-from ringcomm._adapter.reduction import checked_passes, predivided, scattered_reduction
-from ringcomm._adapter.submit import SequenceName, run_all, wire_name
+from ringcomm._adapter.reduction import predivided
+from ringcomm._adapter.submit import cause_of, record_cause, run_all, with_causes
 from ringcomm._adapter.trees import put_together, take_apart
+from ringcomm.config import Membership
 from ringcomm.errors import PeerLostError, ShapeError
-
-
-def test_a_reducescatter_is_not_adasum():
-    with pytest.raises(NotImplementedError):
-        scattered_reduction(rc.Adasum)
-    assert scattered_reduction(1) is rc.Sum
-
-
-def test_the_passes_of_a_step():
-    assert checked_passes(1) == 1 and checked_passes(4) == 4
-    for bad in (0, -1):
-        with pytest.raises(ValueError, match="backward_passes_per_step must be > 0, not"):
-            checked_passes(bad)
-
-
-def test_wire_name():
-    assert wire_name("allreduce", "x") == "allreduce.x"
-    assert wire_name("allreduce", None) == wire_name("allreduce", "") == ""
-
-
-def test_a_sequence_has_one_name_for_all_kinds():
-    name = SequenceName("steps")
-    assert wire_name("allreduce", name) == wire_name("barrier", name) == "steps"
 
 
 def test_predivided():
@@ -47,11 +25,6 @@ def test_trees():
     assert leaves == [1, 3, 4]
     assert put_together(skeleton, [10, 30, 40]) == {"a": [10, 2.5, {"b": (30, "x")}], "c": 40}
     assert put_together(skeleton, leaves) == tree
-
-
-def test_results_are_in_order():
-    assert run_all([]) == []
-    assert run_all([lambda: 1, lambda: None, lambda: [2]]) == [1, None, [2]]
 
 
 def test_the_first_error_is_raised_when_all_have_ended():
@@ -71,3 +44,34 @@ def test_the_first_error_is_raised_when_all_have_ended():
 def test_a_bug_is_not_kept_back():
     with pytest.raises(ZeroDivisionError):
         run_all([lambda: 1 // 0, lambda: pytest.fail("not reached")])
+
+
+LOST = "rank 5 (jetson5) was lost while others were in allreduce"
+
+
+def of_a_framework(error):
+    return RuntimeError(f"INTERNAL: CpuCallback error: {type(error).__name__}: {error}\n  at step 3")
+
+
+def test_it_is_found_by_its_text(alone):
+    lost = rc.PeerLostError(LOST)
+    record_cause(lost)
+    assert cause_of(of_a_framework(lost)) is lost
+    assert cause_of(RuntimeError("another mistake")) is None
+
+
+def test_errors_of_an_earlier_job_are_ignored(alone):
+    """Otherwise a program that quotes it would be started again for ever."""
+    record_cause(rc.PeerLostError(LOST))
+    rc.shutdown()
+    rc.init(Membership())
+    assert cause_of(RuntimeError(f"no data left after: {LOST}")) is None
+
+
+def test_an_error_of_a_framework_is_replaced_by_its_cause(alone):
+    lost = rc.PeerLostError(LOST)
+    record_cause(lost)
+    foreign = of_a_framework(lost)
+    with pytest.raises(rc.PeerLostError) as caught, with_causes():
+        raise foreign
+    assert caught.value is lost and lost.__cause__ is foreign

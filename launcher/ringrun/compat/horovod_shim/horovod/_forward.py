@@ -21,7 +21,7 @@ TARGETS: Dict[str, Tuple[str, ...]] = {
     "common.elastic": ("ringcomm.elastic", "ringcomm.elastic.state"),
     "common.exceptions": ("ringcomm.errors",),
     "common.process_sets": ("ringcomm",),
-    "common.basics": ("ringcomm._adapter.horovod_basics",),
+    "common.basics": ("ringcomm._adapter.basics",),
 }
 """ringcomm's modules for a module of Horovod, of which the first existing one is used."""
 
