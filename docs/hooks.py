@@ -52,5 +52,5 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Remove the backslash of ``|`` in a table's code, which Markdown needs there and Python-Markdown keeps."""
+    """Remove the backslash before ``|`` in a table: Markdown needs it there, Python-Markdown keeps it."""
     return html.replace("\\|", "|")
