@@ -99,8 +99,15 @@ class _Distributed(OwnOptimizer):
 
     def synchronize(self) -> None:
         """Wait until all gradients are reduced; for programs that read or clip them before the step."""
-        self._reducer.synchronize()
+        self._wait()
         self._reducer.synchronized, self._for_scaler = True, False
+
+    def _wait(self) -> None:
+        self._reducer.synchronize()
+        if isinstance(self, torch.optim.SparseAdam):  # it refuses the dense gradients of sparse_as_dense
+            for parameter in all_parameters(self):
+                if parameter.grad is not None and not parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_sparse(1)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -156,7 +163,7 @@ class _Distributed(OwnOptimizer):
         def compute_and_synchronize() -> Any:
             with torch.enable_grad():
                 loss = closure()
-            self._reducer.synchronize()
+            self._wait()
             return loss
 
         return compute_and_synchronize
@@ -337,7 +344,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
         num_groups: deprecated, use ``groups``.
         groups: the gradients that are reduced as one operation: a number of groups, or lists of parameters.
             By default ringcomm forms buckets of up to 8 MiB.
-        sparse_as_dense: reduce sparse gradients as dense ones; they are dense afterwards.
+        sparse_as_dense: reduce sparse gradients as dense ones; they are dense afterwards (with
+            ``torch.optim.SparseAdam``, which takes no dense ones, sparse).
         process_set: the ranks that take part; by default all. Ranks outside it step without reduction.
         {balanced_batches}
 

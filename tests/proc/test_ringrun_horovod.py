@@ -28,9 +28,11 @@ print(os.environ["HOROVOD_HOSTNAME"], os.environ["MASTER_ADDR"], os.environ["LOC
 
 COMMON = """
 import horovod
+from horovod.common.util import is_version_greater_equal_than
 from horovod.common.basics import HorovodBasics
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set
+from horovod.runner.util.threads import in_thread
 import ringcomm as rc
 
 assert horovod.__version__.split(".")[0] == "0"
@@ -40,6 +42,10 @@ hvd.init(process_sets=[[0], [1]])
 assert (hvd.rank(), hvd.size(), hvd.is_initialized()) == (rc.rank(), 2, True)
 assert hvd.gloo_built() and hvd.gloo_enabled() and not hvd.mpi_enabled() and hvd.nccl_built() == 0
 assert global_process_set.ranks == [0, 1] and hvd.Sum == rc.Sum
+assert is_version_greater_equal_than("2.10.1+cpu", "2.9.0")  # Horovod's tests of its bindings import these two
+found = []
+in_thread(found.append, (1,)).join()
+assert found == [1]
 """
 
 FORWARD = """

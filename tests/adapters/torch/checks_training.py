@@ -247,6 +247,22 @@ def check_sparse_gradients() -> None:
             same_everywhere(result)
 
 
+def check_an_optimizer_that_takes_sparse_gradients_only() -> None:
+    """Rank 1 has no gradient in the second step; its weights stay those of the others."""
+    for dense in (False, True):
+        torch.manual_seed(8)
+        model = nn.Embedding(10, 4, sparse=True)
+        optimizer: Any = torch.optim.SparseAdam(list(model.parameters()))
+        optimizer = hvd.DistributedOptimizer(optimizer, sparse_as_dense=dense)
+        for step in range(3):
+            optimizer.zero_grad()
+            if step != 1 or hvd.rank() != 1:
+                model(torch.tensor([step, hvd.rank()])).square().sum().backward()
+            optimizer.step()
+            assert model.weight.grad.is_sparse
+        same_everywhere(model.weight.detach())
+
+
 def check_closures() -> None:
     def with_closure(model: nn.Module, optimizer: Any, part: Optional[int]) -> List[float]:
         losses = []
