@@ -42,7 +42,7 @@ hvd.init(process_sets=[[0], [1]])
 assert (hvd.rank(), hvd.size(), hvd.is_initialized()) == (rc.rank(), 2, True)
 assert hvd.gloo_built() and hvd.gloo_enabled() and not hvd.mpi_enabled() and hvd.nccl_built() == 0
 assert global_process_set.ranks == [0, 1] and hvd.Sum == rc.Sum
-assert is_version_greater_equal_than("2.10.1+cpu", "2.9.0")  # Horovod's tests of its bindings import these two
+assert is_version_greater_equal_than("2.10.1+cpu", "2.9.0")  # imported by Horovod's own tests
 found = []
 in_thread(found.append, (1,)).join()
 assert found == [1]
