@@ -453,9 +453,8 @@ class Coordinator:
         if coming.ready:
             alarms.append(coming.since_s + tuning.cycle_s)
         if entries:
-            deadlock_at_s = self._blocked.alarm_s(bool(coming.ready))
-            if deadlock_at_s is not None:
-                alarms.append(deadlock_at_s)
+            if self._blocked.look_at_s is not None:
+                alarms.append(self._blocked.look_at_s)
             if tuning.stall_warning_s:
                 alarms.append(min([entry.reported_s for entry in entries]) + tuning.stall_warning_s)
             if tuning.stall_limit_s:
