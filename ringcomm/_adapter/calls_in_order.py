@@ -20,7 +20,7 @@ from ..calls.process_set import number_of
 from ..collective.call_sites import Site
 from ..collective.rows import row_counts
 from ..dtypes import Array
-from ..engine.packing import FusionBuffer, groups_by_index, side_by_side
+from ..engine.bucket_runner import FusionBuffer, groups_by_index, side_by_side
 from ..errors import Misuse, RingcommError, fresh_copy
 from ..job.context import Context
 from ..ops import ReduceOp

@@ -10,6 +10,7 @@ from typing import Any, Callable, Deque, Iterator, List, Optional, Sequence, Tup
 
 from .. import api
 from ..arrays.operands import Operand, mirrors
+from ..calls.async_calls import deliverer, finisher
 from ..calls.process_set import ProcessSet, number_of
 from ..collective.options import Options
 from ..engine.request import Handle
@@ -26,7 +27,7 @@ def start_allreduce(
     return api.context().engine.allreduce(
         [item.flat for item in operands], options, wire_name("allreduce", options.name),
         [item.shape for item in operands], number_of(options.process_set), urgent,
-        convert or _finisher(operands, grouped), mirrors=mirrors(operands), **more,
+        convert or finisher(operands, grouped), mirrors=mirrors(operands), **more,
     )  # fmt: skip
 
 
@@ -47,7 +48,7 @@ def start_broadcast(
     """Start copying the root's elements to all ranks; a list as result if ``grouped``."""
     return api.context().engine.broadcast(
         [item.flat for item in operands], root_rank, wire_name("broadcast", name),
-        [item.shape for item in operands], number_of(process_set), urgent, _finisher(operands, grouped),
+        [item.shape for item in operands], number_of(process_set), urgent, finisher(operands, grouped),
         mirrors=mirrors(operands),
     )  # fmt: skip
 
@@ -57,7 +58,7 @@ def start_reducescatter(operands: Operands, options: Options, urgent: bool, grou
     return api.context().engine.reducescatter(
         [item.flat for item in operands], [item.shape for item in operands],
         options._replace(name=wire_name("reducescatter", options.name)), number_of(options.process_set),
-        urgent, _deliverer(operands, grouped), mirrors=mirrors(operands),
+        urgent, deliverer(operands, grouped), mirrors=mirrors(operands),
     )  # fmt: skip
 
 
@@ -67,7 +68,7 @@ def start_allgather(
     """Start gathering the rows of all ranks; a list as result if ``grouped``."""
     return api.context().engine.allgather(
         [item.flat for item in operands], [item.shape for item in operands], wire_name("allgather", name),
-        number_of(process_set), urgent, _deliverer(operands, grouped), mirrors=mirrors(operands),
+        number_of(process_set), urgent, deliverer(operands, grouped), mirrors=mirrors(operands),
     )  # fmt: skip
 
 
@@ -84,26 +85,6 @@ def start_alltoall(
         operand.flat, operand.shape, splits, wire_name("alltoall", name), number_of(process_set), urgent,
         lambda result: (operand.deliver(result[0]), counted(result[1])), mirrors=mirrors([operand]),
     )  # fmt: skip
-
-
-def _finisher(operands: Operands, grouped: bool) -> Callable[[Any], Any]:
-    """Return the function that makes the results of operands that have been overwritten."""
-
-    def convert(_: Any) -> Any:
-        results = [item.finish() for item in operands]
-        return results if grouped else results[0]
-
-    return convert
-
-
-def _deliverer(operands: Operands, grouped: bool) -> Callable[[Any], Any]:
-    """Return the function that shapes the engine's results, whose rows differ from the operands'."""
-
-    def convert(arrays: Sequence[Any]) -> Any:
-        results = [item.deliver(array) for array, item in zip(arrays, operands)]
-        return results if grouped else results[0]
-
-    return convert
 
 
 class SequenceName(str):

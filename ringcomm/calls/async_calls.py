@@ -61,14 +61,9 @@ def start_allreduce(
     """Start an allreduce; ``in_place`` is the function's name if the arrays are overwritten, else ""."""
     context = api.context()
     operands = [submitted(context.staging, array, in_place) for array in arrays]
-
-    def convert(_: Any) -> Any:
-        results = [operand.finish() for operand in operands]
-        return results if grouped else results[0]
-
     return context.engine.allreduce(
         [item.flat for item in operands], options, options.name, [item.shape for item in operands],
-        number_of(options.process_set), convert=convert, mirrors=mirrors(operands),
+        number_of(options.process_set), convert=finisher(operands, grouped), mirrors=mirrors(operands),
     )  # fmt: skip
 
 
@@ -97,7 +92,7 @@ def start_reducescatter(arrays: Sequence[Any], options: Options, grouped: bool =
     operands = [submitted(context.staging, array, rows=True) for array in arrays]
     return context.engine.reducescatter(
         [item.flat for item in operands], [item.shape for item in operands], options,
-        number_of(options.process_set), convert=_deliverer(operands, grouped), mirrors=mirrors(operands),
+        number_of(options.process_set), convert=deliverer(operands, grouped), mirrors=mirrors(operands),
     )  # fmt: skip
 
 
@@ -136,7 +131,7 @@ def start_allgather(
     operands = [submitted(context.staging, array, rows=True) for array in arrays]
     return context.engine.allgather(
         [item.flat for item in operands], [item.shape or (1,) for item in operands], name,
-        number_of(process_set), convert=_deliverer(operands, grouped), mirrors=mirrors(operands),
+        number_of(process_set), convert=deliverer(operands, grouped), mirrors=mirrors(operands),
         bounds=bounds,
     )  # fmt: skip
 
@@ -162,7 +157,7 @@ def broadcast_async(
     argument = submitted(context.staging, array, read=context.rank == root_rank)
     return context.engine.broadcast(
         [argument.flat], root_rank, name, [argument.shape], number_of(process_set),
-        convert=lambda _: argument.finish(), mirrors=mirrors([argument]),
+        convert=finisher([argument], False), mirrors=mirrors([argument]),
     )  # fmt: skip
 
 
@@ -188,7 +183,7 @@ def broadcast_async_(
     target = submitted(context.staging, array, "broadcast_async_", read=context.rank == root_rank)
     return context.engine.broadcast(
         [target.flat], root_rank, name, [target.shape], number_of(process_set),
-        convert=lambda _: target.finish(), mirrors=mirrors([target]),
+        convert=finisher([target], False), mirrors=mirrors([target]),
     )  # fmt: skip
 
 
@@ -234,7 +229,18 @@ def start_alltoall(
     )  # fmt: skip
 
 
-def _deliverer(operands: Sequence[Operand], grouped: bool) -> Callable[[Any], Any]:
+def finisher(operands: Sequence[Operand], grouped: bool) -> Callable[[Any], Any]:
+    """Return the function that makes the results of operands that have been overwritten."""
+
+    def convert(_: Any) -> Any:
+        if not grouped:
+            return operands[0].finish()
+        return [operand.finish() for operand in operands]
+
+    return convert
+
+
+def deliverer(operands: Sequence[Operand], grouped: bool) -> Callable[[Any], Any]:
     """Return the function that shapes the engine's results, whose rows differ from the operands'."""
 
     def convert(arrays: Sequence[Array]) -> Any:

@@ -22,8 +22,7 @@ from .deadlocks import BlockedRanks
 from .fusion import Ready, fuse
 from .mismatch import deadlock_text, last_seen_text, mismatch_text, ranks_text, whereabouts
 from .observer import Observer
-from .pending import MAX_NUMBERS, MAX_SITES
-from .piggyback import settle
+from .pending import MAX_NUMBERS, MAX_SITES, settle
 from .process_sets import GLOBAL_SET, ProcessSets, UnknownProcessSetError
 from .repeats import RepeatPolicy, may_repeat
 
@@ -144,16 +143,16 @@ class _Numbers:
 
     def __init__(self) -> None:
         self.signatures: Dict[int, Signature] = {}
-        self._numbers: Dict[Signature, int] = {}
+        self.numbers: Dict[Signature, int] = {}
 
     def of(self, signature: Signature, fresh: List[List[Any]]) -> int:
         """Return a signature's number; a new one is added to ``fresh``, of which the ranks are told."""
-        number = self._numbers.get(signature)
+        number = self.numbers.get(signature)
         if number is not None:
             return number
-        number = len(self._numbers) + 1
+        number = len(self.numbers) + 1
         if number <= MAX_NUMBERS:
-            self._numbers[signature], self.signatures[number] = number, signature
+            self.numbers[signature], self.signatures[number] = number, signature
         else:  # for these responses only
             number = MAX_NUMBERS + 1 + len(fresh)
         fresh.append([number, signature.to_json()])
@@ -238,7 +237,7 @@ class Coordinator:
         """Return the operation that a rank announces; None if its process set has been removed meanwhile."""
         entry = self._entries.get((signature.process_set, signature.name, number))
         if entry is None:
-            key = signature.key(number)
+            key = Key(signature.process_set, signature.name, number)
             try:
                 members = self._members(key.process_set)
             except UnknownProcessSetError as problem:
@@ -386,10 +385,7 @@ class Coordinator:
                 [self._numbers.of(signature, fresh), key.number, packed]
                 for key, signature, packed in coming.settled
             ],
-            "run": [
-                [self._run(item, fresh) for item in bucket]
-                for bucket in fuse(ready, self._tuning.fusion_bytes)
-            ],
+            "run": [self._run(bucket, fresh) for bucket in fuse(ready, self._tuning.fusion_bytes)],
             "failed": coming.failed,
             "joined": self._joined[-1] if all_joined else -1,
             "repeats": self._to_repeat(ready, fresh),
@@ -407,9 +403,12 @@ class Coordinator:
             self._blocked.will_go_on(range(len(self._hosts)))
         return responses
 
-    def _run(self, item: Ready, fresh: List[List[Any]]) -> List[Any]:
-        run = [self._numbers.of(item.signature, fresh), item.number]
-        return [*run, item.more] if item.more else run
+    def _run(self, bucket: Sequence[Ready], fresh: List[List[Any]]) -> List[List[Any]]:
+        run: List[List[Any]] = []
+        for item in bucket:
+            number = self._numbers.numbers.get(item.signature) or self._numbers.of(item.signature, fresh)
+            run.append([number, item.number, item.more] if item.more else [number, item.number])
+        return run
 
     def _due(self, now_s: float) -> bool:
         coming, tuning = self._next, self._tuning
@@ -454,13 +453,12 @@ class Coordinator:
         if coming.ready:
             alarms.append(coming.since_s + tuning.cycle_s)
         if entries:
-            deadlock_at_s = self._blocked.alarm_s(bool(coming.ready))
-            if deadlock_at_s is not None:
-                alarms.append(deadlock_at_s)
+            if self._blocked.look_at_s is not None:
+                alarms.append(self._blocked.look_at_s)
             if tuning.stall_warning_s:
-                alarms.append(min(entry.reported_s for entry in entries) + tuning.stall_warning_s)
+                alarms.append(min([entry.reported_s for entry in entries]) + tuning.stall_warning_s)
             if tuning.stall_limit_s:
-                alarms.append(min(entry.first_s for entry in entries) + tuning.stall_limit_s)
+                alarms.append(min([entry.first_s for entry in entries]) + tuning.stall_limit_s)
         if self.repeats.active and (entries or self._joined):
             alarms.append(now_s)
         if self.repeats.since_s is not None and tuning.stall_limit_s:

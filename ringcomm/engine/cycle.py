@@ -20,13 +20,11 @@ from ..group.failures import FailureReporter
 from ..transport.base import Fabric, Link, StoppableWatch, Stopped
 from ..wire.messages import Message
 from ..wire.signature import Key
-from .bucket_runner import BucketRunner
+from .bucket_runner import BucketRunner, Work
 from .coordinator import Coordinator, RankReports
 from .observer import labels_of
-from .packing import Work
 from .peer_channels import PeerChannels
-from .pending import Pending
-from .piggyback import unpack
+from .pending import Pending, unpack
 from .repeats import Repeats
 from .request import Handle, OperationHistory, Request
 from .stacks import main_stack
@@ -87,7 +85,7 @@ class EngineState:
         self.peers = peers
         self.bucket_runner = bucket_runner
         bucket_runner.repeated = self.repeats.all_sets
-        bucket_runner.may_poll = lambda: bool(self.waiters)  # otherwise the program computes
+        bucket_runner.may_poll = lambda: bool(self.waiters.waits)  # otherwise the program computes
         self.coordinator = coordinator
         self._fabric = fabric
         self._watch = watch
@@ -276,7 +274,7 @@ class EngineState:
         if not self._has_work():
             return False  # What is added meanwhile wakes this thread, if it sleeps, to another cycle.
         with self.lock:
-            ready = self.pending.announce(self.urgent or bool(self.waiters), self.rank)
+            ready = self.pending.announce(self.urgent or bool(self.waiters.waits), self.rank)
             self.urgent = False
             messages, self.outbox = self.outbox, []
         worked = ready is not None or bool(messages)
@@ -329,7 +327,7 @@ class EngineState:
         with self.lock:
             self.busy = False
             left = self._has_work() or len(self.pending) > 0 or self.join is not None
-            return left or alarm_s is not None or len(self.waiters) > 1
+            return left or alarm_s is not None or len(self.waiters.waits) > 1
 
     def wake_if_needed(self) -> None:
         """Wake the thread at work, if something was submitted that it may not have seen."""
@@ -407,7 +405,7 @@ class EngineState:
         """An operation that needs no collective: its result came with the responses."""
         with self.lock:
             signature = self.pending.signatures[number]
-            request = self.pending.take(signature.key(count))
+            request = self.pending.take(Key(signature.process_set, signature.name, count))
         if request is None:
             return  # of a process set to which this rank does not belong
         request.begin()

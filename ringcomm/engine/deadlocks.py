@@ -10,13 +10,12 @@ A rank may also be blocked in a direct call, which needs ranks that have not ent
 as long as they are blocked, so such a call is one more operation that lacks them. It may end without any
 response, and then none of the ranks that it needs is missing: the report does not count from then on.
 
-**All ranks.** If every rank is blocked and nothing is ready, no operation can end any more.
-
-**Some ranks.** If each of them is blocked for good, and each operation that one of them has announced lacks
-another one of them, none of their operations can become complete: the missing announcement would have to come
-from a rank that cannot submit anything before one of its own operations ends. That does not depend on what
-other ranks do, so it needs no time in which these are quiet, but only that each of the ranks has been blocked
-without a change for :data:`DEADLOCK_S`.
+If some ranks are blocked for good, and each operation that one of them has announced lacks another one of
+them, none of their operations can become complete: the missing announcement would have to come from a rank
+that cannot submit anything before one of its own operations ends. That does not depend on what other ranks
+do, so it needs no time in which these are quiet, but only that each of the ranks has been blocked without a
+change for :data:`DEADLOCK_S`. If all ranks are blocked, but not all for good, it is a stall like any other
+until nothing has changed for :data:`BUSY_FACTOR` times the time until a warning.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class _Blocked(NamedTuple):
 
 
 class BlockedRanks:
-    """Which ranks are blocked, and since when."""
+    """Which ranks are blocked, and since when; ``look_at_s``: when :meth:`find` may find something."""
 
     def __init__(self, size: int, stall_warning_s: float) -> None:
         self._size = size
@@ -103,9 +102,7 @@ class BlockedRanks:
         self._counts_from: Dict[int, int] = {}
         self._issued = 0  # responses
         self._changed_s = 0.0
-        self._looked_at = -1.0  # value of changed_s when all ranks were last looked at
-        self._given_up_s: Optional[float] = None
-        self._look_at_s: Optional[float] = None  # when to look at some ranks
+        self.look_at_s: Optional[float] = None
 
     def changed(self, now_s: float) -> None:
         """A rank has sent something after which ranks that wait may go on."""
@@ -125,8 +122,8 @@ class BlockedRanks:
         if heard < self._counts_from.get(rank, 0) or (before and before._replace(since_s=now_s) == item):
             return
         self._blocked[rank] = item
-        if for_good and self._look_at_s is None:
-            self._look_at_s = now_s + DEADLOCK_S
+        at_s = now_s + DEADLOCK_S
+        self.look_at_s = at_s if self.look_at_s is None else min(self.look_at_s, at_s)
 
     def goes_on(self, rank: int) -> None:
         """A rank has submitted something, or reports that it is no longer blocked."""
@@ -142,11 +139,6 @@ class BlockedRanks:
         for rank in ranks if self._blocked else ():
             self._blocked.pop(rank, None)
 
-    def alarm_s(self, ready: bool) -> Optional[float]:
-        """Return when :meth:`find` may find something although nothing arrives; None: not before."""
-        times = [at_s for at_s in (self._look_at_s, self._all_at_s(ready)) if at_s is not None]
-        return min(times) if times else None
-
     def find(
         self,
         joined: Collection[int],
@@ -157,9 +149,31 @@ class BlockedRanks:
     ) -> Optional[Deadlock]:
         """Return the ranks of which none can go on before another one of them does, once it is time.
 
+        Looks once after a rank has become blocked: nothing else can make ranks wait for each other.
         ``operations`` returns the incomplete ones.
         """
-        return self._find_all(joined, ready, paused, now_s) or self._find_some(joined, operations, now_s)
+        if self.look_at_s is None or now_s < self.look_at_s:
+            return None
+        self.look_at_s = None
+        blocked = {rank for rank, item in self._blocked.items() if item.for_good and rank not in joined}
+        direct = [((rank,), self._lacks(rank)) for rank in blocked if self._blocked[rank].doing]
+        stuck: Collection[int] = waiting_for_each_other(blocked, [*operations(), *direct])
+        busy: List[int] = []
+        if stuck:
+            at_s = max(self._blocked[rank].since_s for rank in stuck) + DEADLOCK_S
+        else:
+            stuck = range(self._size)
+            busy = sorted(rank for rank, item in self._blocked.items() if not item.for_good)
+            limit_s = 0.0 if paused or ready else BUSY_FACTOR * self._stall_warning_s
+            if not (busy and limit_s and all(self._waits(rank) or rank in joined for rank in stuck)):
+                return None
+            at_s = self._changed_s + limit_s
+        if now_s < at_s:
+            self.look_at_s = at_s
+            return None
+        waited_s = now_s - (self._changed_s if busy else at_s - DEADLOCK_S)
+        calls = {rank: item.doing for rank, item in self._blocked.items() if rank in stuck and item.doing}
+        return Deadlock(stuck, busy, waited_s, calls)
 
     def _lacks(self, rank: int) -> List[int]:
         """Blocked ranks that have not entered the direct call in which this rank waits."""
@@ -169,58 +183,6 @@ class BlockedRanks:
             other for other in needed if other in self._blocked and self._blocked[other].calls < item.calls
         ]
 
-    def _waits_for_ranks(self, rank: int) -> bool:
+    def _waits(self, rank: int) -> bool:
         """Return whether a rank is blocked, and not in a direct call that goes on without blocked ranks."""
         return rank in self._blocked and (not self._blocked[rank].doing or bool(self._lacks(rank)))
-
-    def _calls_of(self, ranks: Iterable[int]) -> Dict[int, str]:
-        return {
-            rank: self._blocked[rank].doing
-            for rank in ranks
-            if rank in self._blocked and self._blocked[rank].doing
-        }
-
-    # ---- all ranks ---------------------------------------------------------------------------
-
-    def _all_at_s(self, ready: bool) -> Optional[float]:
-        """Return when to look at all ranks; None: not before something has changed."""
-        if not self._blocked or ready:
-            return None
-        return self._changed_s + DEADLOCK_S if self._looked_at != self._changed_s else self._given_up_s
-
-    def _find_all(
-        self, joined: Collection[int], ready: bool, paused: bool, now_s: float
-    ) -> Optional[Deadlock]:
-        at_s = self._all_at_s(ready)
-        if at_s is None or now_s < at_s:
-            return None
-        stuck = all(self._waits_for_ranks(rank) or rank in joined for rank in range(self._size))
-        busy = sorted(rank for rank, item in self._blocked.items() if not item.for_good)
-        # Threads live that do not wait: until then it is a stall like any other.
-        limit_s = BUSY_FACTOR * (0.0 if paused else self._stall_warning_s) if busy else DEADLOCK_S
-        self._looked_at = self._changed_s
-        self._given_up_s = self._changed_s + limit_s if stuck and limit_s else None
-        if self._given_up_s is None or now_s < self._given_up_s:
-            return None
-        ranks = range(self._size)
-        return Deadlock(ranks, busy, now_s - self._changed_s, self._calls_of(ranks))
-
-    # ---- some ranks --------------------------------------------------------------------------
-
-    def _find_some(
-        self, joined: Collection[int], operations: Callable[[], Operations], now_s: float
-    ) -> Optional[Deadlock]:
-        """Looks once after ranks have become blocked: nothing else can make ranks wait for each other."""
-        if self._look_at_s is None or now_s < self._look_at_s:
-            return None
-        self._look_at_s = None
-        blocked = {rank for rank, item in self._blocked.items() if item.for_good and rank not in joined}
-        direct = [((rank,), self._lacks(rank)) for rank in blocked if self._blocked[rank].doing]
-        stuck = waiting_for_each_other(blocked, [*operations(), *direct])
-        if not stuck:
-            return None
-        since_s = max(self._blocked[rank].since_s for rank in stuck)
-        if now_s < since_s + DEADLOCK_S:
-            self._look_at_s = since_s + DEADLOCK_S
-            return None
-        return Deadlock(stuck, [], now_s - since_s, self._calls_of(stuck))

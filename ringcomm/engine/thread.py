@@ -110,11 +110,11 @@ class EngineThread:
         request.urgent = urgent
         with state.lock:
             self._check_usable()
-            attended = len(state.waiters) > 0 or state.pending.announced
+            attended = bool(state.waiters.waits) or state.pending.announced
             state.pending.add(request)
             state.history.submitted(request)
             state.urgent = state.urgent or urgent
-            state.waiters.submitted()
+            state.waiters.submitters.add(threading.get_ident())
             busy, asleep = state.busy, state.asleep
         if not busy and not urgent:
             if attended or sum([array.nbytes for array in request.arrays]) > SMALL_BYTES:

@@ -63,37 +63,33 @@ NOTHING_REPORTED = BlockedReport(-1, False)
 
 
 class Waiters:
-    """Used under the engine's lock. Made in a thread of its rank."""
+    """Used under the engine's lock. Made in a thread of its rank.
+
+    ``submitters`` are the threads that have submitted operations, ``waits`` those of each thread that waits.
+    """
 
     def __init__(self) -> None:
-        self._submitters: Set[int] = set()
-        self._waits: Dict[int, List[Wait]] = {}
+        self.submitters: Set[int] = set()
+        self.waits: Dict[int, List[Wait]] = {}
         self._owner: Optional[object] = _owners.get(threading.current_thread())
-
-    def __len__(self) -> int:
-        return len(self._waits)
-
-    def submitted(self) -> None:
-        """The calling thread has submitted something."""
-        self._submitters.add(threading.get_ident())
 
     def enter(self, wait: Wait) -> None:
         """The calling thread begins to wait."""
-        self._waits.setdefault(threading.get_ident(), []).append(wait)
+        self.waits.setdefault(threading.get_ident(), []).append(wait)
 
     def leave(self, wait: Wait) -> None:
         """The calling thread has waited, or was interrupted before it had begun to."""
         ident = threading.get_ident()
-        left = [other for other in self._waits.pop(ident, ()) if other is not wait]
+        left = [other for other in self.waits.pop(ident, ()) if other is not wait]
         if left:
-            self._waits[ident] = left
+            self.waits[ident] = left
 
     def all_wait(self) -> bool:
         """Return whether every live thread that ever submitted anything waits for what is not done."""
         alive, whole = threads_in_python()
         if whole:
-            self._submitters &= alive
-        return self._submitters <= self._waiting(limited=True)
+            self.submitters &= alive
+        return self.submitters <= self._waiting(limited=True)
 
     def report(self, executed: int, calls: Progress) -> BlockedReport:
         """Return the report to rank 0, if all threads that have submitted anything wait."""
@@ -121,7 +117,7 @@ class Waiters:
         """Threads that wait for what is not done; ``limited``: also those that wait for a limited time."""
         return {
             ident
-            for ident, waits in self._waits.items()
+            for ident, waits in self.waits.items()
             if all(
                 not wait.handle.done() and wait.reports and (limited or not wait.limited) for wait in waits
             )

@@ -27,7 +27,7 @@ from .view import Peer
 
 if TYPE_CHECKING:
     from ..rendezvous.client import Joined
-    from .message_history import MessageHistory
+    from .point_to_point import MessageHistory
 
 
 class Group:
@@ -87,7 +87,7 @@ class Group:
 
     def record_messages(self, type_name: Callable[[int], str]) -> MessageHistory:
         """Record point-to-point messages as well, after :meth:`record`."""
-        from .message_history import MessageHistory  # only groups of PyTorch have such messages
+        from .point_to_point import MessageHistory  # only groups of PyTorch have such messages
 
         history = MessageHistory(type_name)
         history.on_failure = self.flight.failed

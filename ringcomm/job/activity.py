@@ -16,7 +16,7 @@ from ..collective.totals import Totals, longest
 from ..engine.engine import Engine
 
 if TYPE_CHECKING:
-    from ..group.message_history import MessageHistory
+    from ..group.point_to_point import MessageHistory
 
 OPERATIONS_SENT = 8  # operations in a report to ringrun: those that took the most time in total
 _TEXT_CHARACTERS = 1000  # of the description of an operation, which has the names of its tensors

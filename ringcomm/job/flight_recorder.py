@@ -35,7 +35,7 @@ from ..storage.folders import own_folder
 from .activity import Activity, report
 
 if TYPE_CHECKING:
-    from ..group.message_history import MessageHistory
+    from ..group.point_to_point import MessageHistory
 
 logger = logging.getLogger("ringcomm.job.flight_recorder")
 

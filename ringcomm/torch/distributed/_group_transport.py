@@ -18,8 +18,8 @@ from ... import api
 from ...clock import StepClock
 from ...config import Settings
 from ...engine.failure_detector import SilenceLimits
-from ...engine.heartbeat import HeartbeatThread
 from ...engine.observer import EventSource, Observer, OwnTrace
+from ...engine.peer_channels import HeartbeatThread
 from ...errors import RingcommError
 from ...group.failures import GroupWatch
 from ...group.group import Group

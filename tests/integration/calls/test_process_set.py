@@ -38,7 +38,6 @@ class TestProcessSet:
         assert remove_process_set(evens) is False
         assert global_process_set.ranks == [] and number_of(None) == number_of(global_process_set) == 0
 
-
     def test_members_and_others(self, ranks_of):
         def work(context):
             ends = add_process_set([2, 0])
@@ -59,7 +58,6 @@ class TestProcessSet:
             return total.tolist()
 
         assert ranks_of(3, work, settings=SETTINGS) == [[4.0, 4.0], [2.0, 2.0], [4.0, 4.0]]
-
 
     def test_a_number_belongs_to_one_job(self, ranks_of):
         kept = {}

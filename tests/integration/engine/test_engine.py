@@ -48,7 +48,6 @@ class TestTrouble:
         assert "Mismatched allreduce tensor shapes" in text and "test_engine.py" in text
         assert [again for _, again in results] == [[3.0, 3.0]] * 3
 
-
     def test_what_makes_no_sense_is_refused_here(self):
         def work(context):
             engine = context.engine
@@ -107,7 +106,6 @@ class TestTrouble:
 
         with_rendezvous = run_ranks(3, work, "tcp")
         assert with_rendezvous == [None if rank == leaver else True for rank in range(3)]
-
 
     def test_close_with_something_on_its_way(self, on_ranks):
         failed = threading.Event()

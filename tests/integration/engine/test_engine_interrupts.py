@@ -53,7 +53,7 @@ class TestInterrupts:
             state = context.engine._thread._state
 
             def interrupt():
-                if eventually(lambda: len(state.waiters._waits) == 2):
+                if eventually(lambda: len(state.waiters.waits) == 2):
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(Stop))
 
             threading.Thread(target=interrupt).start()

@@ -40,7 +40,6 @@ class TestThreads:
 
         assert run_ranks(2, work, settings=PLAIN) == [["a", "b"]] * 2
 
-
     def test_two_threads_wait_for_one_handle(self):
         """The second one waits until the first one has converted the result."""
 

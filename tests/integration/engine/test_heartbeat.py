@@ -10,8 +10,8 @@ import pytest
 
 from ringcomm.collective.progress import Progress
 from ringcomm.engine.failure_detector import SilenceLimits
-from ringcomm.engine.heartbeat import HeartbeatThread
 from ringcomm.engine.observer import Observer
+from ringcomm.engine.peer_channels import HeartbeatThread
 from ringcomm.errors import BrokenInvariantError
 from ringcomm.group.failures import Reporter
 from ringcomm.transport.tcp import SocketFabric, SocketLink

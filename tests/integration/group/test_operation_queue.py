@@ -89,7 +89,6 @@ def test_a_thread_that_waits_leaves_a_running_work_to_its_thread(manual):
 
 
 class TestDrain:
-
     def test_it_waits_for_what_runs_and_what_is_queued(self, queue):
         gate, behind = Gate(), Task("behind")
         queue.submit(gate.work, inline=False)

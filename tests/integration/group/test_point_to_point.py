@@ -90,7 +90,6 @@ class TestCallers:
         server.join(LIMIT_S)
         assert not server.is_alive()
 
-
     def test_nothing_moves_after_an_interrupt(self, ranks):
         one, two = ranks(2)
         work = Interrupted("recv from rank 1")
@@ -120,7 +119,6 @@ class TestLostPeers:
         assert isinstance(errors[0], PeerLostError) and errors[0] is errors[1] and errors[0].rank == 1
         assert "recv from rank 1: it closed the connection" in str(errors[0])
         assert one.send(1, b"late").ended() is errors[0], "the engine has ended"
-
 
     def test_what_it_sent_before_it_left_is_received(self, ranks):
         one, two, three = ranks(3)
@@ -152,7 +150,6 @@ class TestFailures:
         assert isinstance(error, MismatchError) and error.peer == 1
         assert "rank 0: recv(8 bytes, src=1, tag=5) at train.py:7" in str(error)
         assert "send(4 bytes, tag=5)" in str(error)
-
 
     def test_the_root_cause_ends_a_wait(self, ranks):
         one, _ = ranks(2)

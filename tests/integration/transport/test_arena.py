@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
-from ringcomm.engine.packing import FusionBuffer
+from ringcomm.engine.bucket_runner import FusionBuffer
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.transport import arena
 from ringcomm.transport.arena import MIN_BYTES, PeerArena

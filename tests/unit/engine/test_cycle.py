@@ -56,7 +56,6 @@ def test_what_a_rank_may_not_send_is_refused():
 
 
 class TestFailures:
-
     @pytest.mark.parametrize(
         ("problem", "kind", "text"),
         [
@@ -81,7 +80,6 @@ class TestFailures:
         error = error_of(request.handle)
         assert type(error) is kind and text in str(error)
 
-
     def test_everything_fails_with_the_engine(self):
         job = Job()
         state = job.states[1]
@@ -99,7 +97,6 @@ class TestFailures:
 
 
 class TestLinksThatEnd:
-
     def test_without_one_it_is_reported_once(self):
         job = Job()
         assert not job.states[0].peers.settled(())

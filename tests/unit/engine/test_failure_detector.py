@@ -77,7 +77,6 @@ class TestStuck:
         own = calling(4, 20, 0, 2, exchanged=((0, 5, 5), (2, 8, 7)))
         assert self.stuck_at(own, others, channel) == (30, 2)
 
-
     def test_both_wait_for_each_other_because_of_a_third(self):
         others = {0: calling(4, 10, 2), 2: calling(4, 30, 1, exchanged=((1, 7, 8),))}
         assert self.stuck_at(calling(4, 20, 0, 2, exchanged=((2, 8, 7),)), others) is None
@@ -132,7 +131,6 @@ class TestLate:
         said = self.watch(100, {0: calling(5), 1: between(3), 2: calling(4)})
         assert [late.ranks for _, late in said] == [[1]]
         assert self.watch(1000, {0: calling(5), 1: calling(4), 2: calling(4)}) == []
-
 
     def test_a_pause_stops_the_clock(self):
         calls = {0: calling(4), 1: between(3), 2: calling(4)}

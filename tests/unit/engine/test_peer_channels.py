@@ -42,7 +42,6 @@ class Job:
 
 
 class TestHeartbeats:
-
     def test_one_that_is_frozen_is(self):
         job = Job(SilenceLimits(3.0, 0.0, 0.0))
         job.run(1.0)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any, Dict, List, Optional
 
 import numpy as np
 import pytest
 
-from ringcomm.engine.pending import Pending
+from ringcomm.engine.coordinator import Coordinator, Tuning
+from ringcomm.engine.pending import PIGGYBACK_BYTES, Pending, may_piggyback, pack, settle, unpack
 from ringcomm.engine.process_sets import ProcessSets
 from ringcomm.engine.request import Handle, OperationHistory, Request
 from ringcomm.errors import ConfigError, DuplicateNameError, MismatchError
 from ringcomm.ops import Collective, ReduceOp
-from ringcomm.wire.frames import NO_ROOT
+from ringcomm.wire.frames import NO_OP, NO_ROOT
+from ringcomm.wire.messages import encode, validate
 from ringcomm.wire.signature import Signature
+from tests.support.reference import all_dtypes, assert_reduced, contributions, ops_for
 
 
 def request(name: str = "", site: str = "train.py:1") -> Request:
@@ -68,8 +72,6 @@ def test_a_name_can_be_used_again_when_it_is_done():
 
 
 class TestHandle:
-
-
     def test_every_waiter_gets_an_error_of_its_own(self):
         handle = Handle("x")
         handle.finish(error=MismatchError("differ", rank=0, peer=1))
@@ -95,7 +97,6 @@ class TestProcessSets:
         why = "use global_process_set" if len(ranks) == 4 else "different ranks"
         with pytest.raises(ConfigError, match=why):
             ProcessSets(0, 4).check_new(ranks)
-
 
     def test_a_pair_of_ranks_has_a_number_that_all_ranks_compute(self):
         size = 4
@@ -124,3 +125,97 @@ def test_the_flight_recorder_keeps_the_last_operations_but_not_their_arrays():
     assert rows[0]["moved"] == 100 and "moved" not in rows[1]
     assert rows[2]["error"] == "MismatchError: no"
     assert rows[1]["site"] == "train.py:1" and rows[1]["ended"] is None
+
+
+def small(array: np.ndarray, kind: Collective = Collective.ALLREDUCE, **changes: Any) -> Request:
+    op = int(ReduceOp.SUM) if kind == Collective.ALLREDUCE else NO_OP
+    signature = Signature("a", 0, int(kind), op, NO_ROOT, (array.dtype.name,), (array.shape,))
+    return Request(signature._replace(**changes), [array], Handle("a"))
+
+
+def settled(arrays: List[np.ndarray], **changes: Any) -> List[np.ndarray]:
+    """Every rank's array afterwards."""
+    requests = [small(array.copy(), **changes) for array in arrays]
+    packed = {rank: pack(item, rank) for rank, item in enumerate(requests)}
+    text = settle(requests[0].signature, range(len(arrays)), packed, {})
+    for item in requests:
+        unpack(item, text)
+    return [item.arrays[0] for item in requests]
+
+
+@pytest.mark.parametrize("dtype", all_dtypes(), ids=str)
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_reductions_of_every_type(dtype, size):
+    for op in ops_for(dtype):
+        for count in (0, 1, 7):
+            arrays = contributions(dtype, size, count)
+            results = settled(arrays, op=int(op))
+            assert_reduced(results[0], arrays, op)
+            assert all(result.tobytes() == results[0].tobytes() for result in results)
+
+
+def test_what_may_not_be_piggybacked():
+    most = PIGGYBACK_BYTES // 8
+    assert may_piggyback(small(np.zeros(most)))
+    assert not may_piggyback(small(np.zeros(most + 1)))
+    assert not may_piggyback(small(np.zeros(2), op=int(ReduceOp.ADASUM)))
+    assert not may_piggyback(small(np.zeros(2), Collective.ALLGATHER))
+    grouped = small(np.zeros(2))
+    grouped.arrays.append(np.zeros(2))
+    assert not may_piggyback(grouped)
+
+
+class Ranks:
+    """Two ranks' bookkeeping and the coordinator between them."""
+
+    def __init__(self) -> None:
+        self.coordinator = Coordinator(["a", "b"], {0: (0, 1)}.__getitem__, Tuning(1 << 20, 0.0))
+        self.pending = [Pending(), Pending()]
+        self.requests: List[Any] = [None, None]
+
+    def submit(self, rank: int, value: float, urgent: bool) -> None:
+        item = self.requests[rank] = small(np.array([value]))
+        item.urgent = urgent
+        self.pending[rank].add(item)
+        message = self.pending[rank].announce(urgent, rank)
+        assert message is not None and encode(validate(message))
+        self.coordinator.take(rank, message, 0.0)
+
+    def responses(self) -> Optional[Dict[str, Any]]:
+        responses = self.coordinator.decide(0.0)
+        if responses is not None:
+            validate(responses)
+            for pending in self.pending:
+                pending.learn(responses["fresh"])
+                for run in responses["run"]:
+                    pending.take_bucket(run)
+                for number, count, text in responses["settled"]:
+                    [(_, item)] = pending.take_bucket([[number, count]])
+                    unpack(item, text)
+        return responses
+
+
+def test_from_the_second_time_on_if_all_wait():
+    ranks = Ranks()
+    for time in range(3):
+        ranks.submit(1, 5.0, urgent=True)
+        assert ranks.responses() is None
+        ranks.submit(0, 2.0, urgent=True)
+        responses = ranks.responses()
+        assert len(responses["run"]) == (1 if time == 0 else 0)
+        if time:
+            assert [item.arrays[0][0] for item in ranks.requests] == [7.0, 7.0]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_if_one_does_not_wait_it_runs_as_any_other(first):
+    ranks = Ranks()
+    for urgent in (True, False, True):
+        ranks.submit(first, 5.0, urgent)
+        ranks.submit(1 - first, 2.0, True)
+        responses = ranks.responses()
+    assert responses["run"] == []  # all of them waited the last time
+    ranks.submit(first, 5.0, False)
+    ranks.submit(1 - first, 2.0, True)
+    responses = ranks.responses()
+    assert len(responses["run"]) == 1 and responses["settled"] == []

@@ -165,7 +165,6 @@ class TestFlowControl:
         """Room for ten messages of 1000 bytes."""
         monkeypatch.setattr(message_channel, "HELD_BYTES", 10 * (1000 + message_channel.OVERHEAD_BYTES))
 
-
     def test_the_receiver_holds_no_more_than_the_limit(self):
         pair = Pair()
         notes = [pair.send((0, tag), bytes(1000)) for tag in range(50)]

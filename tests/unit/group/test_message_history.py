@@ -6,7 +6,7 @@ import pytest
 
 from ringcomm.collective.totals import Totals
 from ringcomm.errors import PeerLostError
-from ringcomm.group.message_history import KIND, RECEIVE, SEND, MessageHistory
+from ringcomm.group.point_to_point import KIND, RECEIVE, SEND, MessageHistory
 from tests.integration.group.works import Task
 
 

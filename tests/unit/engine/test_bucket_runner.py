@@ -7,7 +7,7 @@ import pytest
 
 from ringcomm.codec.base import BLOCK_ITEMS
 from ringcomm.configuration.bucket_sizes import ALONE_BYTES
-from ringcomm.engine.packing import (
+from ringcomm.engine.bucket_runner import (
     FusionBuffer,
     as_one,
     groups_by_index,
