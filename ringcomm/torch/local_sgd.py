@@ -52,6 +52,8 @@ class LocalSGD(OuterOptimizer):
             parameters are trained that were not when the block began.
     """
 
+    _of_distributed = False
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -65,7 +67,7 @@ class LocalSGD(OuterOptimizer):
         overlap: int = 0,
         max_drift: Optional[float] = None,
     ) -> None:
-        if getattr(optimizer, "_averages_gradients", False):
+        if hasattr(optimizer, "skip_synchronize") and not self._of_distributed:
             raise ConfigError(
                 "LocalSGD needs the original optimizer: a DistributedOptimizer averages gradients."
             )

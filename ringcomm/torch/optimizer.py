@@ -44,7 +44,6 @@ class OwnOptimizer:
     """Base of the mixins before the class of the user's own optimizer."""
 
     _option: str
-    _averages_gradients = True
 
     def _before_unscaling(self) -> None:
         """Prepare the gradients for a ``GradScaler``, which tests and unscales them."""
@@ -258,6 +257,12 @@ class _AdasumDistributed(OwnOptimizer):
     step.hooked = True  # type: ignore[attr-defined]
 
 
+class _Attached(LocalSGD):
+    """The :class:`LocalSGD` that a :class:`LocalDistributed` uses."""
+
+    _of_distributed = True
+
+
 class LocalDistributed(OwnOptimizer):
     """Mixin before the user's optimizer class: local steps, with ``DistributedOptimizer``'s methods."""
 
@@ -265,7 +270,6 @@ class LocalDistributed(OwnOptimizer):
     _passes: int
     _options: Dict[str, Any]
     _option = "--local-steps (RINGCOMM_LOCAL_STEPS)"
-    _averages_gradients = False
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -438,7 +442,7 @@ def local_optimizer(optimizer: Any, how: Reduction, passes: int) -> Any:
 
 def _train_locally(optimizer: Any) -> None:
     parameters = torch.nn.ParameterList(all_parameters(optimizer))
-    optimizer.local = LocalSGD(parameters, optimizer, **optimizer._options)
+    optimizer.local = _Attached(parameters, optimizer, **optimizer._options)
     optimizer.local._attach()
 
 
