@@ -248,10 +248,6 @@ custom_objects: other classes and functions that the file names, by name.""",
     "keras_legacy_opts": """legacy_opts: no effect; accepted because Horovod's function has it.""",
     "keras_steps_per_epoch": """steps_per_epoch: number of batches per epoch; None: the number that Keras
     reports.""",
-    "keras_epoch_end": """epoch: index of the epoch, from 0.
-logs: metrics by name.""",
-    "keras_batch_end": """batch: index of the batch in the epoch, from 0.
-logs: metrics by name.""",
     "keras_logs": """logs: metrics by name.""",
 }
 

@@ -54,19 +54,21 @@ def run(
     ``dtypes`` and ``shapes`` are those of the results; None for a length that is unknown when the graph is
     built. ``before`` is called before each run, except in TensorFlow 1 graphs, whose order is not defined.
     """
-    batch = Batch(operations, before)
     if tf.executing_eagerly():
-        return _run_eagerly(batch, inputs, dtypes)
+        return _run_eagerly(Batch(operations, before), inputs, dtypes)
     try:
         check_sets(operations)
     except UnknownProcessSetError as error:
         # AutoGraph re-raises built-in errors of Python only; it replaces others by an error of its own.
         raise ValueError(str(error)) from error
+    # Also in a function within a graph of TensorFlow 1, such as a branch of tf.cond().
+    eager_outside = tf.compat.v1.executing_eagerly_outside_functions()
+    batch = Batch(operations, before) if eager_outside else Batch(operations)
     if tf.inside_function():
         call = _reporting(lambda *arrays: batch.run(arrays), dtypes)
         outputs = _checked(tf.numpy_function(call, list(inputs), [tf.string, *dtypes]))
     else:
-        outputs = _run_in_graph(Batch(operations), inputs, dtypes)
+        outputs = _run_in_graph(batch, inputs, dtypes)
     for output, shape in zip(outputs, shapes):
         output.set_shape(shape)
     return outputs

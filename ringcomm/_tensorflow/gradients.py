@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -12,10 +12,12 @@ from .._adapter.gradients import bucket_name, check_start, plan_groups, variable
 from .._adapter.graph_callbacks import Operation, state_of
 from .._adapter.reduction import Reduction, VariableReducer, is_coded
 from ..calls.process_set import size_of
+from ..errors import ConfigError
 from ..ops import ReduceOp
 from . import bridge
 
 Name = Callable[[Any], str]
+Pair = Tuple[Any, Any]  # a gradient and its variable
 SMALL_BYTES = 1 << 20
 """Of a step's gradients: copying them side by side takes less than converting each of them."""
 
@@ -150,6 +152,82 @@ class ReducingOptimizer:
         listed = list(pairs)
         gradients, variables = zip(*listed) if listed else ((), ())
         return list(zip(self._reducer.reduce(gradients, variables, scope), variables))
+
+
+class Accumulator:
+    """The sums of gradients of several batches, in eager mode, ``tf.function`` and TensorFlow 1 graphs.
+
+    ``average``: divide them by ``passes``, the number of batches per step. Without ``sparse_as_dense``,
+    ``tf.IndexedSlices`` are refused.
+    """
+
+    def __init__(self, passes: int, average: bool, sparse_as_dense: bool) -> None:
+        self._options = (passes, average, sparse_as_dense)
+        self._sums: Dict[Any, Any] = {}
+        self._count: Any = None
+
+    def fresh(self) -> Accumulator:
+        """Return another accumulator with the same options, without sums."""
+        return Accumulator(*self._options)
+
+    def step(
+        self, pairs: Sequence[Pair], apply: Callable[[List[Pair]], Any],
+        otherwise: Callable[[], Any] = lambda: None,
+    ) -> tf.Tensor:  # fmt: skip
+        """Add pairs (gradient, variable); ``apply`` and reset the sums if a step is complete.
+
+        Else call ``otherwise``. Return whether it is complete. ConfigError: a gradient is sparse, and
+        ``sparse_as_dense`` is False.
+        """
+        passes, average, _ = self._options
+        factor = 1.0 / passes if average else 1.0
+        present = [(self._dense(gradient), variable) for gradient, variable in pairs if gradient is not None]
+        sums = [self._sum_for(variable) for _, variable in present]
+        if self._count is None:
+            self._count = _local_variable([], tf.int64)
+        # Only graphs of TensorFlow 1 need control dependencies; elsewhere operations run in program order.
+        added = [
+            total.assign_add(tf.cast(gradient, total.dtype), read_value=False)
+            for total, (gradient, _) in zip(sums, present)
+        ]
+        with tf.control_dependencies(added):
+            count = self._count.assign_add(1)
+
+        def make_step() -> Any:
+            values = [total.read_value() * tf.cast(factor, total.dtype) for total in sums]
+            done = apply([(value, variable) for value, (_, variable) in zip(values, present)])
+            with tf.control_dependencies([done] if isinstance(done, tf.Operation) else []):
+                cleared = [total.assign(tf.zeros_like(total), read_value=False) for total in sums]
+                with tf.control_dependencies([*cleared, self._count.assign(0, read_value=False)]):
+                    return tf.constant(True)
+
+        def only_add() -> Any:
+            otherwise()
+            return tf.constant(False)
+
+        return tf.cond(tf.equal(count, passes), make_step, only_add)
+
+    def _dense(self, gradient: Any) -> Any:
+        if isinstance(gradient, tf.IndexedSlices) and not self._options[2]:
+            raise ConfigError(
+                "backward_passes_per_step sums dense gradients only; this one is tf.IndexedSlices: use "
+                "sparse_as_dense=True."
+            )
+        return tf.convert_to_tensor(gradient)
+
+    def _sum_for(self, variable: Any) -> Any:
+        key = variable.ref()
+        if key not in self._sums:
+            self._sums[key] = _local_variable(variable.shape, variable.dtype.base_dtype)
+        return self._sums[key]
+
+
+def _local_variable(shape: Any, dtype: Any) -> Any:
+    with tf.init_scope():
+        return tf.compat.v1.Variable(
+            tf.zeros(shape, dtype), trainable=False, use_resource=True,
+            collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
+        )  # fmt: skip
 
 
 class Bundle(NamedTuple):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, List, Optional
 
 from .._adapter.reduction import OptionsInClass, convert, derive, set_untracked
-from .accumulation import Accumulator
-from .gradients import GradientReducer, ReducingOptimizer
+from .gradients import Accumulator, GradientReducer, ReducingOptimizer
 
 
 class _Distributed(OptionsInClass, ReducingOptimizer):

@@ -15,25 +15,34 @@ Every rank runs its own JAX on its own device; ringcomm connects them, so ``jax.
 Collectives in compiled programs run in the order of the program, which must be the same on all ranks.
 """
 
+import re as _re
+
+from jax import __version__ as _version
+
+if [int(part) for part in _re.findall(r"\d+", _version)[:3]] < [0, 6, 1]:
+    raise ImportError(
+        f"ringcomm.jax requires JAX 0.6.1 or newer (on Python 3.10 or newer), and this is JAX {_version}."
+    )
+
+# isort: split
 from .._adapter.common import *  # noqa: F403
 from ..calls.exports import export as _export
 from . import cluster as cluster
-from . import requirement as requirement
 from .collectives import allgather as allgather
 from .collectives import allreduce as allreduce
 from .collectives import alltoall as alltoall
 from .collectives import barrier as barrier
 from .collectives import broadcast as broadcast
+from .collectives import broadcast_parameters as broadcast_parameters
 from .collectives import pmean as pmean
 from .collectives import psum as psum
 from .collectives import reducescatter as reducescatter
-from .ending import typed_errors as typed_errors
-from .gradients import grad as grad
-from .gradients import value_and_grad as value_and_grad
-from .optimizer import AccumulationState as AccumulationState
-from .optimizer import DistributedOptimizer as DistributedOptimizer
-from .optimizer import distributed as distributed
 from .programs import jit as jit
-from .state import broadcast_parameters as broadcast_parameters
+from .programs import typed_errors as typed_errors
+from .training import AccumulationState as AccumulationState
+from .training import DistributedOptimizer as DistributedOptimizer
+from .training import distributed as distributed
+from .training import grad as grad
+from .training import value_and_grad as value_and_grad
 
 _export(globals())

@@ -7,10 +7,13 @@ gradients, that of an average their average, that of an allgather this rank's ro
 from __future__ import annotations
 
 import inspect
+import threading
 from typing import Any, Dict, List, Optional, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -21,12 +24,26 @@ from .._adapter.submit import with_causes
 from ..collective.call_sites import this_site
 from ..errors import NotOfferedError
 from ..ops import ReduceOp, weight_of
-from . import io_callbacks, started
-from .eager import from_host, to_host
 from .host_call import HostCall, SetPosition, edges_of, place_for, results_of
 
 collective_p = Primitive("ringcomm_collective")
 collective_p.multiple_results = True
+
+
+def _effect() -> Any:
+    """Return the effect by which ``io_callback`` keeps its order; its class has no public name."""
+    (found,) = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=True))().effects
+    try:
+        from jax._src.effects import remat_allowed_effects
+
+        # Otherwise jax.checkpoint refuses functions with collectives.
+        remat_allowed_effects.add_type(type(found))
+    except (ImportError, AttributeError):  # pragma: no cover - where JAX has moved the name
+        pass
+    return found
+
+
+effect = _effect()
 
 
 def bind(operation: Operation, operands: Sequence[Any]) -> List[Any]:
@@ -45,7 +62,25 @@ def bind(operation: Operation, operands: Sequence[Any]) -> List[Any]:
 def _abstract(*operands: Any, call: HostCall) -> Any:
     shapes = results_of(call, [operand.shape for operand in operands])
     results = [jax.core.ShapedArray(tuple(shape), operand.dtype) for shape, operand in zip(shapes, operands)]
-    return results, {io_callbacks.effect}
+    return results, {effect}
+
+
+def _lower(ctx: Any, *operands: Any, call: HostCall) -> Sequence[Any]:
+    """Emit the call of the host into a program, for every kind of device, as ``io_callback`` does.
+
+    That would make JAX arrays of the operands inside the callback; with one thread of XLA, converting these
+    to NumPy waits for ever for that thread.
+    """
+
+    def on_host(*arrays: Any) -> Any:
+        return tuple(call.run([np.asarray(array) for array in arrays]))
+
+    results, token, _ = mlir.emit_python_callback(
+        ctx, on_host, ctx.tokens_in.get(effect), list(operands), ctx.avals_in, ctx.avals_out,
+        has_side_effect=True, returns_token=True,
+    )  # fmt: skip
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
+    return list(results)
 
 
 _has_cache = "cacheable" in inspect.signature(mlir.register_lowering).parameters
@@ -53,7 +88,7 @@ _has_cache = "cacheable" in inspect.signature(mlir.register_lowering).parameters
 uncached: Dict[str, Any] = {"cacheable": False} if _has_cache else {}
 
 # Not cached: a program that contains the operation twice calls the host at two places.
-mlir.register_lowering(collective_p, io_callbacks.lower, **uncached)
+mlir.register_lowering(collective_p, _lower, **uncached)
 
 
 @collective_p.def_impl
@@ -69,8 +104,66 @@ def run_outside(call: HostCall, arrays: Sequence[Any]) -> List[Any]:
     programs has.
     """
     with with_causes():
-        started.wait()
+        wait_for_programs()
     return call.run_now(arrays)
+
+
+class _Latest(threading.local):
+    """The program of ``hvd.jit`` that a thread has started last."""
+
+    done: Any = None  # a result of it that nothing else uses
+
+
+latest = _Latest()
+
+
+def wait_for_programs() -> None:
+    """Wait for this thread's programs of ``hvd.jit`` and ``jax.jit``; raise JAX's error if one failed."""
+    done, latest.done = latest.done, None
+    if done is not None:
+        jax.block_until_ready(done)
+    jax.effects_barrier()
+
+
+ALIGNMENT = 64  # JAX takes over memory without a copy if its address is a multiple of this
+
+_SHARED_FROM_BYTES = 4096  # below this a copy takes less time than handing memory over
+
+
+def to_host(operand: Any, copy: bool) -> Any:
+    """Return a JAX array as a contiguous NumPy array; with ``copy`` in new, writable memory."""
+    array = np.asarray(operand)
+    if not copy:
+        return np.asarray(array, order="C")  # np.ascontiguousarray() makes a row of a scalar
+    own = aligned(array.shape, array.dtype)
+    np.copyto(own, array)
+    return own
+
+
+def aligned(shape: Any, dtype: Any) -> Any:
+    """Return an uninitialized array whose memory JAX can take over."""
+    kind = np.dtype(dtype)
+    nbytes = int(np.prod(shape)) * kind.itemsize
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + nbytes].view(kind).reshape(shape)
+
+
+def from_host(array: Any, like: Any) -> Any:
+    """Return a JAX array with the elements of a NumPy array, on the device of ``like``.
+
+    The NumPy array must not be written to after this.
+    """
+    share = array.nbytes >= _SHARED_FROM_BYTES and array.dtype.kind in "iufc"
+    result = jnp.from_dlpack(array) if share else jnp.asarray(array)
+    device = getattr(like, "sharding", None)
+    on_accelerator = device is not None and next(iter(device.device_set)).platform != "cpu"
+    if on_accelerator:  # pragma: no cover - needs a GPU or a TPU
+        return jax.device_put(result, device)
+    return result
+
+
+# ---- derivatives -----------------------------------------------------------------------------
 
 
 def weights_of(weight: Any) -> List[Any]:

@@ -1,4 +1,4 @@
-"""``jit``: compiled programs with collectives that JAX starts as quickly as programs without.
+"""Compiled programs with collectives: :func:`jit`, errors, and waiting for programs before leaving the job.
 
 JAX starts a program with an ordered effect in Python, and hands it the token of the program before: 0.1 ms. A
 program without effects is started in C++, in some microseconds. So :func:`jit` compiles the function as one
@@ -10,23 +10,27 @@ thread has started are executed one after another on a device; JAX itself relies
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, List, Optional
+import logging
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 
+from .. import api
+from .._adapter.calls_in_order import is_inside
+from .._adapter.submit import cause_of, with_causes
 from ..docstrings import documented
-from . import io_callbacks
-from .primitive import uncached
-from .started import latest
+from .primitive import effect, latest, uncached, wait_for_programs
 
 try:
     from jax._src.core import trace_state_clean
 except ImportError:
     trace_state_clean = None
 
+logger = logging.getLogger("ringcomm.jax")
 program_p = Primitive("ringcomm_program")
 program_p.multiple_results = True
 
@@ -92,7 +96,7 @@ def _as_one_operation(fun: Callable[..., Any]) -> Callable[..., Any]:
 
         arrays = [leaves[place] for place in places]
         program, shapes = jax.make_jaxpr(on_arrays, return_shape=True)(*arrays)
-        if program.effects - {io_callbacks.effect}:
+        if program.effects - {effect}:
             results = jaxpr_as_fun(program)(*arrays)  # JAX must see these effects
         else:
             results = program_p.bind(*arrays, program=program)
@@ -113,8 +117,59 @@ def _execute(*operands: Any, program: Any) -> List[Any]:
 
 
 def _lower(ctx: Any, *operands: Any, program: Any) -> Any:
-    tokens = mlir.TokenSet.create([io_callbacks.effect])
+    tokens = mlir.TokenSet.create([effect])
     return mlir.lower_fun(jaxpr_as_fun(program))(ctx.replace(tokens_in=tokens, tokens_out=None), *operands)
 
 
 mlir.register_lowering(program_p, _lower, **uncached)
+
+
+# ---- errors, and the end of the job ----------------------------------------------------------
+
+
+@contextmanager
+def typed_errors() -> Iterator[None]:
+    """Raise the error of a failed collective in place of JAX's error that quotes it.
+
+    Outside of compiled programs collectives raise their own errors (``PeerLostError``, ``MismatchError``, …).
+    A compiled program runs them in XLA, which turns each into a ``JaxRuntimeError`` with the same text,
+    raised where a result of the program is used. At the end of this ``with`` block programs in progress are
+    waited for, so that their errors are raised here.
+
+    Example::
+
+        with hvd.typed_errors():
+            for batch in batches:
+                params, loss = step(params, batch)
+
+    Returns:
+        a context manager.
+
+    Raises:
+        RingcommError: a collective failed in the block.
+    """
+    with with_causes():
+        yield
+        wait_for_programs()
+
+
+def _finish() -> None:
+    """Wait for programs in progress: their collectives need this rank's connections."""
+    try:
+        wait_for_programs()
+    except Exception as error:  # noqa: BLE001 - of a collective; where its results are used it is raised too
+        logger.warning("A collective of a JAX program failed: %s", cause_of(error) or error)
+
+
+def _programs_first() -> None:
+    """Wait for the programs that this thread has started: their collectives precede the next call.
+
+    RingcommError (or an error of JAX): one of these programs has failed.
+    """
+    if not is_inside():
+        with with_causes():
+            wait_for_programs()
+
+
+api.before_leaving(_finish)
+api.before_calls(_programs_first)

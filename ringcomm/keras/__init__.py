@@ -12,7 +12,16 @@
 The program divides the data among the ranks; the rest of it stays as for one process.
 """
 
-from . import requirement  # noqa: F401 - first: it checks Keras' version
+import sys as _sys
+
+from keras import __version__ as _version
+
+if int(_version.partition(".")[0]) < 3:
+    raise ImportError(
+        "ringcomm.keras and ringcomm.tensorflow.keras need Keras 3, which comes with TensorFlow 2.16 and "
+        f"later; this is Keras {_version}. Update it ({_sys.executable} -m pip install -U tensorflow), or "
+        "train with a GradientTape and ringcomm.tensorflow, which works with TensorFlow 2.12 to 2.15 too."
+    )
 
 # isort: split
 from .._adapter.common import *  # noqa: F403
@@ -28,8 +37,8 @@ from .collectives import alltoall as alltoall
 from .collectives import broadcast as broadcast
 from .collectives import broadcast_variables as broadcast_variables
 from .collectives import reducescatter as reducescatter
-from .models import load_model as load_model
 from .optimizer import DistributedOptimizer as DistributedOptimizer
 from .optimizer import PartialDistributedOptimizer as PartialDistributedOptimizer
+from .optimizer import load_model as load_model
 
 _export(globals(), "callbacks", "elastic")

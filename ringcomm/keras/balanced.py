@@ -11,7 +11,6 @@ from ..balance.pace import Pace
 from ..docstrings import documented
 from ..dtypes import Array
 from ..errors import ConfigError
-from .backends import wait_for_reductions
 
 
 @documented
@@ -91,13 +90,13 @@ class BalancedDataset(keras.utils.PyDataset):
 
     def on_epoch_begin(self) -> None:
         """Begin an epoch; Keras calls this."""
-        wait_for_reductions()
+        _wait_for_reductions()
         self._step, self._running = self._start, True
         self.pace.begin(self._epoch, self._start)
 
     def on_epoch_end(self) -> None:
         """End an epoch; Keras calls this."""
-        wait_for_reductions()
+        _wait_for_reductions()
         # Before training Keras calls it without an epoch, or after one in which it only looked at a batch.
         if self._running and self.pace.step > self._start:
             self._epoch, self._start = self._epoch + 1, 0
@@ -131,3 +130,11 @@ def _rows(x: Any) -> int:
     if len(lengths) != 1:
         raise ConfigError(f"The inputs must have equally many rows, not {sorted(lengths)}.")
     return int(lengths.pop())
+
+
+def _wait_for_reductions() -> None:
+    """Wait until all steps so far have been reduced. Only JAX runs ahead of its computations."""
+    if keras.backend.backend() == "jax":
+        from .on_jax import wait_for_reductions
+
+        wait_for_reductions()

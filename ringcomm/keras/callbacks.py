@@ -12,7 +12,7 @@ from .._adapter.callbacks import Multiplier, Schedule, averaged, warmup
 from ..docstrings import documented
 from ..elastic.parts import build, variables_of
 from .collectives import broadcast_variables
-from .optimizer import check_reached, samples_of
+from .optimizer import check_not_scaled_outside, check_reached, samples_of
 
 _logger = logging.getLogger(__name__)
 
@@ -68,30 +68,21 @@ class BroadcastGlobalVariablesCallback(Callback):
     def on_train_begin(self, logs: Logs = None) -> None:
         """Broadcast the variables if the model is built.
 
-        Args:
-            {keras_logs}
-
         Raises:
-            MismatchError: the models of the ranks differ in their variables.
-            PeerLostError: a rank was lost.
+            ConfigError: a ``LossScaleOptimizer`` wraps the distributed optimizer.
+            {rank_errors}
         """
+        check_not_scaled_outside(getattr(self.model, "optimizer", None))
         if self.model.built:
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Broadcast the variables after the first batch if the model was not built before.
-
-        Args:
-            {keras_batch_end}
-        """
+        """Broadcast the variables after the first batch if the model was not built before."""
         if not self.broadcast_done:
             self._broadcast()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Check that the optimizer, if distributed, has reduced gradients in this epoch.
-
-        Args:
-            {keras_epoch_end}
 
         Raises:
             BrokenInvariantError: Keras has not called the method that reduces gradients.
@@ -134,12 +125,8 @@ class MetricAverageCallback(Callback):
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Average the metrics in ``logs``, in place.
 
-        Args:
-            {keras_epoch_end}
-
         Raises:
-            MismatchError: the ranks have different metrics.
-            PeerLostError: a rank was lost.
+            {rank_errors}
         """
         if logs:
             logs.update(averaged(logs, samples=samples_of(self.model)))
@@ -168,15 +155,10 @@ class LearningRateScheduleCallback(Callback):
     """
 
     def __init__(
-        self,
-        initial_lr: float,
-        multiplier: Multiplier,
-        start_epoch: int = 0,
-        end_epoch: Optional[int] = None,
-        staircase: bool = True,
-        momentum_correction: bool = True,
+        self, initial_lr: float, multiplier: Multiplier, start_epoch: int = 0,
+        end_epoch: Optional[int] = None, staircase: bool = True, momentum_correction: bool = True,
         steps_per_epoch: Optional[int] = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.schedule = Schedule(initial_lr, multiplier, start_epoch, end_epoch, staircase, steps_per_epoch)
         self.momentum_correction = momentum_correction
@@ -184,27 +166,16 @@ class LearningRateScheduleCallback(Callback):
         self._momentum: Optional[float] = None
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Take the number of batches per epoch from Keras if it was not given.
-
-        Args:
-            {keras_logs}
-        """
+        """Take the number of batches per epoch from Keras if it was not given."""
         if not self.schedule.steps_per_epoch:
             self.schedule.steps_per_epoch = (self.params or {}).get("steps")
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Remember the epoch.
-
-        Args:
-            {keras_epoch_end}
-        """
+        """Remember the epoch."""
         self.current_epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Set the learning rate, and the corrected momentum.
-
-        Args:
-            {keras_batch_end}
 
         Raises:
             ConfigError: the number of batches per epoch is needed and neither given nor known to Keras.
@@ -225,20 +196,12 @@ class LearningRateScheduleCallback(Callback):
         return isinstance(momentum, float) and momentum > 0 and each_step
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Restore the momentum.
-
-        Args:
-            {keras_batch_end}
-        """
+        """Restore the momentum."""
         if self._momentum is not None:
             self.model.optimizer.momentum, self._momentum = self._momentum, None
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Add the learning rate to the metrics as ``lr``.
-
-        Args:
-            {keras_epoch_end}
-        """
+        """Add the learning rate to the metrics as ``lr``."""
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
@@ -260,13 +223,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """
 
     def __init__(
-        self,
-        initial_lr: float,
-        warmup_epochs: int = 5,
-        momentum_correction: bool = True,
-        steps_per_epoch: Optional[int] = None,
-        verbose: int = 0,
-    ) -> None:
+        self, initial_lr: float, warmup_epochs: int = 5, momentum_correction: bool = True,
+        steps_per_epoch: Optional[int] = None, verbose: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__(
             initial_lr,
             lambda epoch: warmup(api.size(), warmup_epochs)(epoch),
@@ -280,9 +239,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Set the learning rate; in the first batch after the warm-up to ``initial_lr``.
-
-        Args:
-            {keras_batch_end}
 
         Raises:
             ConfigError: the number of batches per epoch is needed and neither given nor known to Keras.
@@ -307,13 +263,9 @@ class BestModelCheckpoint(_Keras2Interface, keras.callbacks.ModelCheckpoint):
     """
 
     def __init__(
-        self,
-        monitor: str = "val_loss",
-        verbose: int = 0,
-        mode: str = "auto",
-        save_freq: Any = "epoch",
+        self, monitor: str = "val_loss", verbose: int = 0, mode: str = "auto", save_freq: Any = "epoch",
         filepath: Any = "best.keras",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(filepath, monitor, verbose, save_best_only=True, mode=mode, save_freq=save_freq)
 
     def _save_model(self, epoch: int, batch: Any, logs: Any) -> Any:

@@ -31,8 +31,7 @@ def allreduce(value: Any, options: Options) -> np.ndarray[Any, Any]:
     Raises:
         ConfigError: both ``op`` and ``average`` are given.
         UnsupportedDtypeError: the op does not support the dtype.
-        MismatchError: shapes, dtypes, ops or factors differ between ranks.
-        PeerLostError: a rank was lost.
+        {rank_errors}
     """
     reduced: np.ndarray[Any, Any] = _values.allreduce(value, options)
     return reduced
@@ -55,8 +54,7 @@ def reducescatter(value: Any, options: Options) -> np.ndarray[Any, Any]:
         NotOfferedError: the op is Adasum.
         ShapeError: the value has no dimensions.
         UnsupportedDtypeError: the dtype cannot be reduced.
-        MismatchError: shapes, dtypes or ops differ between ranks.
-        PeerLostError: a rank was lost.
+        {rank_errors}
     """
     reduced: np.ndarray[Any, Any] = _values.reducescatter(value, options)
     return reduced
@@ -78,8 +76,7 @@ def allgather(
 
     Raises:
         ShapeError: the value has no dimensions.
-        MismatchError: dtypes or other dimensions than the first differ between ranks.
-        PeerLostError: a rank was lost.
+        {rank_errors}
     """
     gathered: np.ndarray[Any, Any] = _values.allgather(value, name, process_set)
     return gathered
@@ -101,8 +98,7 @@ def broadcast(
         a new NumPy array with the root's content.
 
     Raises:
-        MismatchError: shapes, dtypes or roots differ between ranks.
-        PeerLostError: a rank was lost.
+        {rank_errors}
     """
     sent: np.ndarray[Any, Any] = _values.broadcast(value, root_rank, name, process_set)
     return sent
@@ -127,8 +123,7 @@ def alltoall(
     Raises:
         ConfigError: ``splits`` does not match the value or the number of ranks, or rows cannot be divided
             evenly without it.
-        MismatchError: dtypes or other dimensions than the first differ between ranks.
-        PeerLostError: a rank was lost.
+        {rank_errors}
     """
     counts = None if splits is None else as_array(splits)
     return _values.alltoall(value, counts, name, process_set)
@@ -161,8 +156,7 @@ def broadcast_variables(
         {process_set}
 
     Raises:
-        MismatchError: numbers, shapes, dtypes or roots differ between ranks.
-        PeerLostError: a rank was lost.
+        {rank_errors}
     """
     listed = list(variables)
     if not listed or size_of(process_set) == 1:

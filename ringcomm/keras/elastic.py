@@ -74,18 +74,11 @@ class CommitStateCallback(Callback):
         self.batches_remaining = batches_per_commit
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Start counting batches.
-
-        Args:
-            {keras_logs}
-        """
+        """Start counting batches."""
         self.batches_remaining = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         """Commit after every ``batches_per_commit`` batches.
-
-        Args:
-            {keras_batch_end}
 
         Raises:
             HostsUpdatedInterrupt: the hosts of the job have changed.
@@ -97,9 +90,6 @@ class CommitStateCallback(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Commit.
-
-        Args:
-            {keras_epoch_end}
 
         Raises:
             HostsUpdatedInterrupt: the hosts of the job have changed.
@@ -127,19 +117,11 @@ class UpdateBatchStateCallback(Callback):
         self.state = state
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Set ``state.batch``.
-
-        Args:
-            {keras_batch_end}
-        """
+        """Set ``state.batch``."""
         self.state.batch = batch
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Set ``state.batch`` to 0.
-
-        Args:
-            {keras_epoch_end}
-        """
+        """Set ``state.batch`` to 0."""
         self.state.batch = 0
 
 
@@ -160,17 +142,9 @@ class UpdateEpochStateCallback(Callback):
         self.initial_epoch = state.epoch
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Remember ``state.epoch``: Keras counts epochs from 0 in every call of ``fit``.
-
-        Args:
-            {keras_logs}
-        """
+        """Remember ``state.epoch``: Keras counts epochs from 0 in every call of ``fit``."""
         self.initial_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Set ``state.epoch``.
-
-        Args:
-            {keras_epoch_end}
-        """
+        """Set ``state.epoch``."""
         self.state.epoch = self.initial_epoch + epoch + 1

@@ -9,23 +9,19 @@ import jax
 from .._adapter.gradients import group_name
 from .._adapter.graph_callbacks import state_of
 from .._adapter.reduction import VariableReducer
-from ..jax.gradients import GradientReducer
+from ..jax import training
 
 
-class Reducer(VariableReducer):
+class GradientReducer(VariableReducer):
     """Reduce gradients that are JAX arrays; JAX runs collectives in program order."""
 
     def reduce_shared(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        absent: Sequence[Any],
-        *args: Any,
-        **kwargs: Any,
-    ) -> List[Any]:
+        self, gradients: Sequence[Any], variables: Sequence[Any], absent: Sequence[Any],
+        scope: str = "gradients", *args: Any,
+    ) -> List[Any]:  # fmt: skip
         """Reduce gradients of variables that all ranks have."""
-        name = group_name(variables, "keras", absent)
-        reducer = GradientReducer(self.how, state_of([*variables, *absent][0]), name)
+        name = group_name(variables, scope, absent)
+        reducer = training.GradientReducer(self.how, state_of([*variables, *absent][0]), name)
         results: List[Any] = reducer(list(gradients))
         return results
 

@@ -14,23 +14,19 @@ from ..torch.collectives import reduced
 from ..torch.tensors import first_elements
 
 
-class Reducer(VariableReducer):
+class GradientReducer(VariableReducer):
     """Reduce gradients that are PyTorch tensors, made dense."""
 
     def reduce_shared(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        absent: Sequence[Any],
-        *args: Any,
-        **kwargs: Any,
-    ) -> List[Any]:
+        self, gradients: Sequence[Any], variables: Sequence[Any], absent: Sequence[Any],
+        scope: str = "gradients", *args: Any,
+    ) -> List[Any]:  # fmt: skip
         """Reduce gradients of variables that all ranks have, in one grouped allreduce."""
         with torch.no_grad():
             dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
             how, sent, restore = self.how.prepared(dense)
             state = state_of([*variables, *absent][0]) if is_coded(how.compression) else None
-            name = group_name(variables, "keras", absent)
+            name = group_name(variables, scope, absent)
             check_start(how.process_set, name, lambda: [first_elements(item.value) for item in variables])
             finish_earlier("allreduce", name, how.process_set)  # of a fit() that was interrupted
             results = reduced(how, name, sent, how.weight_now(), state)

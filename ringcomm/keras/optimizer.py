@@ -1,9 +1,9 @@
-"""Keras optimizers that reduce gradients over all ranks, on every backend."""
+"""Keras optimizers that reduce gradients over all ranks, on every backend, and loading models with them."""
 
 from __future__ import annotations
 
-import sys
-from typing import Any, Dict, List, Optional, Sequence
+from importlib import import_module
+from typing import Any, Callable, Dict, List, Optional, Sequence, Type
 
 import keras
 
@@ -27,18 +27,10 @@ from ..collective.call_sites import look_through
 from ..docstrings import documented
 from ..errors import BrokenInvariantError, ConfigError
 from ..ops import ReduceOp, op_of
-from .backends import reducer_class
 
 look_through(keras)
 
 _classes: Dict[type, type] = {}
-
-_SCALED_OUTSIDE = (
-    "LossScaleOptimizer takes the DistributedOptimizer: then each rank would leave out steps because of its "
-    "own gradients, and ranks would no longer be at the same step. Write it the other way round: "
-    "hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)), also where Model.compile() "
-    "scales losses because of the model's policy."
-)
 
 
 class _Distributed(OptionsInClass):
@@ -51,16 +43,6 @@ class _Distributed(OptionsInClass):
     _ringcomm_reducer: VariableReducer
     _ringcomm_variables: List[Any]
     _ringcomm_reached = False
-
-    def build(self, variables: Any) -> None:
-        """Create the optimizer's variables.
-
-        ConfigError: a ``LossScaleOptimizer`` calls it, which would leave out steps before the reduction.
-        """
-        caller = sys._getframe(1).f_locals.get("self")
-        if caller is not self and isinstance(caller, keras.optimizers.LossScaleOptimizer):
-            raise ConfigError(_SCALED_OUTSIDE)
-        super().build(variables)  # type: ignore[misc]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         """Reduce gradients over all ranks, then apply them with the optimizer's own method."""
@@ -97,7 +79,7 @@ class _Distributed(OptionsInClass):
 
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
         set_untracked(self, "_ringcomm_reached", True)
-        return self._ringcomm_reducer.reduce(gradients, variables)
+        return self._ringcomm_reducer.reduce(gradients, variables, "keras")
 
     def load_own_variables(self, store: Any) -> None:
         """Load the optimizer's state; drop the residuals of error feedback, with one line in the log."""
@@ -126,6 +108,36 @@ def distributed_class(kind: type) -> type:
             kind.__name__, (_Distributed, kind), {"__doc__": kind.__doc__, "__module__": module}
         )
     return _classes[kind]
+
+
+def reducer_class() -> Type[VariableReducer]:
+    """Return the backend's reducer, which submits all gradients before it waits for any.
+
+    NotImplementedError: there is no adapter for the backend.
+    """
+    backend = keras.backend.backend()
+    modules = {"tensorflow": ".._tensorflow.gradients", "torch": ".on_torch", "jax": ".on_jax"}
+    if backend not in modules:
+        raise NotImplementedError(
+            f"The backend of Keras is {backend}; gradients can be reduced on tensorflow, torch and jax."
+        )
+    found: Type[VariableReducer] = import_module(modules[backend], __package__).GradientReducer
+    return found
+
+
+def check_not_scaled_outside(optimizer: Any) -> None:
+    """Check, before training, that the optimizer is not distributed within one that scales losses.
+
+    Custom training loops are not checked: Keras does not tell an optimizer that another one wraps it.
+    ConfigError: it is, so each rank would leave out steps because of its own gradients.
+    """
+    if isinstance(getattr(optimizer, "inner_optimizer", None), _Distributed):
+        raise ConfigError(
+            "LossScaleOptimizer must not wrap the DistributedOptimizer, or ranks would not leave out the "
+            "same steps. Write it the other way round: "
+            "hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)), also where "
+            "Model.compile() scales losses because of the model's policy."
+        )
 
 
 def check_reached(optimizer: Any) -> None:
@@ -222,14 +234,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     keras_2 = is_keras_2(optimizer)
     if not keras_2 and not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(f"DistributedOptimizer requires a Keras optimizer, not {type(optimizer)}.")
-    if (
-        not keras_2
-        and _losses_are_scaled()
-        and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    ):
+    scales = keras.optimizers.LossScaleOptimizer
+    if not keras_2 and _losses_are_scaled() and not isinstance(optimizer, scales):
         # What compile() would do otherwise, the other way round: then each rank would decide by its own
         # gradients whether to make a step, and only some of them would come to the reduction.
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        optimizer = scales(optimizer)
     how = of_gradients(
         op, gradient_predivide_factor, process_set, compression,
         weight_of_steps(batches, op_of(op), backward_passes_per_step), sparse_as_dense, groups, num_groups,
@@ -254,8 +263,7 @@ def make_for_keras_2(
     in_place: bool = False,
 ) -> Any:  # fmt: skip
     """Create a distributed optimizer of ``tf_keras``, as :func:`make_distributed` does of Keras 3."""
-    from .._tensorflow.accumulation import Accumulator
-    from .._tensorflow.gradients import GradientReducer
+    from .._tensorflow.gradients import Accumulator, GradientReducer
     from .._tensorflow.legacy import make_distributed as make
 
     accumulator = Accumulator(passes, average, how.sparse_as_dense) if passes > 1 else None
@@ -287,3 +295,35 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     distributed = DistributedOptimizer(optimizer, *args, **kwargs)
     register_layers(local_layers, distributed.register_local_var)
     return distributed
+
+
+@documented
+def load_model(
+    filepath: Any, custom_optimizers: Optional[Sequence[type]] = None,
+    custom_objects: Optional[Dict[str, Any]] = None, compression: Any = Compression.none,
+    legacy_opts: bool = False,
+) -> Any:  # fmt: skip
+    """Load a saved model by ``keras.models.load_model`` and make its optimizer distributed.
+
+    Args:
+        {keras_load}
+
+    Returns:
+        the model. Its optimizer, with its saved state, reduces gradients over all ranks.
+    """
+    return loaded(keras.models.load_model, filepath, custom_optimizers, custom_objects, compression)
+
+
+def loaded(
+    load: Callable[..., Any], filepath: Any, custom_optimizers: Optional[Sequence[type]],
+    custom_objects: Optional[Dict[str, Any]], compression: Any,
+) -> Any:  # fmt: skip
+    """Load a model by the given function of Keras 2 or 3, as :func:`load_model` does."""
+    known = {kind.__name__: kind for kind in custom_optimizers or ()}
+    model = load(filepath, custom_objects={**known, **(custom_objects or {})})
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        how = of_gradients(ReduceOp.AVERAGE, 1.0, global_process_set, compression)
+        make = make_for_keras_2 if is_keras_2(optimizer) else make_distributed
+        make(optimizer, how, in_place=True)
+    return model

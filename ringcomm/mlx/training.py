@@ -22,8 +22,7 @@ from ..collective.call_sites import look_through
 from ..docstrings import documented
 from ..errors import ConfigError
 from ..ops import ReduceOp
-from .arrays import Blocks, to_host
-from .collectives import broadcast
+from .collectives import Blocks, broadcast, to_host
 
 look_through(mlx.optimizers)
 

@@ -14,20 +14,19 @@ Everything else in the training loop stays as it is.
 
 from .._adapter.common import *  # noqa: F403
 from ..calls.exports import export as _export
-from . import mpi_ops as mpi_ops
-from .movement import allgather as allgather
-from .movement import alltoall as alltoall
-from .movement import broadcast as broadcast
-from .movement import broadcast_ as broadcast_
-from .movement import grouped_allgather as grouped_allgather
-from .optimizer import DistributedOptimizer as DistributedOptimizer
+from .collectives import allgather as allgather
+from .collectives import allreduce as allreduce
+from .collectives import allreduce_ as allreduce_
+from .collectives import alltoall as alltoall
+from .collectives import broadcast as broadcast
+from .collectives import broadcast_ as broadcast_
+from .collectives import grouped_allgather as grouped_allgather
+from .collectives import grouped_allreduce as grouped_allreduce
+from .collectives import grouped_allreduce_ as grouped_allreduce_
+from .collectives import grouped_reducescatter as grouped_reducescatter
+from .collectives import reducescatter as reducescatter
 from .parameters import broadcast_parameters as broadcast_parameters
-from .reductions import allreduce as allreduce
-from .reductions import allreduce_ as allreduce_
-from .reductions import grouped_allreduce as grouped_allreduce
-from .reductions import grouped_allreduce_ as grouped_allreduce_
-from .reductions import grouped_reducescatter as grouped_reducescatter
-from .reductions import reducescatter as reducescatter
-from .trainer import DistributedTrainer as DistributedTrainer
+from .training import DistributedOptimizer as DistributedOptimizer
+from .training import DistributedTrainer as DistributedTrainer
 
-_export(globals(), "mpi_ops")
+_export(globals())

@@ -15,9 +15,10 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
+from .._adapter.compression import register_cast
 from ..arrays.operands import Operand
 from ..dtypes import Array
-from ..errors import ConfigError
+from ..errors import ConfigError, UnsupportedDtypeError
 
 HOST_MEMORY = ("cpu", "cpu_pinned", "cpu_shared")  # device types with shared memory
 
@@ -100,3 +101,15 @@ def _filled(flat: Array, shape: Sequence[int], like: mx.nd.NDArray) -> NDArrayOp
     target = NDArrayOperand(module.empty(tuple(shape), dtype=flat.dtype, ctx=like.context))
     target.flat[:] = flat
     return target
+
+
+def _cast(array: mx.nd.NDArray, dtype: Any) -> mx.nd.NDArray:
+    if dtype == "bfloat16":
+        raise UnsupportedDtypeError(
+            "MXNet's NDArrays cannot be converted to bfloat16. Pass Compression.bf16 to DistributedTrainer: "
+            "it converts gradients while they are sent."
+        )
+    return array.astype(dtype)
+
+
+register_cast(mx.nd.NDArray, _cast)

@@ -19,11 +19,9 @@ from .arrays import NDArrayOperand, dense, flat_array
 
 @documented
 def broadcast_parameters(
-    params: Any,
-    root_rank: int = 0,
-    prefix: Optional[str] = None,
+    params: Any, root_rank: int = 0, prefix: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
-) -> None:
+) -> None:  # fmt: skip
     """Overwrite the parameters of a model on every rank with the root's.
 
     Example: ``hvd.broadcast_parameters(model.collect_params(), root_rank=0)``.

@@ -18,8 +18,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .executor import RayExecutor
-from .settings import MiniSettings
+from .executor import MiniSettings, RayExecutor
 
 if TYPE_CHECKING:
     from .torch_config import TorchConfig

@@ -23,9 +23,11 @@ from ..balance.batches import BalancedBatches as BalancedBatches
 from ..calls.async_calls import join as join
 from ..calls.exports import export as _export
 from . import elastic as elastic
-from . import mpi_ops as mpi_ops
-from .balanced import BalancedDataset as BalancedDataset
+from .collectives import allgather as allgather
 from .collectives import allreduce as allreduce
+from .collectives import alltoall as alltoall
+from .collectives import broadcast as broadcast
+from .collectives import grouped_allgather as grouped_allgather
 from .collectives import grouped_allreduce as grouped_allreduce
 from .collectives import grouped_reducescatter as grouped_reducescatter
 from .collectives import reducescatter as reducescatter
@@ -41,14 +43,10 @@ from .functions import local_size_op as local_size_op
 from .functions import process_set_included_op as process_set_included_op
 from .functions import rank_op as rank_op
 from .functions import size_op as size_op
-from .movement import allgather as allgather
-from .movement import alltoall as alltoall
-from .movement import broadcast as broadcast
-from .movement import grouped_allgather as grouped_allgather
-from .optimizer import DistributedOptimizer as DistributedOptimizer
-from .sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization
-from .tape import DistributedGradientTape as DistributedGradientTape
-from .tape import PartialDistributedGradientTape as PartialDistributedGradientTape
-from .util import _executing_eagerly as _executing_eagerly
+from .training import BalancedDataset as BalancedDataset
+from .training import DistributedGradientTape as DistributedGradientTape
+from .training import DistributedOptimizer as DistributedOptimizer
+from .training import PartialDistributedGradientTape as PartialDistributedGradientTape
+from .training import SyncBatchNormalization as SyncBatchNormalization
 
-_export(globals(), "elastic", "mpi_ops")
+_export(globals(), "elastic")

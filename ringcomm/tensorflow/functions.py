@@ -39,8 +39,7 @@ def broadcast_variables(
         in a graph an operation that must be run; in eager mode None, after the assignment.
 
     Raises:
-        MismatchError: numbers, shapes, dtypes or roots differ between ranks.
-        PeerLostError: a rank was lost.
+        {rank_errors}
     """
     listed = list(variables)
     if not listed:
@@ -77,8 +76,7 @@ def broadcast_(
         in eager mode the variables; in a graph tensors with their new values.
 
     Raises:
-        MismatchError: numbers, shapes, dtypes or roots differ between ranks.
-        PeerLostError: a rank was lost.
+        {rank_errors}
     """
     listed = list(variables)
     done = broadcast_variables(listed, root_rank, process_set)
@@ -143,12 +141,9 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
 
 @documented
 def broadcast_object(
-    obj: Any,
-    root_rank: int = 0,
-    session: Any = None,
-    name: Optional[str] = None,
+    obj: Any, root_rank: int = 0, session: Any = None, name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Any:  # fmt: skip
     """Send a Python object from the root to all ranks, pickled by cloudpickle. Runs at once, not in graphs.
 
     Args:

@@ -1,23 +1,14 @@
 """One training of a small network on handwritten digits, for every framework, and its loss curve in NumPy.
 
 The data, the first weights and the global batches are fixed, so any number of ranks in any framework must
-have the same loss curve, up to the rounding of float32. These tests show it:
-
-==================================  ==========  ============================================================
-NumPy, PyTorch                      1, 2, 4     torch/test_torch.py (torch/checks_digits.py)
-TensorFlow 2                        1, 2, 3     tensorflow/test_tensorflow.py (tensorflow/checks_digits.py)
-Keras 3 on TensorFlow, torch, JAX   1, 2, 3     keras/test_keras.py (keras/training.py: beside one process)
-Keras 2                             1, 2, 3     keras/test_keras.py (keras/legacy.py: beside one process)
-MXNet, gluon and Module             1, 2, 3     mxnet/test_mxnet.py (mxnet/checks_training.py)
-JAX and optax                       1, 2, 3, 4  jax/test_jax.py (jax/checks_training.py)
-MLX                                 1, 2, 3     mlx/test_mlx.py (mlx/checks_training.py)
-==================================  ==========  ============================================================
+have the same loss curve, up to the rounding of float32: see the adapters' ``checks_training.py`` and
+``checks_digits.py``, and ``keras/training.py``.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
 
 import numpy as np
 
@@ -89,3 +80,9 @@ def same_curve(losses: List[float]) -> None:
     expected = loss_curve()
     assert expected[-1] < expected[0] / 2
     np.testing.assert_allclose(losses, expected, rtol=2e-4)
+
+
+def check_curve(hvd: Any, step: Callable[[Any, Any], float]) -> None:
+    """Train with a function that makes a step with images and labels of this rank, and returns their loss."""
+    losses = [step(*samples(number, hvd.rank(), hvd.size())) for number in range(STEPS)]
+    same_curve(np.mean(hvd.allgather_object(losses), axis=0).tolist())

@@ -1,17 +1,3 @@
-"""The callbacks of :mod:`ringcomm.keras.callbacks`, under the name ``horovod.tensorflow.keras.callbacks``."""
+"""The callbacks of :mod:`ringcomm.keras.callbacks`, under Horovod's module name."""
 
-from ...keras.callbacks import (
-    BestModelCheckpoint,
-    BroadcastGlobalVariablesCallback,
-    LearningRateScheduleCallback,
-    LearningRateWarmupCallback,
-    MetricAverageCallback,
-)
-
-__all__ = [
-    "BestModelCheckpoint",
-    "BroadcastGlobalVariablesCallback",
-    "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback",
-    "MetricAverageCallback",
-]
+from ...keras.callbacks import *  # noqa: F403

@@ -1,23 +1,3 @@
-"""The contents of :mod:`ringcomm.keras.elastic`, under the name ``horovod.tensorflow.keras.elastic``."""
+"""The elastic states and callbacks of :mod:`ringcomm.keras.elastic`, under Horovod's module name."""
 
-from ...keras.elastic import (
-    CommitStateCallback,
-    ElasticSampler,
-    KerasState,
-    ObjectState,
-    State,
-    UpdateBatchStateCallback,
-    UpdateEpochStateCallback,
-    run,
-)
-
-__all__ = [
-    "CommitStateCallback",
-    "ElasticSampler",
-    "KerasState",
-    "ObjectState",
-    "State",
-    "UpdateBatchStateCallback",
-    "UpdateEpochStateCallback",
-    "run",
-]
+from ...keras.elastic import *  # noqa: F403

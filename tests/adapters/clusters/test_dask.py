@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import pytest
 
-import ringcomm as rc
-from ringcomm._adapter.placed import Ticket
 from ringcomm.errors import ConfigError
-from ringcomm.storage.results import unpack
 from tests.adapters.clusters.programs_run import check_failure, check_ranks, facts_of, run_program
 
 pytest.importorskip("distributed")
@@ -76,23 +73,6 @@ def test_a_program_trains(tmp_path) -> None:
     assert output.startswith("2 ranks, the same weights on all; accuracy 0.9")
 
 
-ALONE = Ticket("job", 0, 1, 0, {"RINGCOMM_SIZE": "1"})
-
-
-def ranks_of(factor: float, local_rank: int = -1) -> List[float]:
-    rc.init()
-    return [factor * rc.size(), local_rank]
-
-
-def test_the_task_of_a_rank() -> None:
-    from ringcomm.dask import _attempt
-
-    assert unpack(_attempt(ALONE, ranks_of, False, [2.0], {}))["value"] == [2.0, -1]
-    assert unpack(_attempt(ALONE, ranks_of, True, [], {"factor": 3.0}))["value"] == [3.0, 0]
-    failed = unpack(_attempt(ALONE, ranks_of, False, [], {}))
-    assert not failed["ok"] and "factor" in failed["summary"] and not rc.is_initialized()
-
-
 def test_clients_that_cannot_be_used_are_refused() -> None:
     import ringcomm.dask
 
@@ -101,41 +81,3 @@ def test_clients_that_cannot_be_used_are_refused() -> None:
     empty = SimpleNamespace(asynchronous=False, run_on_scheduler=lambda function: function(empty), workers={})
     with pytest.raises(ConfigError, match="There is no worker"):
         ringcomm.dask.submit(empty, print)
-
-
-def test_a_job_of_which_a_task_cannot_be_submitted_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ringcomm.dask
-
-    closed = []
-    monkeypatch.setattr(ringcomm.dask.PlacedJob, "close", lambda job: closed.append(job.size))
-
-    def submit(*arguments: Any, workers: List[str], **options: Any) -> None:
-        assert (workers, options["pure"], options["retries"]) == (["tcp://10.0.0.1:1"], False, 0)
-        raise OSError("the scheduler has gone")
-
-    client = SimpleNamespace(
-        asynchronous=False, run_on_scheduler=lambda _: ["tcp://10.0.0.1:1"], submit=submit
-    )
-    with pytest.raises(OSError, match="the scheduler has gone"):
-        ringcomm.dask.run(client, print)
-    assert closed == [1]
-
-
-def test_what_dask_reports_of_a_task_is_the_outcome_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ringcomm.dask
-
-    monkeypatch.setattr(
-        ringcomm.dask.distributed, "wait", lambda given, **options: SimpleNamespace(done=given)
-    )
-    left = {_Future("error", OSError("the worker was killed")): 0, _Future("cancelled", None): 1}
-    (_, first), (_, second) = ringcomm.dask._poll(left, 0.0)
-    assert first.lost and first.describe() == "OSError: the worker was killed"
-    assert second.describe() == "RuntimeError: the task was cancelled" and left == {}
-
-
-class _Future:
-    """A future of Dask whose task has not returned."""
-
-    def __init__(self, status: str, problem: Any) -> None:
-        self.status = status
-        self.exception = lambda: problem

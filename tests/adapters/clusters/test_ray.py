@@ -10,6 +10,8 @@ from typing import Any, Dict
 
 import pytest
 
+from ringcomm.config import Settings
+from ringcomm.errors import ConfigError, NotOfferedError
 from tests.adapters.clusters.programs_run import (
     PROGRAMS,
     check_failure,
@@ -60,8 +62,12 @@ def test_two_jobs_at_once(facts: Dict[str, Any]) -> None:
 
 def test_what_cannot_be_started_is_refused(facts: Dict[str, Any]) -> None:
     assert facts["no_room"]["type"] == "StartTimeoutError" and "free now" in facts["no_room"]["text"]
-    assert facts["elastic"]["type"] == "NotOfferedError" and "min_workers" in facts["elastic"]["text"]
-    assert facts["numbers"]["type"] == "ConfigError"
+    assert facts["twice"]["type"] == "ConfigError" and facts["callbacks"]["type"] == "NotOfferedError"
+
+
+def test_the_workers_of_a_host_see_all_of_its_gpus(facts: Dict[str, Any]) -> None:
+    """So the local rank is a GPU's number. Ray only counts them; there need be none."""
+    assert [sorted(seen.split(",")) for seen, _ in facts["gpus"]] == [["0", "1"]] * 2
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -95,6 +101,24 @@ def test_signatures_are_horovods() -> None:
     assert names(RayExecutor.run_remote) == "fn args kwargs"
     assert names(RayExecutor.execute) == "fn callbacks"
     assert names(RayExecutor.execute_single) == "fn"
+
+
+def test_arguments_that_do_not_fit() -> None:
+    from ringcomm.ray import RayExecutor
+    from ringcomm.ray.executor import job_settings
+
+    for numbers in ({}, {"num_workers": 1, "num_hosts": 1}, {"num_workers": 0},
+                    {"num_workers": 1, "gpus_per_worker": 1},
+                    {"num_workers": 1, "use_gpu": True, "gpus_per_worker": 0}):  # fmt: skip
+        with pytest.raises(ConfigError):
+            RayExecutor(None, **numbers)
+    for elastic in ("min_workers", "max_workers", "reset_limit", "cooldown_range"):
+        with pytest.raises(NotOfferedError, match=f"{elastic}: elastic jobs on Ray are not offered"):
+            RayExecutor(None, num_workers=1, **{elastic: 1})
+    own = Settings(start_timeout_s=3.0)
+    assert job_settings(own) is own and job_settings(None) == Settings.from_environment()
+    given = job_settings(RayExecutor.create_settings(timeout_s=9, nics=["eth0", "eth1"]))
+    assert (given.start_timeout_s, given.iface) == (9.0, "eth0,eth1")
 
 
 @pytest.mark.release

@@ -65,26 +65,13 @@ def test_every_start_of_a_process_group_has_a_key_of_its_own(
     monkeypatch.setattr(
         type(backend).__mro__[1], "on_start", lambda self, group, config: started.append(config.backend)
     )
+    monkeypatch.setattr(type(backend).__mro__[1], "on_shutdown", lambda self, group, config: None)
     keys = []
-    try:
-        for _ in range(2):
-            backend.on_start(Group(), config)
-            keys.append(read_key(None, "", environment.variables(None)["RINGCOMM_KEY"]))
-    finally:
-        environment.assign({})
+    for _ in range(2):
+        backend.on_start(Group(), config)
+        keys.append(read_key(None, "", environment.variables(None)["RINGCOMM_KEY"]))
     assert "RINGCOMM_KEY" not in os.environ
+    backend.on_shutdown(Group(), config)
+    assert "RINGCOMM_KEY" not in environment.variables(None), "Ray uses the worker again"
     assert started == ["ringcomm"] * 2 and keys[0][0] != keys[1][0]
     assert [("BEGIN CERTIFICATE" in certificate) for _, certificate in keys] == [encrypt] * 2
-
-
-def test_a_worker_that_ray_uses_again_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ringcomm.ray import TorchConfig
-
-    config = TorchConfig()
-    backend = config.backend_cls()
-    for name in ("on_start", "on_shutdown"):
-        monkeypatch.setattr(type(backend).__mro__[1], name, lambda self, group, config: None)
-    backend.on_start(Group(), config)
-    assert environment.variables(None)["RINGCOMM_KEY"]
-    backend.on_shutdown(Group(), config)
-    assert "RINGCOMM_KEY" not in environment.variables(None)

@@ -7,14 +7,11 @@ import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List
+from typing import Any, Dict
 
 import pytest
 
-import ringcomm as rc
-from ringcomm._adapter.placed import Ticket
 from ringcomm.errors import ConfigError, RemoteError
-from ringcomm.storage.results import unpack
 from tests.adapters.clusters.programs_run import check_failure, check_ranks, facts_of, run_program
 
 pytest.importorskip("pyspark")
@@ -103,27 +100,6 @@ def test_when_spark_gives_up_that_is_the_error(context: Any, monkeypatch: pytest
     assert isinstance(caught.value.__cause__, OSError)
     with pytest.raises(ConfigError, match="num_proc=0: at least one process"):
         ringcomm.spark.run(print, num_proc=0)
-
-
-def test_the_task_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rank comes from the hosts of all tasks; variables are set for its time only."""
-    import pyspark
-
-    from ringcomm.spark import _task
-
-    infos = [SimpleNamespace(address=address) for address in ("b:1", "a:1", "b:2")]
-    present = SimpleNamespace(partitionId=lambda: 2, getTaskInfos=lambda: infos)
-    monkeypatch.setattr(pyspark.BarrierTaskContext, "get", lambda: present)
-    tickets = [Ticket("job", rank, 1, 0, {"RINGCOMM_SIZE": "1"}) for rank in range(3)]
-
-    def see(factor: float) -> List[Any]:
-        rc.init()
-        return [os.environ["COLOUR_OF_RANK"], factor * rc.size()]
-
-    task: Callable[..., Any] = _task(tickets, see, (2.0,), {}, {"COLOUR_OF_RANK": "blue"})
-    ((rank, data),) = task(iter(()))
-    assert rank == 1 and unpack(data)["value"] == ["blue", 2.0]
-    assert "COLOUR_OF_RANK" not in os.environ
 
 
 def test_tasks_of_a_host_have_successive_ranks() -> None:

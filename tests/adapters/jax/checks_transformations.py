@@ -91,27 +91,6 @@ def check_derivatives_of_the_others() -> None:
         same(scaled, np.repeat(np.arange(1.0, size + 1), 2))
 
 
-def check_custom_derivatives() -> None:
-    @jax.custom_vjp
-    def reduced(x: jax.Array) -> jax.Array:
-        return hvd.psum(x)
-
-    reduced.defvjp(lambda x: (hvd.psum(x), None), lambda _, gradient: (hvd.pmean(gradient) * 3,))
-
-    @jax.custom_jvp
-    def forward(x: jax.Array) -> jax.Array:
-        return hvd.psum(x)
-
-    @forward.defjvp
-    def _(primals: tuple, tangents: tuple) -> tuple:
-        return forward(*primals), hvd.psum(tangents[0]) * 2
-
-    for form in FORMS:
-        same(form(jax.grad(lambda x: reduced(x).sum()))(own()), np.full(4, 3.0))
-        same(form(jax.grad(lambda x: forward(jnp.sin(x)).sum()))(own()), 2 * rc.size() * np.cos(own()))
-        same(form(lambda x: jax.jvp(forward, (x,), (x,))[1])(own()), 2 * total())
-
-
 def check_scan_while_and_cond() -> None:
     size = rc.size()
     for form in FORMS:
@@ -151,18 +130,6 @@ def check_checkpoint() -> None:
         once = form(jax.grad(lambda x: layer(layer(x)).sum()))(own())
         again = form(jax.grad(lambda x: jax.checkpoint(layer)(jax.checkpoint(layer)(x)).sum()))(own())
         same(again, once)
-
-
-def check_conjugate_gradients() -> None:
-    """A linear system whose matrix is the sum of the ranks' matrices."""
-    matrices = ranks(lambda rank: np.diag(np.arange(1.0, 9)) + np.outer(np.ones(8), np.ones(8)) * (rank + 1))
-    mine, right = jnp.asarray(matrices[hvd.rank()], jnp.float32), jnp.arange(8.0)
-
-    def solve(b: jax.Array) -> jax.Array:
-        return jax.scipy.sparse.linalg.cg(lambda x: hvd.psum(mine @ x), b)[0]
-
-    for form in FORMS:
-        same(form(solve)(right), np.linalg.solve(sum(matrices), np.arange(8.0)), 1e-3)
 
 
 def check_nothing_is_dropped_or_repeated() -> None:

@@ -6,6 +6,7 @@ import os
 from typing import Any, Callable, List
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import ringcomm as rc
@@ -13,6 +14,11 @@ import ringcomm.jax as hvd
 
 JIT: Any = {"jax": jax.jit, "hvd": hvd.jit}[os.environ.get("TEST_JIT", "jax")]
 FORMS: List[Callable[[Any], Any]] = [lambda function: function, JIT]
+
+
+def mode_of(form: Callable[[Any], Any]) -> Any:
+    """Return the form as a mode of :mod:`tests.adapters.contract`."""
+    return lambda function, arrays: [np.asarray(item) for item in form(function)(*map(jnp.asarray, arrays))]
 
 
 def ranks(value: Callable[[int], Any]) -> List[Any]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import List
+import random
+import time
+from typing import Any, Dict, List, Sequence
 
 import pytest
 
 pytest.importorskip("jax")
 
-from tests.adapters.jax.harness import MODULES, run_delayed  # noqa: E402 - it needs jax
-from tests.adapters.jobs import run_on  # noqa: E402
+from tests.adapters.jobs import run_checks, run_on  # noqa: E402 - it needs jax
+
+SUBJECTS = ("collectives", "transformations", "training", "programs")
+MODULES = [f"tests.adapters.jax.checks_{subject}" for subject in SUBJECTS]
 
 QUICK_COMPILER = "--xla_backend_optimization_level=0"
 ONE_THREAD = {
@@ -17,6 +21,29 @@ ONE_THREAD = {
     "XLA_FLAGS": f"--xla_cpu_multi_thread_eigen=false {QUICK_COMPILER}",
 }  # fmt: skip
 TWO_THREADS = {"PJRT_NPROC": "2", "NPROC": "2"}
+
+
+def run_delayed(modules: Sequence[str]) -> Dict[str, str]:
+    """On every rank: run checks where each collective starts after a random delay, another on each rank."""
+    import ringcomm as rc
+    from ringcomm._adapter.graph_callbacks import Batch
+    from ringcomm.jax.host_call import HostCall
+
+    rc.init()
+    draw = random.Random(rc.rank())
+
+    def delay(kind: Any, method: str) -> None:
+        prompt = getattr(kind, method)
+
+        def late(self: Any, *args: Any, **kwargs: Any) -> Any:
+            time.sleep(draw.choice((0.0, 0.0, 0.001, 0.01)))
+            return prompt(self, *args, **kwargs)
+
+        setattr(kind, method, late)
+
+    delay(Batch, "_submit")  # of calls outside of programs
+    delay(HostCall, "run")
+    return run_checks(modules)
 
 
 @pytest.mark.smoke
@@ -37,8 +64,6 @@ def test_on_other_numbers_of_ranks(ranks: int, subjects: List[str]) -> None:
 
 
 @pytest.mark.release
-@pytest.mark.parametrize(
-    ("jit", "ranks"), [("hvd", 3), pytest.param("jax", 2, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize(("jit", "ranks"), [("hvd", 3), pytest.param("jax", 2, marks=pytest.mark.full)])
 def test_everything_with_one_thread_and_random_delays(jit: str, ranks: int) -> None:
     run_on(ranks, MODULES, run_delayed, TEST_JIT=jit, **ONE_THREAD)

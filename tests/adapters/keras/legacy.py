@@ -14,16 +14,17 @@ import ringcomm.tensorflow as hvd_tf
 import ringcomm.tensorflow.keras as hvd
 from ringcomm.errors import ConfigError
 from tests.adapters.keras import digits_model
-from tests.adapters.keras.digits_model import STEPS, my_part
+from tests.adapters.keras.digits_model import my_part
 from tests.support.errors import raises
 
 keras = tf.keras
 EPOCHS = 3
 make, fit = partial(digits_model.make, keras), partial(digits_model.fit, hvd)
+KINDS = (keras.optimizers.SGD, keras.optimizers.legacy.SGD)
 
 
 def work() -> Dict[str, List[float]]:
-    """Return what a run on any number of ranks must come to."""
+    """Return what a run on any number of ranks must come to; on three ranks also check what they share."""
     hvd.init()
     assert keras.Model.__module__.startswith("tf_keras."), keras.Model.__module__
     images, labels = my_part()
@@ -40,25 +41,16 @@ def work() -> Dict[str, List[float]]:
         results[name] = history["loss"]
         if name == "adam":
             results["accuracy"] = history["accuracy"]
-            if hvd.size() == 2:
+            if hvd.size() > 1:
                 saved_and_loaded(model, images, labels)
-    accumulation()
-    if hvd.size() == 2:
-        concerning_one_run(images, labels)
+    if hvd.size() > 1:
+        for check in (
+            accumulation, accumulated_rows, gradients_that_are_asked_for, gradients_in_a_graph,
+            made_from_a_configuration, parts_of_one_rank, sync_batch_normalization,
+        ):  # fmt: skip
+            check()
     hvd.shutdown()
     return results
-
-
-def concerning_one_run(images: Any, labels: Any) -> None:
-    """What does not depend on the number of ranks."""
-    callbacks(images, labels)
-    gradients_that_are_asked_for()
-    gradients_in_a_graph()
-    made_from_a_configuration()
-    parts_of_one_rank()
-    sync_batch_normalization()
-    values()
-    elastic(images, labels)
 
 
 def saved_and_loaded(model: Any, images: Any, labels: Any) -> None:
@@ -70,76 +62,56 @@ def saved_and_loaded(model: Any, images: Any, labels: Any) -> None:
         assert hvd.load_model(path).optimizer is None
     assert not hasattr(plain.optimizer, "_reducer")
     assert type(loaded.optimizer).__bases__ == type(model.optimizer).__bases__
-    assert int(loaded.optimizer.iterations) == EPOCHS * STEPS
     again, further = fit(loaded, images, labels), fit(model, images, labels)
     np.testing.assert_allclose(again["loss"], further["loss"], rtol=1e-5)
-
-
-def callbacks(images: Any, labels: Any) -> None:
-    model = make(hvd.DistributedOptimizer(keras.optimizers.SGD(0.3), compression=hvd.Compression.fp16))
-    warm = hvd.callbacks.LearningRateWarmupCallback(0.3, warmup_epochs=2)
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "best.keras"
-        best = hvd.callbacks.BestModelCheckpoint("loss", filepath=str(path))
-        history = fit(model, images, labels, warm, best, epochs=3)
-        assert path.exists() == (hvd.rank() == 0)
-    assert history["loss"][-1] < history["loss"][0]
-    np.testing.assert_allclose(history["lr"][-1], 0.3, rtol=1e-5)
 
 
 def accumulation() -> None:
     """Steps are made of sums or averages over several batches, of other gradients on each rank."""
     mean_rank = sum(range(hvd.size())) / hvd.size()
-    for kind in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
-        for average in (False, True):
-            for wrap in (tf.function, lambda function: function):
-                optimizer = hvd.DistributedOptimizer(
-                    kind(1.0), backward_passes_per_step=3, average_aggregated_gradients=average
-                )
-                own, common, unused = tf.Variable([0.0, 0.0]), tf.Variable(0.0), tf.Variable(5.0)
-                optimizer.register_local_var(own)
-                batch = tf.Variable(0.0)
-
-                @wrap
-                def step(optimizer=optimizer, own=own, common=common, unused=unused, batch=batch):
-                    gradient = batch + float(hvd.rank())
-                    pairs = [(tf.fill([2], gradient), own), (gradient, common), (None, unused)]
-                    optimizer.apply_gradients(pairs)
-
-                for number in range(7):
-                    batch.assign(float(number))
-                    step()
-                    done = number // 3 * 3 + (3 if number % 3 == 2 else 0)
-                    total, factor = sum(range(done)), 1 / 3 if average else 1.0
-                    theirs = -(total + done * mean_rank) * factor
-                    np.testing.assert_allclose(common.numpy(), theirs, rtol=1e-5)
-                    mine = -(total + done * hvd.rank()) * factor / hvd.size()
-                    np.testing.assert_allclose(own.numpy(), [mine, mine], rtol=1e-5, atol=1e-6)
-                    assert int(optimizer.iterations) == number + 1 and float(unused) == 5.0
-    for dense in (True, False):
+    for kind, average, wrap in ((KINDS[0], False, tf.function), (KINDS[1], True, lambda function: function)):
         optimizer = hvd.DistributedOptimizer(
-            keras.optimizers.SGD(1.0), backward_passes_per_step=2, sparse_as_dense=dense
+            kind(1.0), backward_passes_per_step=3, average_aggregated_gradients=average
         )
-        table = tf.Variable(tf.zeros([3, 1]))
-        rows = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([hvd.rank() % 3]), tf.constant([3, 1]))
-        try:
-            for _ in range(2):
-                optimizer.apply_gradients([(rows, table)])
-        except ConfigError as error:
-            assert not dense and "sparse_as_dense=True" in str(error)
-            continue
-        assert dense
-        times = [sum(rank % 3 == row for rank in range(hvd.size())) for row in range(3)]
-        wanted = [-2 * count / hvd.size() for count in times]
-        np.testing.assert_allclose(table.numpy()[:, 0], wanted, rtol=1e-6)
+        own, common, unused = tf.Variable([0.0, 0.0]), tf.Variable(0.0), tf.Variable(5.0)
+        optimizer.register_local_var(own)
+        batch = tf.Variable(0.0)
+
+        @wrap
+        def step(optimizer=optimizer, own=own, common=common, unused=unused, batch=batch):
+            gradient = batch + float(hvd.rank())
+            optimizer.apply_gradients([(tf.fill([2], gradient), own), (gradient, common), (None, unused)])
+
+        for number in range(7):
+            batch.assign(float(number))
+            step()
+            done = number // 3 * 3 + (3 if number % 3 == 2 else 0)
+            total, factor = sum(range(done)), 1 / 3 if average else 1.0
+            np.testing.assert_allclose(common.numpy(), -(total + done * mean_rank) * factor, rtol=1e-5)
+            mine = -(total + done * hvd.rank()) * factor / hvd.size()
+            np.testing.assert_allclose(own.numpy(), [mine, mine], rtol=1e-5, atol=1e-6)
+            assert int(optimizer.iterations) == number + 1 and float(unused) == 5.0
+
+
+def accumulated_rows() -> None:
+    table = tf.Variable(tf.zeros([3, 1]))
+    rows = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([hvd.rank() % 3]), tf.constant([3, 1]))
+    dense, sparse = (
+        hvd.DistributedOptimizer(KINDS[0](1.0), backward_passes_per_step=2, sparse_as_dense=as_dense)
+        for as_dense in (True, False)
+    )
+    for _ in range(2):
+        dense.apply_gradients([(rows, table)])
+    times = [sum(rank % 3 == row for rank in range(hvd.size())) for row in range(3)]
+    np.testing.assert_allclose(table.numpy()[:, 0], [-2 * count / hvd.size() for count in times], rtol=1e-6)
+    raises(ConfigError, lambda: sparse.apply_gradients([(rows, table)]), "sparse_as_dense=True")
 
 
 def gradients_that_are_asked_for() -> None:
     """They are reduced, and not reduced again when they are applied, which a sum would show."""
-    for kind in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
-        optimizer = hvd.DistributedOptimizer(kind(1.0), op=hvd.Sum)
-        variable = tf.Variable(1.0)
-        wanted = sum(range(1, hvd.size() + 1))
+    wanted = sum(range(1, hvd.size() + 1))
+    for kind in KINDS:
+        optimizer, variable = hvd.DistributedOptimizer(kind(1.0), op=hvd.Sum), tf.Variable(1.0)
 
         def loss(variable: Any = variable) -> Any:
             return variable * (hvd.rank() + 1.0)
@@ -147,7 +119,6 @@ def gradients_that_are_asked_for() -> None:
         ((gradient, _),) = optimizer._compute_gradients(loss, [variable])
         np.testing.assert_allclose(gradient.numpy(), wanted)
         optimizer.apply_gradients([(gradient, variable)])
-        np.testing.assert_allclose(variable.numpy(), 1.0 - wanted)
         optimizer.minimize(loss, [variable])
         optimizer.apply_gradients([(tf.constant(hvd.rank() + 1.0), variable)])
         np.testing.assert_allclose(variable.numpy(), 1.0 - 3 * wanted)
@@ -162,23 +133,20 @@ def gradients_in_a_graph() -> None:
     """The method of older optimizers for graphs of TensorFlow 1."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         variable = tf.compat.v1.get_variable("v", initializer=1.0, use_resource=True)
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.legacy.SGD(1.0), op=hvd.Sum)
+        optimizer = hvd.DistributedOptimizer(KINDS[1](1.0), op=hvd.Sum)
         (gradient,) = optimizer.get_gradients(variable * (hvd.rank() + 1.0), [variable])
         session.run(tf.compat.v1.global_variables_initializer())
         assert session.run(gradient) == sum(range(1, hvd.size() + 1))
 
 
 def made_from_a_configuration() -> None:
-    for kind in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
-        for passes in (1, 2):
-            optimizer = hvd.DistributedOptimizer(kind(1.0), op=hvd.Sum, backward_passes_per_step=passes)
-            hvd.DistributedOptimizer(kind(1.0), op=hvd.Average)  # another one of the same class
-            again = type(optimizer).from_config(optimizer.get_config())
-            variable = tf.Variable(1.0)
-            for _ in range(passes):
-                again.apply_gradients([(tf.constant(hvd.rank() + 1.0), variable)])
-            wanted = 1.0 - passes * sum(range(1, hvd.size() + 1))
-            np.testing.assert_allclose(variable.numpy(), wanted)
+    for kind, passes in zip(KINDS, (1, 2)):
+        optimizer = hvd.DistributedOptimizer(kind(1.0), op=hvd.Sum, backward_passes_per_step=passes)
+        hvd.DistributedOptimizer(kind(1.0), op=hvd.Average)  # another one of the same class
+        again, variable = type(optimizer).from_config(optimizer.get_config()), tf.Variable(1.0)
+        for _ in range(passes):
+            again.apply_gradients([(tf.constant(hvd.rank() + 1.0), variable)])
+        np.testing.assert_allclose(variable.numpy(), 1.0 - passes * sum(range(1, hvd.size() + 1)))
 
 
 def parts_of_one_rank() -> None:
@@ -186,63 +154,32 @@ def parts_of_one_rank() -> None:
     layers = [keras.layers.Dense(2), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((3,)), *layers])
     model.set_weights([np.full_like(item, 0.5) for item in model.get_weights()])
-    inputs = tf.ones([1, 3]) * (hvd.rank() + 1.0)
     with tf.GradientTape(persistent=True) as tape:
-        loss = tf.reduce_sum(model(inputs))
+        loss = tf.reduce_sum(model(tf.ones([1, 3]) * (hvd.rank() + 1.0)))
     plain = tape.gradient(loss, model.trainable_weights)
-    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=layers[0])
+    optimizer = hvd.PartialDistributedOptimizer(KINDS[0](1.0), local_layers=layers[0])
     apart = hvd_tf.PartialDistributedGradientTape(tape, local_layers=layers[:1])
     local, shared = apart.get_local_and_global_gradients(loss, model.trainable_weights)
     assert [id(item) for item, _ in local] == [id(item) for item in layers[0].trainable_weights]
     pairs = optimizer._compute_gradients(loss, model.trainable_weights, tape=tape)
-    computed = [gradient for gradient, _ in pairs]
-    for gradients in (computed, [item for _, item in [*local, *shared]]):
+    for gradients in ([gradient for gradient, _ in pairs], [item for _, item in [*local, *shared]]):
         for gradient, own in zip(gradients[:2], plain[:2]):
             np.testing.assert_allclose(gradient.numpy(), own.numpy() / hvd.size(), rtol=1e-6)
         for gradient, own in zip(gradients[2:], plain[2:]):
             np.testing.assert_allclose(gradient.numpy(), hvd_tf.allreduce(own).numpy(), rtol=1e-6)
-    for wrong in (["dense"], [layers[0], 5]):
-        raises(ValueError, lambda one=wrong: hvd_tf.PartialDistributedGradientTape(tape, local_layers=one))
+    raises(ValueError, lambda: hvd_tf.PartialDistributedGradientTape(tape, local_layers=[layers[0], 5]))
 
 
 def sync_batch_normalization() -> None:
     """Mean and variance are those of all ranks' batches together, for images and for rows."""
     draw = np.random.default_rng(7)
-    for shape, options in (((4, 3, 3, 2), {}), ((5, 2), {}), ((4, 2, 6), {"axis": 1})):
+    for shape, options in (((4, 3, 3, 2), {}), ((4, 2, 6), {"axis": 1})):
         whole = draw.normal(size=(shape[0] * hvd.size(), *shape[1:])).astype(np.float32)
-        mine = whole[hvd.rank() * shape[0] : (hvd.rank() + 1) * shape[0]]
+        mine = slice(hvd.rank() * shape[0], (hvd.rank() + 1) * shape[0])
         alone = keras.layers.BatchNormalization(fused=False, **options)
         together = hvd_tf.SyncBatchNormalization(**options)
-        wanted = alone(whole, training=True).numpy()[hvd.rank() * shape[0] : (hvd.rank() + 1) * shape[0]]
-        with tf.GradientTape() as tape:
-            source = tf.constant(mine)
-            tape.watch(source)
-            found = together(source, training=True)
-            loss = tf.reduce_sum(found * found * found)
-        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-5)
+        wanted, found = alone(whole, training=True)[mine], together(whole[mine], training=True)
+        np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-4, atol=1e-5)
         for name in ("moving_mean", "moving_variance"):
             kept, kept_alone = getattr(together, name).numpy(), getattr(alone, name).numpy()
             np.testing.assert_allclose(kept, kept_alone, rtol=1e-4, atol=1e-6)
-        assert np.isfinite(tape.gradient(loss, source).numpy()).all()
-
-
-def values() -> None:
-    """Results of ``horovod.tensorflow.keras`` are tensors."""
-    total = hvd.allreduce(tf.constant([1.0]), op=hvd.Sum)
-    assert total.numpy().tolist() == [hvd.size()]
-    assert hvd.allgather([hvd.rank()]).numpy().tolist() == list(range(hvd.size()))
-    assert float(hvd.broadcast(float(hvd.rank()), 0)) == 0.0
-    assert hvd.reducescatter(tf.ones([hvd.size()]), postscale_factor=2.0).numpy().tolist() == [2.0]
-
-
-def elastic(images: Any, labels: Any) -> None:
-    model = make(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)))
-    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
-    fit(model, images, labels, hvd.elastic.UpdateEpochStateCallback(state), epochs=1)
-    state.commit()
-    kept = [item.numpy() for item in [*model.variables, *model.optimizer.variables]]
-    fit(model, images, labels)
-    state.restore()
-    for item, wanted in zip([*model.variables, *model.optimizer.variables], kept):
-        np.testing.assert_array_equal(item.numpy(), wanted)
-    assert state.epoch == 1 and len(kept) > 8

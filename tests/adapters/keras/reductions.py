@@ -9,29 +9,50 @@ import numpy as np
 
 import ringcomm.keras as hvd
 from ringcomm._adapter.compression import Compressor
+from ringcomm._adapter.reduction import Reduction
 from ringcomm.keras.collectives import as_array
+from ringcomm.keras.optimizer import reducer_class
+from tests.adapters import contract
 from tests.adapters.jobs import same_everywhere
-from tests.adapters.signatures import functions_of
-from tests.support.options import compare_forms
-
-SHAPE = (70, 80)
 
 
 def work() -> bool:
     """Check everything."""
     hvd.init()
-    gradients_with_every_compression()
-    gradients_of_local_variables()
-    gradients_of_several_passes()
-    if keras.backend.backend() == "torch":
-        sparse_gradients()
-    elif keras.backend.backend() == "tensorflow":
-        rows_of_a_local_variable()
-    gradients_weighted_by_samples()
-    shares_of_data()
-    values()
+    for check in (
+        collectives, gradients_with_every_compression, gradients_of_local_variables,
+        gradients_of_several_passes, gradients_made_of_rows, gradients_weighted_by_samples, shares_of_data,
+        a_broadcast_without_some_variables,
+    ):  # fmt: skip
+        check()
     hvd.shutdown()
     return True
+
+
+def on_the_backend(function: Any, arrays: Any) -> List[Any]:
+    return list(function(*map(keras.ops.convert_to_tensor, arrays)))
+
+
+class Halves(Compressor):
+    """A compressor of the user's own."""
+
+    @classmethod
+    def compress(cls, tensor: Any) -> Any:
+        return tensor / 2, 2
+
+    @classmethod
+    def decompress(cls, tensor: Any, ctx: Any) -> Any:
+        return tensor * ctx + 1
+
+
+def collectives() -> None:
+    types = ["float16", "float32", "int8", "uint8", "int32", "bool"]
+    contract.check_collectives(hvd, on_the_backend, types)
+    contract.check_a_mismatch(hvd, on_the_backend, hvd.HorovodInternalError)
+    contract.check_every_form(hvd, "ringcomm.keras", np.array, np.asarray)
+    found = hvd.allreduce(np.full(3, hvd.rank() + 1.0), op=hvd.Sum, compression=Halves)
+    assert found.tolist() == [sum(range(1, hvd.size() + 1)) + 1.0] * 3
+    hvd.broadcast_variables([], 0)
 
 
 def applied(gradients: List[Any], **options: Any) -> List[Any]:
@@ -47,9 +68,7 @@ def applied(gradients: List[Any], **options: Any) -> List[Any]:
 
 
 def gradients_with_every_compression() -> None:
-    names, ranks = functions_of("ringcomm.keras"), list(range(hvd.size()))
-    assert compare_forms(hvd, names, ranks, hvd.rank(), hvd.global_process_set, np.array, np.asarray) > 15
-    own = [np.random.default_rng(rank).standard_normal(SHAPE, np.float32) for rank in range(hvd.size())]
+    own = [np.random.default_rng(rank).standard_normal((70, 80), np.float32) for rank in range(hvd.size())]
     bias = np.float32([hvd.rank(), 1.0])
     mean, of_bias = np.mean(own, axis=0), np.float32([(hvd.size() - 1) / 2, 1.0])
     for compression, close, exact in (
@@ -65,37 +84,9 @@ def gradients_with_every_compression() -> None:
 
 def gradients_of_local_variables() -> None:
     mine = np.full(3, hvd.rank() + 1.0, "float32")
-    mean = (hvd.size() + 1) / 2
-    shared, local = applied([mine, mine], local=[1])
-    assert shared.tolist() == [mean] * 3 and local.tolist() == (mine / hvd.size()).tolist()
-    shared, local = applied([mine, mine], local=[1], scale_local_gradients=False)
-    assert shared.tolist() == [mean] * 3 and local.tolist() == mine.tolist()
-    assert applied([mine], local=[0], scale_local_gradients=False)[0].tolist() == mine.tolist()
-
-
-def sparse_gradients() -> None:
-    """Such as those of ``torch.nn.Embedding(sparse=True)``; the backend makes them dense."""
-    import torch
-
-    from ringcomm._adapter.reduction import Reduction
-    from ringcomm.keras.backends import reducer_class
-
-    variable = keras.Variable(np.zeros((hvd.size(), 2), "float32"))
-    rows = torch.sparse_coo_tensor([[hvd.rank()], [1]], [4.0], (hvd.size(), 2))
-    (found,) = reducer_class()(Reduction(hvd.Sum, 1.0, 0.5)).reduce([rows], [variable])
-    assert found.tolist() == [[0.0, 2.0]] * hvd.size()
-
-
-def rows_of_a_local_variable() -> None:
-    """Such as the gradient of an embedding that only this rank has."""
-    import tensorflow as tf
-
-    variable = keras.Variable(np.zeros((2, 2), "float32"))
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
-    optimizer.build([variable])
-    optimizer.register_local_var(variable)
-    optimizer.apply([tf.IndexedSlices(tf.fill([1, 2], 4.0), [1], [2, 2])], [variable])
-    assert as_array(variable).tolist() == [[0.0] * 2, [-4.0 / hvd.size()] * 2]
+    for scale, divided in ((True, hvd.size()), (False, 1)):
+        shared, local = applied([mine, mine], local=[1], scale_local_gradients=scale)
+        assert shared.tolist() == [(hvd.size() + 1) / 2] * 3 and local.tolist() == (mine / divided).tolist()
 
 
 def gradients_of_several_passes() -> None:
@@ -119,6 +110,25 @@ def gradients_of_several_passes() -> None:
         shared, local = (as_array(variable).tolist() for variable in variables)
         assert shared == [-(hvd.size() + 1.0)] * 2 and local == [-2.0 * (hvd.rank() + 1)] * 2, policy
     keras.config.set_dtype_policy(before)
+
+
+def gradients_made_of_rows() -> None:
+    """Such as those of embeddings: made dense on PyTorch, kept on TensorFlow for a local variable."""
+    variable = keras.Variable(np.zeros((2, 2), "float32"))
+    if keras.backend.backend() == "torch":
+        import torch
+
+        rows = torch.sparse_coo_tensor([[hvd.rank()], [1]], [4.0], (2, 2))
+        (found,) = reducer_class()(Reduction(hvd.Sum, 1.0, 0.5)).reduce([rows], [variable])
+        assert found.tolist() == [[0.0, 2.0]] * 2
+    elif keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        optimizer.build([variable])
+        optimizer.register_local_var(variable)
+        optimizer.apply([tf.IndexedSlices(tf.fill([1, 2], 4.0), [1], [2, 2])], [variable])
+        assert as_array(variable).tolist() == [[0.0] * 2, [-4.0 / hvd.size()] * 2]
 
 
 def gradients_weighted_by_samples() -> None:
@@ -154,31 +164,7 @@ def shares_of_data() -> None:
     assert targets.tolist() == [100 * row for row in rows]
 
 
-class Halves(Compressor):
-    """A compressor of the user's own."""
-
-    @classmethod
-    def compress(cls, tensor: Any) -> Any:
-        return tensor / 2, 2
-
-    @classmethod
-    def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        return tensor * ctx + 1
-
-
-def values() -> None:
-    found = hvd.allreduce(np.full(3, hvd.rank() + 1.0), op=hvd.Sum, compression=Halves)
-    assert found.tolist() == [sum(range(1, hvd.size() + 1)) + 1.0] * 3
-    weighted = hvd.allreduce(float(hvd.rank()), weight=hvd.rank())
-    assert float(weighted) == 1.0, "the other rank has no weight"
-    assert hvd.allgather(np.full(hvd.rank() + 1, hvd.rank())).tolist() == [0, 1, 1]
-    assert hvd.broadcast([hvd.rank(), 7], root_rank=1).tolist() == [1, 7]
-    assert hvd.reducescatter(np.full((2, 3), hvd.rank() + 1.0), op=hvd.Sum).tolist() == [[3.0] * 3]
-    own = [np.random.default_rng(rank).standard_normal(SHAPE, np.float32) for rank in range(hvd.size())]
-    coded = hvd.allreduce(own[hvd.rank()], op=hvd.Sum, compression="int8")
-    same_everywhere(coded)
-    assert 1e-5 < np.abs(coded - np.sum(own, axis=0)).max() < 0.15
-    hvd.broadcast_variables([], 0)
+def a_broadcast_without_some_variables() -> None:
     layers = [keras.layers.Dense(1, use_bias=False) for _ in range(2)]
     model = keras.Sequential([keras.Input((1,)), *layers])
     for layer in layers:

@@ -16,7 +16,7 @@ from tests.support.programs import ROOT, run_python
 if find_spec("mxnet") is None:
     pytest.skip("MXNet is not installed", allow_module_level=True)
 
-ARTICLE = '''
+ARTICLE = """
 import mxnet as mx
 import horovod.mxnet as hvd
 
@@ -65,7 +65,7 @@ for epoch in range(2):
         trainer.step(64)
         metric.update([label], [output])
 print("Epoch[1] accuracy=%f" % metric.get()[1])
-'''
+"""
 """The article "Distributed Learning with Apache MXNet and Horovod" has the lines to the trainer; the model,
 the data and the loop, which it leaves out, are ours, and the context is a CPU's."""
 

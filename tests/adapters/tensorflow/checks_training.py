@@ -1,8 +1,8 @@
-"""The checks of training that every rank runs: equal to one process with the data of all ranks."""
+"""What every rank checks about training with TensorFlow: the loss curve is that of one process."""
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, Callable, List
 
 import numpy as np
 import tensorflow as tf
@@ -10,66 +10,83 @@ import tensorflow as tf
 import ringcomm.tensorflow as hvd
 from ringcomm._adapter.submit import record_cause
 from ringcomm.errors import MismatchError, PeerLostError
+from tests.adapters import contract, digits
 from tests.adapters.jobs import close, numbers, same_everywhere, warned_about_different_weights
 from tests.adapters.tensorflow.modes import MODES, session_of_a_graph
 from tests.support.errors import raises
 
 tf1 = tf.compat.v1
 
-ROWS = 12
-"""Of all ranks together; 1 to 4 ranks get equally many."""
+
+def network(seed: int = 0, name: str = "digits", make: Any = tf.Variable) -> List[Any]:
+    return [make(array, name=f"{name}{place}") for place, array in enumerate(digits.weights(seed))]
 
 
-def data(salt: int) -> Any:
-    return numbers(0, (ROWS, 5), np.float32, salt), numbers(1, (ROWS, 2), np.float32, salt)
+def loss_of(weights: Any, images: Any, labels: Any) -> Any:
+    first, bias, second, bias_2 = weights
+    scores = tf.nn.relu(images @ first + bias) @ second + bias_2
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores))
 
 
-def mine(array: Any) -> Any:
-    share = ROWS // hvd.size()
-    return array[hvd.rank() * share : (hvd.rank() + 1) * share]
-
-
-def start() -> List[Any]:
-    return [numbers(0, (5, 4), np.float32, 1) / 10, numbers(0, (4, 2), np.float32, 2) / 10]
-
-
-def loss_of(weights: Any, inputs: Any, targets: Any) -> Any:
-    return tf.reduce_mean(tf.square(tf.matmul(tf.tanh(tf.matmul(inputs, weights[0])), weights[1]) - targets))
-
-
-def alone(steps: int, rate: float) -> List[Any]:
-    """Return what one process with all the data comes to, by gradient descent."""
-    weights = [tf.Variable(item) for item in start()]
-    for step in range(steps):
-        inputs, targets = data(100 + step)
-        with tf.GradientTape() as tape:
-            loss = loss_of(weights, inputs, targets)
-        for weight, gradient in zip(weights, tape.gradient(loss, weights)):
-            weight.assign_sub(rate * gradient)
-    return [weight.numpy() for weight in weights]
-
-
-def check_the_tape() -> None:
-    expected = alone(5, 0.1)
-    for in_function in (False, True):
+def check_tapes_have_the_loss_curve_of_one_process() -> None:
+    for compiled in (True, False):
         for options in ({}, {"num_groups": 2}, {"gradient_predivide_factor": 2.0}, {"sparse_as_dense": True}):
-            weights = [tf.Variable(item, name=f"w{at}") for at, item in enumerate(start())]
+            weights = network(hvd.rank())
+            hvd.broadcast_variables(weights, root_rank=0)
+            momenta = [tf.Variable(tf.zeros_like(weight)) for weight in weights]
             # Every rank lists its variables in another order: they are matched by their names.
-            order = weights if hvd.rank() % 2 or "num_groups" in options else weights[::-1]
+            turn = -1 if hvd.rank() % 2 and "num_groups" not in options else 1
 
-            def step(inputs: Any, targets: Any, weights=weights, order=order, options=options) -> None:  # type: ignore[no-untyped-def]
+            def step(images: Any, labels: Any, weights=weights, momenta=momenta, options=options, turn=turn):  # type: ignore[no-untyped-def]
                 with tf.GradientTape() as tape:
-                    loss = loss_of(weights, inputs, targets)
-                tape = hvd.DistributedGradientTape(tape, **options)
-                for weight, gradient in zip(order, tape.gradient(loss, order)):
-                    weight.assign_sub(0.1 * gradient)
+                    loss = loss_of(weights, images, labels)
+                found = hvd.DistributedGradientTape(tape, **options).gradient(loss, weights[::turn])[::turn]
+                for weight, momentum, gradient in zip(weights, momenta, found):
+                    momentum.assign(digits.MOMENTUM * momentum - digits.LEARNING_RATE * gradient)
+                    weight.assign_add(momentum)
+                return loss
 
-            run = tf.function(step) if in_function else step
-            for number in range(5):
-                run(*(tf.constant(mine(item)) for item in data(100 + number)))
-            for weight, wanted in zip(weights, expected):
-                np.testing.assert_allclose(weight.numpy(), wanted, rtol=1e-5, atol=1e-6)
+            run = tf.function(step) if compiled else step
+            digits.check_curve(hvd, lambda *arrays, run=run: float(run(*map(tf.constant, arrays))))
+            for weight in weights:
                 same_everywhere(weight.numpy())
+
+
+def check_optimizers_of_version_1_have_the_loss_curve_of_one_process() -> None:
+    """With two passes per step each takes half of the samples."""
+    for passes in (1, 2):
+        with session_of_a_graph() as session:
+            weights = network(0, make=lambda array, name: tf1.get_variable(name, initializer=array))
+            images, labels = tf1.placeholder(tf.float32, [None, 64]), tf1.placeholder(tf.int64, [None])
+            optimizer = hvd.DistributedOptimizer(
+                tf1.train.MomentumOptimizer(digits.LEARNING_RATE, digits.MOMENTUM),
+                backward_passes_per_step=passes, average_aggregated_gradients=True,
+            )  # fmt: skip
+            loss = loss_of(weights, images, labels)
+            train = optimizer.minimize(loss)
+            session.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
+
+            def step(x: Any, y: Any) -> float:
+                parts = zip(np.split(x, passes), np.split(y, passes))  # noqa: B023
+                feeds = [{images: part, labels: right} for part, right in parts]  # noqa: B023
+                return float(np.mean([session.run([loss, train], feed)[0] for feed in feeds]))  # noqa: B023
+
+            digits.check_curve(hvd, step)
+
+
+def check_optimizers_of_keras_have_the_loss_curve_of_one_process() -> None:
+    weights = network(0, make=tf.keras.Variable)
+    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(digits.LEARNING_RATE, digits.MOMENTUM))
+    optimizer.build(weights)
+
+    def step(images: Any, labels: Any) -> float:
+        values = [weight.value for weight in weights]
+        with tf.GradientTape() as tape:
+            loss = loss_of(values, images, labels)
+        optimizer.apply_gradients(zip(tape.gradient(loss, values), weights))
+        return float(loss)
+
+    digits.check_curve(hvd, step)
 
 
 def check_the_tape_takes_what_there_is() -> None:
@@ -97,6 +114,26 @@ def check_the_tape_takes_what_there_is() -> None:
     close(own.numpy(), np.full((2, 1), hvd.rank() + 1))
 
 
+def sparse_gradients_of_other_kinds(table: Any) -> None:
+    """Those of a local table are scaled and stay; Adasum has no meaning for rows."""
+
+    def recorded(**options: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [hvd.rank() % 4]))
+        return hvd.DistributedGradientTape(tape, **options), loss
+
+    tape, loss = recorded()
+    tape.register_local_source(table)
+    own = tape.gradient(loss, table)
+    assert isinstance(own, tf.IndexedSlices) and own.indices.numpy().tolist() == [hvd.rank() % 4]
+    close(own.values.numpy(), np.full((1, 2), 1.0 / hvd.size()))
+    tape, loss = recorded(op=hvd.Adasum)
+    if hvd.size() > 1:
+        raises(NotImplementedError, lambda: tape.gradient(loss, table), "use sparse_as_dense=True")
+    tape, loss = recorded(op=hvd.Adasum, sparse_as_dense=True)
+    assert tape.gradient(loss, table).shape == (4, 2)
+
+
 def check_a_rank_without_a_gradient_is_a_mismatch_in_that_step() -> None:
     """Otherwise its next reduction of the same name would be matched with one of others' earlier step."""
     table, other = tf.Variable(tf.ones([4, 2]), name="table"), tf.Variable(2.0, name="other")
@@ -117,67 +154,24 @@ def check_a_rank_without_a_gradient_is_a_mismatch_in_that_step() -> None:
 
 
 def check_ranks_that_begin_with_different_weights() -> None:
-    for in_function in (False, True):
+    for wrap in (tf.function, lambda function: function):
 
-        def train(name: str, added: int, in_function: bool = in_function) -> None:
-            name += str(in_function)
-            weights = [tf.Variable(item + added, name=f"{name}{at}") for at, item in enumerate(start())]
+        def train(name: str, added: int, wrap: Callable[[Any], Any] = wrap) -> None:
+            weights = [tf.Variable(tf.ones(3) + added, name=f"{name}{wrap is tf.function}")]
 
-            def step(inputs: Any, targets: Any) -> None:
+            @wrap
+            def step() -> Any:
                 with tf.GradientTape() as tape:
-                    loss = loss_of(weights, inputs, targets)
-                for weight, gradient in zip(
-                    weights, hvd.DistributedGradientTape(tape).gradient(loss, weights)
-                ):
-                    weight.assign_sub(0.1 * gradient)
+                    loss = tf.reduce_sum(weights[0])
+                return hvd.DistributedGradientTape(tape).gradient(loss, weights)
 
-            run = tf.function(step) if in_function else step
             for _ in range(6):
-                run(*map(tf.constant, data(1)))
+                step()
 
         warned_about_different_weights(train)
 
 
-def sparse_gradients_of_other_kinds(table: Any) -> None:
-    """Those of a local table are scaled and stay; Adasum has no meaning for rows."""
-
-    def recorded(**options: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.gather(table, [hvd.rank() % 4]))
-        return hvd.DistributedGradientTape(tape, **options), loss
-
-    tape, loss = recorded()
-    tape.register_local_source(table)
-    own = tape.gradient(loss, table)
-    assert isinstance(own, tf.IndexedSlices) and own.indices.numpy().tolist() == [hvd.rank() % 4]
-    close(own.values.numpy(), np.full((1, 2), 1.0 / hvd.size()))
-    tape, loss = recorded(op=hvd.Adasum)
-    if hvd.size() > 1:
-        raises(NotImplementedError, lambda: tape.gradient(loss, table), "not reduced by Adasum: use sparse")
-    tape, loss = recorded(op=hvd.Adasum, sparse_as_dense=True)
-    assert tape.gradient(loss, table).shape == (4, 2)
-
-
-def check_optimizers_of_version_1() -> None:
-    for passes in (1, 2):
-        expected = alone(6, 0.1) if passes == 1 else accumulated(6, 0.1)
-        with session_of_a_graph() as session:
-            weights = [tf1.get_variable(f"w{at}", initializer=item) for at, item in enumerate(start())]
-            inputs, targets = tf1.placeholder(tf.float32, [None, 5]), tf1.placeholder(tf.float32, [None, 2])
-            optimizer = hvd.DistributedOptimizer(
-                tf1.train.GradientDescentOptimizer(0.1), backward_passes_per_step=passes,
-                average_aggregated_gradients=True,
-            )  # fmt: skip
-            train = optimizer.minimize(loss_of(weights, inputs, targets))
-            session.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
-            for step in range(6):
-                x, y = data(100 + step)
-                session.run(train, {inputs: mine(x), targets: mine(y)})
-            for weight, wanted in zip(session.run(weights), expected):
-                np.testing.assert_allclose(weight, wanted, rtol=1e-5, atol=1e-6)
-
-
-def check_that_optimizers_of_one_graph_accumulate_apart() -> None:
+def check_optimizers_of_one_graph_accumulate_apart() -> None:
     """As the two of a GAN do."""
     with session_of_a_graph() as session:
         weights = [tf1.get_variable(f"w{at}", initializer=tf.constant(0.0)) for at in range(2)]
@@ -194,19 +188,18 @@ def check_that_optimizers_of_one_graph_accumulate_apart() -> None:
         assert session.run(weights) == [-2.0, -20.0]
 
 
-def accumulated(steps: int, rate: float) -> List[Any]:
-    """Like :func:`alone`, with a step for every two batches."""
-    weights = [tf.Variable(item) for item in start()]
-    for step in range(0, steps, 2):
-        totals = [0.0, 0.0]
-        for number in (step, step + 1):
-            inputs, targets = data(100 + number)
-            with tf.GradientTape() as tape:
-                loss = loss_of(weights, inputs, targets)
-            totals = [total + item for total, item in zip(totals, tape.gradient(loss, weights))]
-        for weight, total in zip(weights, totals):
-            weight.assign_sub(rate * total / 2)
-    return [weight.numpy() for weight in weights]
+def check_a_process_set_trains_without_the_other_ranks() -> None:
+    if hvd.size() == 1:
+        return
+    even = hvd.add_process_set(list(range(0, hvd.size(), 2)))
+    wanted = sum(even.ranks) / even.size() if even.included() else float(hvd.rank())
+    variable = tf.Variable(float(hvd.rank()))
+    with tf.GradientTape() as tape:
+        loss = variable * variable
+    (found,) = hvd.DistributedGradientTape(tape, process_set=even).gradient(loss, [variable])
+    np.testing.assert_allclose(found.numpy(), 2 * wanted)
+    hvd.barrier()
+    assert hvd.remove_process_set(even)
 
 
 def check_monitored_session_with_an_embedding() -> None:
@@ -233,49 +226,34 @@ def check_monitored_session_with_an_embedding() -> None:
         same_everywhere(np.concatenate([np.ravel(item) for item in state]))
 
 
-def check_keras_optimizers_are_taken_too() -> None:
-    weights = [tf.keras.Variable(item) for item in start()]
-    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1))
-    optimizer.build(weights)
-    for step in range(5):
-        inputs, targets = (tf.constant(mine(item)) for item in data(100 + step))
-        with tf.GradientTape() as tape:
-            loss = loss_of([weight.value for weight in weights], inputs, targets)
-        optimizer.apply_gradients(zip(tape.gradient(loss, [weight.value for weight in weights]), weights))
-    for weight, wanted in zip(weights, alone(5, 0.1)):
-        np.testing.assert_allclose(weight.numpy(), wanted, rtol=1e-5, atol=1e-6)
-
-
 def check_sync_batch_normalization() -> None:
     """Output, moving averages and gradients are those of the whole batch."""
-    whole = numbers(0, (ROWS, 3), np.float32, 50) + 10
-    factors = numbers(1, (ROWS, 3), np.float32, 51)
+    whole = numbers(0, (12, 3), np.float32, 50) + 10
+    factors = numbers(1, (12, 3), np.float32, 51)
+    mine = slice(hvd.rank() * 12 // hvd.size(), (hvd.rank() + 1) * 12 // hvd.size())
+
+    def computed(layer: Any, inputs: Any, factors: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            output = layer(inputs, training=True)
+            loss = tf.reduce_sum(output * factors)
+        return [output, *tape.gradient(loss, [inputs, layer.gamma.value])]
+
     plain = tf.keras.layers.BatchNormalization()
     plain.build(whole.shape)
-    with tf.GradientTape() as tape:
-        place = tf.constant(whole)
-        tape.watch(place)
-        expected = plain(place, training=True)
-        loss = tf.reduce_sum(expected * factors)
-    wanted = tape.gradient(loss, [place, plain.gamma.value])
+    wanted = [item.numpy() for item in computed(plain, tf.constant(whole), factors)]
     for mode in MODES[:2]:
         layer = hvd.SyncBatchNormalization()
         layer.build(whole.shape)
-
-        def function(inputs: Any, layer=layer) -> Any:  # type: ignore[no-untyped-def]
-            with tf.GradientTape() as tape:
-                tape.watch(inputs)
-                output = layer(inputs, training=True)
-                loss = tf.reduce_sum(output * mine(factors))
-            return [output, *tape.gradient(loss, [inputs, layer.gamma.value])]
-
-        output, gradient, of_gamma = mode(function, [mine(whole)])
-        np.testing.assert_allclose(output, mine(expected.numpy()), rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(gradient, mine(wanted[0].numpy()), rtol=1e-3, atol=1e-3)
+        output, gradient, of_gamma = mode(
+            lambda inputs, layer=layer: computed(layer, inputs, factors[mine]), [whole[mine]]
+        )
+        np.testing.assert_allclose(output, wanted[0][mine], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(gradient, wanted[1][mine], rtol=1e-3, atol=1e-3)
         total = hvd.allreduce(tf.constant(of_gamma), op=hvd.Sum).numpy()
-        np.testing.assert_allclose(total, wanted[1].numpy(), rtol=1e-3, atol=1e-3)
-        np.testing.assert_allclose(layer.moving_variance.numpy(), plain.moving_variance.numpy(), rtol=1e-4)
-        np.testing.assert_allclose(layer.moving_mean.numpy(), plain.moving_mean.numpy(), rtol=1e-4)
+        np.testing.assert_allclose(total, wanted[2], rtol=1e-3, atol=1e-3)
+        for name in ("moving_mean", "moving_variance"):
+            np.testing.assert_allclose(getattr(layer, name).numpy(), getattr(plain, name).numpy(), rtol=1e-4)
 
 
 def check_elastic_states_of_variables() -> None:
@@ -342,8 +320,45 @@ def check_elastic_training_goes_on_after_a_loss_inside_a_graph() -> None:
 
     assert train(state) == "done" and begun == [0, 0]
 
-    @hvd.elastic.run
-    def goes_wrong(state: Any) -> None:
-        raise tf.errors.UnknownError(None, None, "another mistake")
 
-    raises(tf.errors.UnknownError, lambda: goes_wrong(state), "another mistake")
+# ---- compression -----------------------------------------------------------------------------
+
+
+def reducer(compression: Any, compiled: bool, name: str = "coded") -> Callable[[Any], Any]:
+    """Return a function that reduces a gradient, with a new tape for every step."""
+    variable, bias = tf.Variable(tf.zeros((64, 96)), name=name), tf.Variable(tf.zeros(9), name=f"{name}.bias")
+
+    def compute(given: Any) -> Any:
+        with tf.GradientTape() as plain:
+            loss = tf.reduce_sum(variable * given) + tf.reduce_sum(bias)
+        tape = hvd.DistributedGradientTape(plain, compression=compression)
+        return tape.gradient(loss, [variable, bias])[0]
+
+    step = tf.function(compute) if compiled else compute
+    reduced = lambda gradient: step(tf.constant(gradient)).numpy()  # noqa: E731
+    reduced.variables = [variable, bias]  # type: ignore[attr-defined]
+    return reduced
+
+
+def check_what_codecs_lose_is_added_to_the_next_gradient() -> None:
+    for compiled in (False, True):
+        contract.check_error_feedback(lambda by: reducer(by, compiled), hvd.rank(), hvd.size())  # noqa: B023
+
+
+def check_residuals_are_saved_and_loaded() -> None:
+    """A run that goes on with saved residuals has the same bits as one that was not interrupted."""
+    if hvd.size() == 1:
+        return
+    draws = [np.random.default_rng((step, hvd.rank())).normal(size=(64, 96)) for step in range(5)]
+    given = [draw.astype(np.float32) for draw in draws]
+    first, second, third = (reducer("int4", False) for _ in range(3))
+    assert hvd.residual_state_dict(first.variables) == {}  # type: ignore[attr-defined]
+    for gradient in given[:3]:
+        first(gradient)
+    saved = hvd.residual_state_dict(first.variables)  # type: ignore[attr-defined]
+    assert len(saved) == 1 and max(np.abs(item).max() for item in saved.values()) > 1e-3
+    hvd.load_residual_state_dict(second.variables, saved)  # type: ignore[attr-defined]
+    ends = [[reduced(gradient).tobytes() for gradient in given[3:]] for reduced in (first, second, third)]
+    assert ends[0] == ends[1] != ends[2]
+    hvd.load_residual_state_dict(second.variables, {})  # type: ignore[attr-defined]
+    assert not any(item.any() for item in hvd.residual_state_dict(second.variables).values())  # type: ignore[attr-defined]

@@ -14,19 +14,13 @@ import pytest
 from tests.adapters.jobs import InTurn, check_outcomes, run_checks, run_in_turn
 
 CHECKS = [
-    "tests.adapters.tensorflow.checks_collectives", "tests.adapters.tensorflow.checks_weights",
-    "tests.adapters.tensorflow.checks_balanced", "tests.adapters.tensorflow.checks_training",
-    "tests.adapters.tensorflow.checks_compression", "tests.adapters.tensorflow.checks_digits",
+    f"tests.adapters.tensorflow.checks_{subject}" for subject in ("collectives", "training", "balanced")
 ]
 pytestmark = pytest.mark.timeout(600)
 
 
 def run_all_checks() -> Dict[str, str]:
     return run_checks(CHECKS)
-
-
-def run_checks_for_horovods_programs() -> Dict[str, str]:
-    return run_checks(["tests.adapters.tensorflow.checks_horovod"])
 
 
 def reduce_with_keras() -> bool:
@@ -55,21 +49,12 @@ class TestOnTwoRanks:
 
 @lru_cache(maxsize=None)
 def outcomes_on_three_processes() -> InTurn:
-    return run_in_turn([
-        (run_all_checks, 3), (run_all_checks, 1),
-        (run_checks_for_horovods_programs, 3), (run_checks_for_horovods_programs, 2),
-    ])  # fmt: skip
+    return run_in_turn([(run_all_checks, 3), (run_all_checks, 1)])
 
 
 @pytest.mark.release
 @pytest.mark.xdist_group("tensorflow-3")
-class TestOnOtherNumbersOfRanks:
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_collectives_and_training_on_other_numbers_of_ranks(ranks: int) -> None:
     """In the same three processes, one job after the other."""
-
-    @pytest.mark.parametrize("ranks", [1, 3])
-    def test_collectives_and_training(self, ranks: int) -> None:
-        check_outcomes(outcomes_on_three_processes().results(run_all_checks, ranks))
-
-    @pytest.mark.parametrize("ranks", [2, 3])
-    def test_behaviour_that_programs_for_horovod_rely_on(self, ranks: int) -> None:
-        check_outcomes(outcomes_on_three_processes().results(run_checks_for_horovods_programs, ranks))
+    check_outcomes(outcomes_on_three_processes().results(run_all_checks, ranks))

@@ -54,27 +54,31 @@ def objects_and_two_jobs(facts: dict) -> None:
     counting.start(Counter, executable_args=[10], executable_kwargs={"step": 5})
     other = RayExecutor(num_workers=2)
     other.start()
+    facts["twice"] = error_of(other.start)
+    facts["callbacks"] = error_of(lambda: other.run(functions.describe, [1.0], callbacks=[print]))
     pairs = (counting, 1.0), (other, 10.0)
     started = [executor.run_remote(functions.describe, [factor]) for executor, factor in pairs]
     facts["two_jobs"] = [ray.get(references) for references in started]
     facts["counted"] = [counting.execute(Counter.count) for _ in range(2)]
     facts["counted_once"] = counting.execute_single(lambda counter: counter.count())
     other.shutdown()
+    with_gpus = RayExecutor(num_workers=2, use_gpu=True)
+    with_gpus.start()
+    facts["gpus"] = with_gpus.run(functions.environment, ["CUDA_VISIBLE_DEVICES"])
+    with_gpus.shutdown()
     facts["unfit"] = error_of(lambda: counting.start_executables(Unfit))
     counting.shutdown()
 
 
 def main() -> None:
     options = {"include_dashboard": False, "object_store_memory": 80_000_000, "log_to_driver": False}
-    ray.init("local", num_cpus=4, **options)
+    ray.init("local", num_cpus=4, num_gpus=2, **options)
     facts: dict = {}
     runs(facts)
     objects_and_two_jobs(facts)
     facts["free"] = ray.cluster_resources()["CPU"]
     small = RayExecutor(RayExecutor.create_settings(placement_group_timeout_s=1), num_workers=9)
     facts["no_room"] = error_of(small.start)
-    facts["elastic"] = error_of(lambda: RayExecutor(None, min_workers=1))
-    facts["numbers"] = error_of(lambda: RayExecutor(None, num_workers=1, num_hosts=1))
     ray.shutdown()
     write(facts)
 

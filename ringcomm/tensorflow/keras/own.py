@@ -1,14 +1,16 @@
-"""The collectives of :mod:`ringcomm.keras`, with TensorFlow tensors as results in eager mode."""
+"""What differs from :mod:`ringcomm.keras`: results are tensors in eager mode; models are of ``tf.keras``."""
 
 from __future__ import annotations
 
 from functools import wraps
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence
 
 import tensorflow as tf
 
-from ...keras import collectives
+from ..._adapter.compression import Compression
+from ...docstrings import documented
+from ...keras import collectives, optimizer
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec
@@ -38,3 +40,22 @@ alltoall = _with_tensors(collectives.alltoall)
 allgather = _with_tensors(collectives.allgather)
 broadcast = _with_tensors(collectives.broadcast)
 reducescatter = _with_tensors(collectives.reducescatter)
+
+
+@documented
+def load_model(
+    filepath: Any, custom_optimizers: Optional[Sequence[type]] = None,
+    custom_objects: Optional[Dict[str, Any]] = None, compression: Any = Compression.none,
+    legacy_opts: bool = False,
+) -> Any:  # fmt: skip
+    """Load a saved model by ``tf.keras.models.load_model`` and make its optimizer distributed.
+
+    Args:
+        {keras_load}
+
+    Returns:
+        the model. Its optimizer, with its saved state, reduces gradients over all ranks.
+    """
+    return optimizer.loaded(
+        tf.keras.models.load_model, filepath, custom_optimizers, custom_objects, compression
+    )

@@ -1,0 +1,304 @@
+"""Training: an optimizer and a ``gluon.Trainer`` that average gradients over all ranks."""
+
+from __future__ import annotations
+
+import warnings
+from functools import wraps
+from typing import Any, Dict, Iterator, List, Optional, Sequence
+
+import mxnet as mx
+import numpy as np
+
+from .. import api
+from .._adapter.compression import Compression
+from .._adapter.gradients import Gradient, bucket_name, check_start, plan_buckets, plan_groups
+from .._adapter.graph_callbacks import Batch, CompressionState, Operation
+from .._adapter.reduction import Reduction, of_gradients
+from .._adapter.submit import wire_name
+from ..calls.process_set import ProcessSet, global_process_set, number_of
+from ..docstrings import documented
+from ..dtypes import Array
+from ..errors import ConfigError
+from ..ops import ReduceOp
+from .arrays import NDArrayOperand, dense, flat_array
+
+_OWN = ("_optimizer", "_options", "_reducer")
+
+_ALL = 1 << 31  # more than any model has parameters: MXNet passes all gradients of a step in one call
+
+
+def _of_the_other(name: str) -> Any:
+    """Return a method, with MXNet's description, that calls the one of the other optimizer."""
+
+    @wraps(getattr(mx.optimizer.Optimizer, name))
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._optimizer, name)(*args, **kwargs)
+
+    return call
+
+
+@documented
+class DistributedOptimizer(mx.optimizer.Optimizer):
+    """An optimizer that averages gradients over all ranks, then updates weights as another optimizer does.
+
+    Example: ``trainer = mx.gluon.Trainer(params, hvd.DistributedOptimizer(optimizer), kvstore=None)``.
+
+    It is for ``Module`` and for ``gluon.Trainer``; :class:`DistributedTrainer` needs none. Attributes are
+    those of the other optimizer, to read and to assign.
+
+    Args:
+        optimizer: any optimizer of MXNet.
+        {mx_gradient_predivide_factor}
+        {mx_num_groups}
+        {process_set}
+
+    Raises:
+        ConfigError: it is not an optimizer, or is distributed already; or ``num_groups`` is negative.
+    """
+
+    def __init__(
+        self, optimizer: mx.optimizer.Optimizer, gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0, process_set: ProcessSet = global_process_set,
+    ) -> None:  # fmt: skip
+        if not isinstance(optimizer, mx.optimizer.Optimizer) or isinstance(optimizer, DistributedOptimizer):
+            raise ConfigError(
+                "DistributedOptimizer takes an optimizer of MXNet, like mx.optimizer.create('sgd'), not a "
+                f"{type(optimizer).__name__}."
+            )
+        self._optimizer = optimizer
+        self._options = (gradient_predivide_factor, num_groups, process_set)
+        how = of_gradients(
+            ReduceOp.AVERAGE, gradient_predivide_factor, process_set, Compression.none, num_groups=num_groups
+        )
+        self._reducer = GradientReducer(how)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN:
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # gluon.Trainer assigns rescale_grad in every step: that must reach the optimizer that uses it.
+        if name in _OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._optimizer, name, value)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        factor, num_groups, process_set = self._options
+        ranks = None if process_set is global_process_set else process_set.ranks
+        return {"optimizer": self._optimizer, "options": (factor, num_groups), "ranks": ranks}
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        process_set = global_process_set
+        if state["ranks"] is not None:
+            process_set = ProcessSet(state["ranks"])
+            if api.is_initialized():
+                process_set.process_set_id = api.context().engine.sets.find(process_set.ranks)
+        factor, num_groups = state["options"]
+        self.__init__(state["optimizer"], factor, num_groups, process_set)  # type: ignore[misc]
+
+    @property
+    def aggregate_num(self) -> int:
+        """How many gradients MXNet passes in one call: all, so that they are reduced together."""
+        return _ALL
+
+    create_state = _of_the_other("create_state")
+    create_state_multi_precision = _of_the_other("create_state_multi_precision")
+    set_learning_rate = _of_the_other("set_learning_rate")
+    set_lr_mult = _of_the_other("set_lr_mult")
+    set_wd_mult = _of_the_other("set_wd_mult")
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Average gradients over all ranks, in place, and update weights.
+
+        Args:
+            index: of a weight, or those of several weights; the same on all ranks.
+            weight: the weight or weights.
+            grad: the gradient or gradients.
+            state: the state or states.
+
+        Raises:
+            PeerLostError: a rank was lost.
+        """
+        self._reduce_and_update(self._optimizer.update, index, weight, grad, state)
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Do as :meth:`update`, for weights that may be float16."""
+        self._reduce_and_update(self._optimizer.update_multi_precision, index, weight, grad, state)
+
+    def _reduce_and_update(self, update: Any, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        several = isinstance(index, (tuple, list))
+        indices: Sequence[Any] = index if several else [index]
+        weights: Sequence[mx.nd.NDArray] = weight if several else [weight]
+        gradients: Sequence[mx.nd.NDArray] = grad if several else [grad]
+        names = [str(item) for item in indices]
+        self._reducer.reduce(names, gradients, weights)
+        step = self._optimizer.aggregate_num
+        if not several:
+            update(index, weight, grad, state)
+        elif step:
+            for start in range(0, len(indices), step):
+                part = slice(start, start + step)
+                update(indices[part], weights[part], gradients[part], state[part])
+        else:
+            for item in zip(indices, weights, gradients, state):
+                update(*item)
+
+
+@documented
+class DistributedTrainer(mx.gluon.Trainer):
+    """A ``gluon.Trainer`` that averages gradients over all ranks before each step.
+
+    Example: ``trainer = hvd.DistributedTrainer(model.collect_params(), "sgd", {"learning_rate": 0.1})``.
+
+    ``step(batch_size)`` divides gradients by the batch size of this rank, and they are averaged over the
+    ranks. So ranks of equal batch sizes together make the step of one process with all their samples.
+
+    Args:
+        params: ``Block.collect_params()``, a dict or a list of parameters, in the same order on all ranks.
+        optimizer: an optimizer of MXNet or its name.
+        optimizer_params: arguments for an optimizer given by name.
+        {gradient_compression}
+            A class with methods ``compress`` and ``decompress`` does as well.
+        {mx_gradient_predivide_factor}
+        prefix: of the operations' names. Trainers that are used at the same time in several threads need
+            different ones.
+        {mx_num_groups}
+        {process_set}
+
+    Raises:
+        ConfigError: an argument has an invalid value, or a parameter is in several contexts: every rank
+            trains in one.
+    """
+
+    def __init__(
+        self, params: Any, optimizer: Any, optimizer_params: Optional[Dict[str, Any]] = None,
+        compression: Any = Compression.none, gradient_predivide_factor: float = 1.0,
+        prefix: Optional[str] = None, num_groups: int = 0, process_set: ProcessSet = global_process_set,
+    ) -> None:  # fmt: skip
+        if isinstance(optimizer, DistributedOptimizer):
+            optimizer = optimizer._optimizer
+            warnings.warn(
+                "DistributedTrainer does not take DistributedOptimizer as its optimizer. We have unwrapped "
+                "it for you.",
+                stacklevel=2,
+            )
+        if prefix is not None and not isinstance(prefix, str):
+            raise ConfigError(f"DistributedTrainer: prefix={prefix!r} is not a string.")
+        super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
+        if len(self._contexts or ()) > 1:
+            listed = ", ".join(map(str, self._contexts))
+            raise ConfigError(
+                f"DistributedTrainer: parameters are in the contexts {listed}. Every rank trains in one "
+                "context: start one rank for each."
+            )
+        self._prefix = prefix or ""
+        how = of_gradients(
+            ReduceOp.AVERAGE, gradient_predivide_factor, process_set, compression, num_groups=num_groups
+        )
+        self._reducer = GradientReducer(how)
+
+    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Average gradients over all ranks and update the parameters.
+
+        Args:
+            batch_size: the number of samples of this rank, by which gradients are divided.
+            ignore_stale_grad: update only parameters of which a rank has a new gradient since the last step;
+                ranks that have none contribute zeros. If it is False, all ranks need one of every parameter.
+
+        Raises:
+            UserWarning: a gradient is not new, and ``ignore_stale_grad`` is False.
+            PeerLostError: a rank was lost.
+        """
+        if ignore_stale_grad and self._reducer.how.active():
+            self._agree_on_new_gradients()
+        super().step(batch_size, ignore_stale_grad)
+
+    def _agree_on_new_gradients(self) -> None:
+        """Zero the gradients that are new on other ranks only, so that they are used here too."""
+        trained = [parameter for parameter in self._params if parameter.grad_req != "null"]
+        new = np.array([parameter.list_data()[0]._fresh_grad for parameter in trained], np.uint8)
+        new_anywhere = new.copy()
+        api.context().engine.allreduce(
+            [new_anywhere], ReduceOp.MAX, wire_name("allreduce", f"{self._prefix}new gradients"),
+            process_set=number_of(self._reducer.how.process_set), urgent=True,
+        ).wait()  # fmt: skip
+        for parameter, here, anywhere in zip(trained, new, new_anywhere):
+            if anywhere and not here:
+                parameter.list_grad()[0][:] = 0
+                parameter.list_data()[0]._fresh_grad = True
+
+    def _allreduce_grads(self) -> None:
+        trained = [
+            (f"{self._prefix}{index}", parameter)
+            for index, parameter in enumerate(self._params)
+            if parameter.grad_req != "null"
+        ]
+        self._reducer.reduce(
+            [name for name, _ in trained],
+            [parameter.list_grad()[0] for _, parameter in trained],
+            [parameter.list_data()[0] for _, parameter in trained],
+        )
+
+
+class GradientReducer:
+    """Average gradients over the ranks of a process set; without groups, buckets have up to 8 MiB."""
+
+    def __init__(self, how: Reduction) -> None:
+        self.how = how
+        self._state = CompressionState()
+        self._key: List[Any] = []
+        self._order: List[int] = []
+        self._batch = Batch([])
+
+    def reduce(
+        self, names: Sequence[str], gradients: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArray]
+    ) -> None:
+        """Overwrite gradients with the average of all ranks' gradients.
+
+        They are submitted in the order in which a backward pass computes them, the last first, each bucket as
+        soon as it is computed. ``names`` must be equal on all ranks; ranks that begin with different
+        ``weights`` are warned. RingcommError: a reduction failed; all of them have ended.
+        """
+        if not self.how.active() or not gradients:
+            return
+        given = [dense(gradient, "the reduction of gradients") for gradient in gradients]
+        self._divide(names, given)
+        check_start(self.how.process_set, names[0], lambda: (flat_array(weight) for weight in weights))
+        # The reduction executes ringcomm's own compressions, also those that are conversions elsewhere. What
+        # one of the program's own returns may be a copy.
+        is_own = hasattr(self.how.compression, "kind")
+        _, sent, restore = (self.how, given, list) if is_own else self.how.prepared(given)
+        targets: List[NDArrayOperand] = []
+
+        def elements() -> Iterator[Array]:
+            for index in self._order:
+                target = NDArrayOperand(sent[index])
+                targets.append(target)
+                yield target.flat.reshape(target.shape)
+
+        self._batch.overwrite(elements())
+        for target in targets:
+            target.finish()
+        if not is_own:
+            for gradient, result in zip(given, restore(sent)):
+                gradient[:] = result
+
+    def _divide(self, names: Sequence[str], gradients: Sequence[mx.nd.NDArray]) -> None:
+        """Divide gradients into buckets, again when names, shapes or dtypes change."""
+        key = [(name, tuple(item.shape), item.dtype) for name, item in zip(names, gradients)]
+        if key == self._key:
+            return
+        if self.how.groups is None:
+            sizes = [np.dtype(item.dtype).itemsize * item.size for item in gradients]
+            kinds = [np.dtype(item.dtype).name for item in gradients]
+            plan = plan_buckets([Gradient(*pair) for pair in zip(sizes, kinds)])
+        else:
+            plan = plan_groups(gradients, self.how.groups)
+        operations = []
+        for bucket in plan:
+            label = bucket_name([names[index] for index in bucket], [key[index][1] for index in bucket])
+            operations.append(Operation("allreduce", self.how, label, len(bucket), state=self._state))
+        self._batch, self._key = Batch(operations), key
+        self._order = [index for bucket in plan for index in bucket]
