@@ -113,21 +113,6 @@ def test_ranks_run_on_this_and_on_other_hosts(sshd: Sshd, tmp_path: Path) -> Non
 
 
 @pytest.mark.release
-def test_launcher_killed(sshd: Sshd) -> None:
-    launched = start(
-        sshd,
-        "localhost,jetson1,jetson2",
-        "sh",
-        "-c",
-        "trap '' TERM INT HUP; setsid sleep 1001 & sleep 1002; sleep 1003",
-    )
-    launched.find("sleep 1001", 3)
-    launched.process.kill()
-    assert not launched.wait_for_all_to_end(5.0)
-    launched.finish()
-
-
-@pytest.mark.release
 def test_ssh_client_killed(sshd: Sshd) -> None:
     launched = start(
         sshd,

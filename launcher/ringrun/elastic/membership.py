@@ -7,13 +7,12 @@ are the ranks: it publishes the views. Pure.
 
 from __future__ import annotations
 
+import re
 from enum import Enum
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ..plan.hosts import HostSpec
-from .changes import Change, ChangeLog
-from .discovery import host_key
-from .job import HostLimits, failed_text, timeout_text
+from .job import HostLimits, failed_text, host_key, timeout_text
 
 FIRST_PAUSE_S = 1.0
 """Seconds until an agent is restarted on a host that was lost."""
@@ -25,6 +24,8 @@ SHOWN_S = 1.0
 """Shorter exclusions are not reported."""
 LEAVE_S = 60.0
 """Time that a process of a removed host has to leave before it is ended."""
+_IN_SHORT = re.compile(r"uncaught [^\n]*|no heartbeat for [\d.]+ s|no answer for [\d.]+ s")
+"""The part of a root cause for a line."""
 NO_HOST_REMAINS = "No hosts from previous set remaining, unable to broadcast state."
 
 
@@ -39,9 +40,7 @@ class OpenHost(NamedTuple):
     slots: int
 
 
-class CloseHost(NamedTuple):
-    """End the agent of a host without processes."""
-
+class CloseHost(NamedTuple):  # one without processes
     agent: int
 
 
@@ -63,29 +62,21 @@ class StopProcess(NamedTuple):
     is_dropped: bool = False
 
 
-class Exclude(NamedTuple):
-    """Have the rendezvous remove a member at the next commit or step."""
-
+class Exclude(NamedTuple):  # by the rendezvous, at the next commit or step
     member: int
     why: str
 
 
-class ReportExit(NamedTuple):
-    """Report to the rendezvous that a process is lost with its host."""
-
+class ReportExit(NamedTuple):  # to the rendezvous: a process is lost with its host
     member: int
     how: str
 
 
-class Say(NamedTuple):
-    """Show a line to the user."""
-
+class Say(NamedTuple):  # to the user
     text: str
 
 
-class Fail(NamedTuple):
-    """End a job that cannot continue. `text` is "" if hosts could not start, which the box explains."""
-
+class Fail(NamedTuple):  # the job cannot continue; "" if hosts could not start, which the box explains
     text: str
 
 
@@ -93,9 +84,7 @@ class Finish(NamedTuple):
     """End a job that has succeeded: every process has ended."""
 
 
-Action = Union[
-    OpenHost, CloseHost, StartProcess, StopProcess, Exclude, ReportExit, Say, Fail, Finish
-]  # fmt: skip
+Action = Union[OpenHost, CloseHost, StartProcess, StopProcess, Exclude, ReportExit, Say, Fail, Finish]
 
 
 # -- hosts and processes ----------------------------------------------------------------------
@@ -227,19 +216,139 @@ class Host:
         return [self.cooldown.until_s, *(item.until_s for item in self._slot_cooldowns.values())]
 
 
-def describe_sources(hosts: Iterable[Host], script: str, now_s: float) -> str:
-    """Return the possible sources of further ranks, for the end of a sentence; or ""."""
-    parts: List[str] = []
-    for host in hosts:
-        starting = any(not item.joined and not item.leaving for item in host.processes.values())
-        left_s = host.cooldown.until_s - now_s
-        if starting or host.phase is Phase.OPENING:
-            parts.append(f"{host.name} is starting")
-        elif host.is_wanted and left_s > 0:
-            parts.append(f"{host.name} is excluded for {left_s:.0f} s more")
-    if script:
-        parts.append(f"{script} may name other hosts")
-    return f" ({'; '.join(parts)})" if parts else ""
+# -- the lines that report changes -----------------------------------------------------------
+
+
+class Change(NamedTuple):
+    """A view that the rendezvous has published, and its differences from the previous view."""
+
+    members: Tuple[int, ...]  # by rank
+    lost: Tuple[int, ...] = ()
+    joined: Tuple[int, ...] = ()
+    left: Tuple[int, ...] = ()
+    pause_s: float = 0.0  # from the failure, or from the last step, to this view
+
+
+def change_of(detail: Mapping[str, Any]) -> Change:
+    """Return the change in the facts of the rendezvous' ``view`` notice."""
+    rows = sorted(detail["members"], key=lambda row: int(row["rank"]))
+    return Change(
+        tuple(int(row["member"]) for row in rows), tuple(detail["lost"]),
+        tuple(detail["joined"]), tuple(detail["left"]), float(detail["pause_s"]),
+    )  # fmt: skip
+
+
+class ChangeLog:
+    """Makes lines of every change, and keeps all of them in `lines` as (seconds since the start, text)."""
+
+    def __init__(self, began_s: float) -> None:
+        self.lines: List[Tuple[float, str]] = []
+        self._began_s = began_s
+        self._places: Dict[int, Tuple[str, int]] = {}  # by member, host and slot
+        self._used: Set[Tuple[str, int]] = set()  # places of which a process has been a rank
+        self._ranks: Dict[int, int] = {}  # by member, its rank in the last view that had it
+        self._reports: Dict[int, str] = {}  # by member, why the rendezvous has declared it lost
+        self._exits: Dict[int, str] = {}  # by member, how its process failed without a signal of the job
+        self._asked: Set[int] = set()
+        self._members: Optional[Tuple[int, ...]] = None  # of the last view
+
+    def start(self, member: int, host: str, local: int) -> None:
+        """Note the place of a process that is being started."""
+        self._places[member] = (host, local)
+
+    def ask(self, member: int) -> None:
+        """Note that the job has asked a member to leave."""
+        self._asked.add(member)
+
+    def report(self, member: int, why: str) -> None:
+        """Note why a member was declared lost, or its process is ended; the first reason counts."""
+        self._reports.setdefault(member, why)
+
+    def fail(self, member: int, how: str) -> None:
+        """Note how a process failed without a signal of the job."""
+        self._exits[member] = how
+
+    def publish(self, change: Change, now_s: float) -> List[str]:
+        """Take a view that the rendezvous has published, and return the lines about it."""
+        lines: List[str] = []
+        if self._members is not None:
+            # The last view that was reported counts: one that failed at once may be between them.
+            before, now = set(self._members), set(change.members)
+            change = change._replace(
+                lost=tuple(sorted(before - now - set(change.left))),
+                left=tuple(sorted((before - now) & set(change.left))),
+                joined=tuple(member for member in change.members if member not in before),
+            )  # fmt: skip
+            lines = self._describe(change)
+            self.lines += [(now_s - self._began_s, line) for line in lines]
+        self._join(change)
+        return lines
+
+    def _join(self, change: Change) -> None:
+        self._used |= {self._places[member] for member in change.joined if member in self._places}
+        self._ranks.update({member: rank for rank, member in enumerate(change.members)})
+        self._members = change.members
+
+    def _describe(self, change: Change) -> List[str]:
+        gone = [*change.lost, *change.left]
+        lost = [
+            member for member in gone
+            if member in self._exits or (member in change.lost and member not in self._asked)
+        ]  # fmt: skip
+        left = [member for member in gone if member not in lost]
+        size = _count(len(change.members))
+        lines: List[str] = []
+        if lost:
+            lost.sort(key=lambda member: self._ranks.get(member, member))
+            parts = [f"{self._name(member)} lost: {self._cause(member)}" for member in lost]
+            lines.append(f"{'; '.join(parts)}; going on with {size} after {change.pause_s:.1f} s")
+        if left:
+            lines.append(f"{self._hosts(left)} left: {size}")
+        for word, again in (("joined again", True), ("joined", False)):
+            members = [item for item in change.joined if (self._places.get(item) in self._used) is again]
+            if members:
+                lines.append(f"{self._hosts(members)} {word}: {size}")
+        return lines
+
+    def _cause(self, member: int) -> str:
+        """Return why a member was lost, in a few words."""
+        report = self._reports.get(member, "no connection")
+        found = _IN_SHORT.search(report)
+        if found is not None and (member not in self._exits or found[0].startswith("uncaught")):
+            return found[0].rstrip(".")
+        return self._exits.get(member) or report.rstrip(".")
+
+    def _name(self, member: int) -> str:
+        host = self._places.get(member, ("?", 0))[0]
+        return f"rank {self._ranks[member]} ({host})" if member in self._ranks else f"a process ({host})"
+
+    def _hosts(self, members: Sequence[int]) -> str:
+        """Return the hosts of members, with their number of members unless it is one."""
+        counts: Dict[str, int] = {}
+        for member in members:
+            name = self._places.get(member, ("?", 0))[0]
+            counts[name] = counts.get(name, 0) + 1
+        return ", ".join(
+            name if count == 1 else f"{name} ({_count(count)})" for name, count in counts.items()
+        )
+
+
+def _count(count: int) -> str:
+    return f"{count} rank{'' if count == 1 else 's'}"
+
+
+def describe_history(changes: Sequence[Tuple[float, str]], most: int = 40) -> str:
+    """Return the paragraph at the end of a job: every change with the time since the start, of more than
+    `most` lines without the middle.
+    """
+    lines = []
+    for at_s, text in changes:
+        minutes, seconds = divmod(int(at_s), 60)
+        lines.append(f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}  {text}")
+    if len(lines) > most:
+        half = most // 2
+        lines = [*lines[:half], f"… {len(lines) - 2 * half} changes left out …", *lines[-half:]]
+    return "\n".join(lines)
 
 
 # -- decisions --------------------------------------------------------------------------------
@@ -282,15 +391,9 @@ class Membership:
         host = self._host_of(spec)
         host.added, host.dropped = True, False
         host.forgive()
-        return [*self._reopen(host, spec), *self._plan(now_s)]
-
-    def _reopen(self, host: Host, spec: HostSpec) -> List[Action]:
-        """Take the user's changes of a known host, and end its agent if they need another one."""
         given = {name: value for name, value in spec._asdict().items() if value is not None}
-        before, host.spec = host.spec, host.spec._replace(**given)
-        if before._replace(slots=host.spec.slots) == host.spec or host.processes:
-            return []
-        return self._close(host)
+        host.spec = host.spec._replace(**given)  # for its next agent
+        return self._plan(now_s)
 
     def _close(self, host: Host) -> List[Action]:
         if host.phase is Phase.CLOSED:
@@ -337,7 +440,7 @@ class Membership:
             actions.append(ReportExit(process.member, "lost with its host"))
             actions += self._gone(process, "lost with its host", 255, now_s)
         if self._started:
-            line = self._report_exclusion(host.name, host.cooldown, now_s, text, is_told=True)
+            line = self._report_exclusion(host.name, host.cooldown, now_s)
             return [*actions, *line, *self._plan(now_s)]
         possible = sum(other.capacity(now_s) for other in self.hosts.values())
         if possible < self.limits.start_np and not self.limits.script:
@@ -357,8 +460,7 @@ class Membership:
             return []
         if code and not ended:
             self.log.fail(member, how)
-        actions = self._after_exit(process, code, how, now_s, error)
-        return [*actions, *map(Say, self.log.end(member, now_s)), *self._plan(now_s)]
+        return [*self._after_exit(process, code, how, now_s, error), *self._plan(now_s)]
 
     def _after_exit(self, process: Process, code: int, how: str, now_s: float, error: str) -> List[Action]:
         if process.leaving and not process.cause:
@@ -398,12 +500,8 @@ class Membership:
             self._first_failure = (process.host.name, process.local, code)
         self._failed_late = self._failed_late or (self.finishing and process.joined)
 
-    def _report_exclusion(
-        self, name: str, cooldown: Cooldown, now_s: float, why: str, is_told: bool = False
-    ) -> List[Action]:
-        """Return the line for an exclusion that lasts, unless no process remains. `is_told`: the reason has
-        been shown, and is only kept for the end of the job.
-        """
+    def _report_exclusion(self, name: str, cooldown: Cooldown, now_s: float, why: str = "") -> List[Action]:
+        """Return the line for an exclusion that lasts, unless no process remains."""
         rest_s = cooldown.until_s - now_s
         if rest_s < SHOWN_S or not self._holders or self.finishing:
             return []
@@ -411,11 +509,7 @@ class Membership:
             text = f"{name} is excluded for the rest of the job, unless `ringrun add` names its host"
         else:
             text = f"{name} is excluded for {rest_s:.0f} s"
-        start = f"{name}: "  # of a paragraph about a host
-        why = why[len(start) :] if why.startswith(start) else why
-        if why:
-            self.log.exclude(name, why, now_s)
-        return [Say(f"{text}: {why}" if why and not is_told else text)]
+        return [Say(f"{text}: {why}" if why else text)]
 
     def lost(self, member: Optional[int], text: str, now_s: float) -> List[Action]:
         """Take the loss of a member by the rendezvous' decision (None: no single member is the cause); its
@@ -440,8 +534,7 @@ class Membership:
                 process.host.cooldown.forgive()
         self._holders = {member for member in change.members if member in self.processes}
         self._first_failure = None
-        lines = self.log.publish(change, self.processes, now_s)
-        return [*map(Say, lines), *self._plan(now_s)]
+        return [*map(Say, self.log.publish(change, now_s)), *self._plan(now_s)]
 
     # -- time ----------------------------------------------------------------------------------------
 
@@ -451,15 +544,13 @@ class Membership:
         due += [item.leaves_by_s for item in self.processes.values() if item.leaves_by_s is not None]
         if not self._started:
             due.append(self._began_s + self.limits.timeout_s)
-        if self.log.due_s is not None:
-            due.append(self.log.due_s)
         due = [until_s for until_s in due if until_s != NEVER and until_s > self._ticked_s]
         return min(due) if due else None
 
     def tick(self, now_s: float) -> List[Action]:
         """Return the actions that are due."""
         self._ticked_s = now_s
-        actions: List[Action] = [*map(Say, self.log.tick(now_s))]
+        actions: List[Action] = []
         for process in self.processes.values():
             if process.leaves_by_s is not None and process.leaves_by_s <= now_s:
                 process.leaves_by_s = None

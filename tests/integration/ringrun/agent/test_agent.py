@@ -172,17 +172,6 @@ def test_ranks_of_an_elastic_job_come_and_go(start: Callable[..., Agent]) -> Non
     assert not [item for item in agent.events if item["rank"] == 5], "none is started after that"
 
 
-def test_a_program_that_cannot_be_executed(start: Callable[..., Agent], tmp_path: Path) -> None:
-    """It is there and may be executed, so that only the attempt shows it."""
-    program = tmp_path / "train"
-    program.write_bytes(b"\x7fELF, but nothing more")
-    program.chmod(0o755)
-    agent = start(str(program)).go()
-    problem = agent.event("problem")
-    assert problem["problem"] == "start" and problem["path"] == str(program) and "format" in problem["why"]
-    agent.dismiss()
-
-
 @pytest.mark.parametrize("argv", [["true"], ["x.py"]], ids=["rank", "trial import"])
 def test_more_variables_than_the_system_allows(start: Callable[..., Agent], argv: List[str]) -> None:
     agent = start(*argv, env={"A": "x" * 200_000}, script=None)
@@ -193,13 +182,6 @@ def test_more_variables_than_the_system_allows(start: Callable[..., Agent], argv
     assert problem["problem"] == "start" and "too long" in problem["why"]
     assert "--no-env passes none" in host_problem("a", problem, False, str)
     agent.dismiss()
-
-
-def test_a_job_that_ends_during_the_trial_import(start: Callable[..., Agent]) -> None:
-    agent = start(sys.executable, "-c", "print('hi')")
-    agent.send({"do": "stop", "steps": [[9, 0.0]]}, GO)
-    agent.dismiss()
-    assert agent.data(STDOUT) == b""
 
 
 def test_a_package_that_the_host_does_not_have_is_asked_for(

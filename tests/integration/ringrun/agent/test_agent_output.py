@@ -9,9 +9,8 @@ from typing import Iterator, List, Tuple
 
 import pytest
 
-from ringrun.agent import output as module
-from ringrun.agent.framing import EVENT, MARKER, STDERR, STDOUT
-from ringrun.agent.output import PAUSE_BYTES, RESUME_BYTES, Output
+from ringrun.agent import framing as module
+from ringrun.agent.framing import EVENT, MARKER, PAUSE_BYTES, RESUME_BYTES, STDERR, STDOUT, Output
 from ringrun.reach.protocol import Frame, FrameReader
 
 
@@ -133,14 +132,3 @@ def test_nothing_is_sent_to_a_launcher_that_is_lost(agent: Agent) -> None:
     os.close(writer)
     agent.turn()
     assert not agent.output.pipes and not agent.output.unsent
-
-
-def test_a_terminal_that_no_process_has_open_is_at_its_end(agent: Agent) -> None:
-    controlling, terminal = os.openpty()
-    agent.output.add(controlling, STDOUT, 0)
-    os.write(terminal, b"(Pdb) ")
-    agent.turn(30.0)  # the kernel passes it on when it has time
-    assert b"(Pdb) " in agent.output.unsent
-    os.close(terminal)  # reading is an error now
-    agent.turn(30.0)
-    assert not agent.output.pipes

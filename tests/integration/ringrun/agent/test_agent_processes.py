@@ -72,7 +72,6 @@ def test_all_descendants_are_found_whatever_their_environment(
 
 IN_A_PROCESS = """
 import os, sys
-from types import SimpleNamespace
 from ringrun.agent import processes
 """
 
@@ -87,7 +86,7 @@ def test_more_bytes_than_a_pipe_holds_come_from_a_process() -> None:
     program = """
 del os.memfd_create
 data = bytes(range(256)) * 4000
-inherited = processes.InheritedBytes(data, SimpleNamespace())
+inherited = processes.InheritedBytes(data)
 descriptors = [inherited.descriptor() for _ in range(2)]
 os.close(descriptors[1])
 with open(descriptors[0], "rb") as file:
@@ -97,16 +96,6 @@ for _ in range(2):
 print("read")
 """
     assert run(program).stdout == b"read\n"
-
-
-def test_a_launcher_that_is_lost_ends_the_process_that_reads_from_it() -> None:
-    program = """
-print(len(processes.read_exactly(5)), flush=True)
-processes.read_exactly(5)
-print("more")
-"""
-    done = run(program, b"12345678")
-    assert (done.returncode, done.stdout) == (0, b"5\n")
 
 
 @pytest.mark.parametrize(("end", "code"), [("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", 128 + 9)])

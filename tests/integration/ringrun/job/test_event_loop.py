@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Iterator, List
 
 import pytest
 
-from ringrun.job.event_loop import READ, WRITE, Loop
+from ringrun.job.agents import READ, WRITE, Loop
 
 
 class Time:
@@ -47,20 +46,6 @@ def test_timers_run_once_when_they_are_due(loop: Loop, time: Time) -> None:
     assert done == ["replaced", "late"]
 
 
-def test_a_timer_may_cancel_or_replace_one_that_is_due_too(loop: Loop) -> None:
-    done: List[str] = []
-
-    def first() -> None:
-        loop.cancel("second")
-        loop.after("third", 9.0, lambda: done.append("3"))
-
-    loop.after("first", 0.0, first)
-    loop.after("second", 0.0, lambda: done.append("2"))
-    loop.after("third", 0.0, lambda: done.append("not replaced"))
-    loop.run_once(0.0)
-    assert done == [] and loop.is_set("third")
-
-
 def test_descriptors_are_watched_until_they_are_forgotten(loop: Loop) -> None:
     reader, writer = os.pipe()
     done: List[str] = []
@@ -80,16 +65,6 @@ def test_descriptors_are_watched_until_they_are_forgotten(loop: Loop) -> None:
     assert done == ["write", "read"]
     os.close(reader)
     os.close(writer)
-
-
-def test_calls_of_other_threads_run_in_the_thread_of_the_loop(loop: Loop) -> None:
-    found: List[int] = []
-    thread = threading.Thread(target=lambda: loop.call(lambda: found.append(threading.get_ident())))
-    thread.start()
-    while not found:
-        loop.run_once(60.0)  # returns because of the call
-    thread.join()
-    assert found == [threading.get_ident()]
 
 
 def test_other_threads_get_answers_and_errors(loop: Loop) -> None:

@@ -15,7 +15,7 @@ import pytest
 from ringcomm.errors import ConfigError
 from ringrun.job.control import send_command
 from ringrun.plan.job import Job
-from tests.integration.ringrun.job.supervised import LIMIT_S, STAYS, Running, none_remain, shell_job
+from tests.integration.ringrun.job.supervised import LIMIT_S, STAYS, Running, shell_job
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_ranks_that_do_not_end_in_time_are_named(job: Callable[..., Job]) -> Non
 
 
 def test_a_second_signal_does_not_wait(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringrun.job.ending.INTERRUPT", ((2, 0.0), (15, 1000.0)))
+    monkeypatch.setattr("ringrun.job.supervise.INTERRUPT", ((2, 0.0), (15, 1000.0)))
     running = Running(job("trap '' INT TERM; echo up $RANK; while :; do sleep 1000; done", hosts="localhost"))
 
     def react(text: str) -> None:
@@ -93,18 +93,6 @@ def test_a_second_signal_does_not_wait(job: Callable[..., Job], monkeypatch: pyt
     running.console.react = react
     outcome = running.run()
     assert outcome.exit_code == 130 and outcome.exits[0].signal == 9
-
-
-def test_an_exception_of_the_caller_leaves_nothing_behind(job: Callable[..., Job]) -> None:
-    running = Running(job(STAYS))
-
-    def leave() -> None:
-        raise KeyboardInterrupt
-
-    running.once(leave, "up")
-    with pytest.raises(KeyboardInterrupt):
-        running.run()
-    assert none_remain(running.job)
 
 
 def test_commands_of_the_user_reach_the_job(job: Callable[..., Job], runtime: Path) -> None:

@@ -88,20 +88,6 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Streams]:
     made.end()
 
 
-def test_lines_arrive_in_the_sequence_in_which_they_were_written(streams: Streams) -> None:
-    streams.pipe(1)
-    streams.pipe(2)
-    console = streams.console()
-    assert list(console.terminals) == [] and console.rows == 24
-    assert console.coloured({"TERM": "xterm"}) == {1: False, 2: False}
-    for number in range(100):
-        console.write(1 + number % 2, b"%02d\n" % number)
-    console.write(1, b"")
-    console.close()
-    assert streams.read(1, 150) == b"".join(b"%02d\n" % number for number in range(0, 100, 2))
-    assert streams.read(2, 150) == b"".join(b"%02d\n" % number for number in range(1, 100, 2))
-
-
 def test_a_slow_reader_is_waited_for(streams: Streams) -> None:
     """Nothing is lost, the caller is not blocked, and it is woken when there is room again."""
     streams.pipe(1)
@@ -199,6 +185,8 @@ def test_a_stream_that_is_closed(problem: Exception, monkeypatch: pytest.MonkeyP
 def test_a_directory_that_cannot_be_made(tmp_path: Path, spoil: Callable[[Path], object]) -> None:
     before = opened()
     spoil(tmp_path / "out")
+    files = OutputFiles(tmp_path / "out")
     with pytest.raises(ConfigError, match=f"--output-dir {tmp_path}/out: .*Name a directory"):
-        OutputFiles(tmp_path / "out", 2)
+        for rank in range(2):
+            files.add(rank)
     assert not remains(before), "the files of rank 0 are closed"

@@ -10,7 +10,7 @@ from typing import Any, Dict
 import pytest
 
 from ringrun.agent import shipped
-from ringrun.agent.preparation import CHECK, Preparation
+from ringrun.agent.checks import CHECK, Preparation
 from ringrun.ship.package import Package
 from ringrun.ship.source_tree import SourceTree
 
@@ -43,25 +43,6 @@ def test_a_python_program_is_tried_before_the_host_is_ready(tmp_path: Path) -> N
     assert name == "ready" and facts["limits"] == {"threads": 1} and facts["found"] == FOUND
     assert 0 < facts["port"] < 65536
     assert list(steps.fetched()) == []
-
-
-def test_horovods_package_is_tried_with_this_interpreter_if_the_program_is_none(tmp_path: Path) -> None:
-    steps = preparation(tmp_path, "sh", python=False, horovod=True)
-    name, facts = steps.use_package()
-    assert name == CHECK and facts["argv"][0] == sys.executable and facts["argv"][-1] == "ringrun"
-    assert steps.checked(json.dumps(FOUND).encode(), HOW)[0] == "ready"
-    assert steps._env["PYTHONPATH"] == "/site/ringrun/compat/horovod_shim"
-
-
-@pytest.mark.parametrize(("provision", "event"), [(True, "needs"), (False, "problem")])
-def test_a_module_that_is_missing_is_asked_for_if_it_can_be_sent(
-    tmp_path: Path, provision: bool, event: str
-) -> None:
-    steps = preparation(tmp_path, provision=provision)
-    steps.use_package()
-    missing = {**FOUND, "missing": "numpy", "why": "ImportError: x"}
-    name, facts = steps.checked(json.dumps(missing).encode(), HOW)
-    assert (name, facts["problem"], "machine" in facts) == (event, "missing", provision)
 
 
 def test_a_package_is_asked_for_and_used(tmp_path: Path) -> None:

@@ -46,16 +46,6 @@ def test_the_box() -> None:
     ]
 
 
-def test_the_box_without_a_traceback_shows_the_last_words_and_the_reason() -> None:
-    failure = FirstFailure()
-    failure.exited(Exit(0, None, 9))
-    failure.exited(Exit(1, 0, None))
-    failure.complained(Complaint(None, 0, "rank 0 was lost in allreduce"))
-    text = failure_box(failure, HOSTS, ["pc", "jetson1"], {0: ["a", "b"]})
-    assert "memory" in text and "│ a\n│ b\n" in text and "rank 0 was lost in allreduce" in text
-    assert "because of it" not in text
-
-
 def test_a_rank_with_the_same_error_did_not_stop_because_of_it() -> None:
     failure = FirstFailure()
     for rank, code, sent in [(1, 1, 0), (0, 1, 0), (2, 1, 15), (3, 7, 0)]:
@@ -83,8 +73,8 @@ def test_a_mismatch_is_told_once() -> None:
     failure.exited(Exit(3, None, 15, sent=15))
     read: List[bool] = []
 
-    def diagnosis(above: str, names_calls: bool) -> str:
-        read.extend([names_calls, "Mismatched shapes" in above and "same error" in above])
+    def diagnosis(names_calls: bool) -> str:
+        read.append(names_calls)
         return "Rank 3 …"
 
     tails = {rank: mismatch(rank) for rank in range(3)}
@@ -99,7 +89,7 @@ def test_a_mismatch_is_told_once() -> None:
         "│ Rank 3 …",
         "╰─ exit code 1",
     ]
-    assert read == [True, True]
+    assert read == [True]
 
 
 def test_ranks_with_the_same_bug_are_no_victims_of_each_other() -> None:
@@ -181,11 +171,3 @@ def test_what_a_host_lacks(facts: Dict[str, Any], words: List[str]) -> None:
     assert text.startswith("jetson1: ") and "\n" not in text
     for word in words:
         assert word in text
-
-
-def test_on_this_machine_nothing_is_over_there() -> None:
-    found = {**FOUND, "missing": "ringcomm"}
-    for problem in ("cwd", "interpreter", "script", "program", "missing"):
-        facts = {"path": "/x", "problem": problem, "found": found}
-        text = host_problem("localhost", facts, True, lambda python: python)
-        assert "over there" not in text

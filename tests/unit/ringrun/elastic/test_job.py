@@ -9,12 +9,14 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.elastic.job import (
+    MAX_HOSTS,
     ElasticJob,
     HostLimits,
     check_limits,
     failed_text,
     fixed_hosts,
-    limits_of,
+    host_key,
+    parse_discovered,
     refuse_without_effect,
     timeout_text,
 )
@@ -52,29 +54,6 @@ def test_texts_that_programs_search_for(horovod: bool, name: str) -> None:
     assert failed.endswith("Process name: jetson1[1]\nExit code: 7")
     late = timeout_text(limits, 2)
     assert f"at least 2 {name} processes" in late and late.endswith("Timeout after 12.5 seconds.")
-
-
-@pytest.mark.parametrize(
-    ("options", "is_elastic"),
-    [({}, False), ({"max_np": 3}, False), ({"min_np": 1}, True), ({"host_discovery_script": "./h"}, True)],
-)
-def test_what_makes_a_job_elastic(options: Dict[str, Any], is_elastic: bool) -> None:
-    assert Options(**options).is_elastic is is_elastic
-
-
-@pytest.mark.parametrize(
-    ("options", "limits"),
-    [
-        (Options(min_np=2), HostLimits(2, 2)),
-        (Options(np=3, min_np=2, max_np=4), HostLimits(3, 2, 4)),
-        (Options(host_discovery_script="./hosts.sh"), HostLimits(1, 1, script="./hosts.sh")),
-        (Options(np=4, host_discovery_script="./hosts.sh", slots_per_host=2),
-         HostLimits(4, 4, script="./hosts.sh", slots=2)),
-        (Options(min_np=1, horovod=True), HostLimits(1, 1, horovod=True)),
-    ],
-)  # fmt: skip
-def test_limits(options: Options, limits: HostLimits) -> None:
-    assert limits_of(options) == limits
 
 
 def test_an_option_that_would_have_no_effect() -> None:
@@ -135,13 +114,29 @@ def test_horovods_variables_have_the_rank_that_a_process_will_probably_have() ->
     assert "HOROVOD_CONTROLLER" not in env, "variables of -x keep their values"
 
 
-def test_an_agent_starts_no_process_by_itself() -> None:
-    job = elastic_job()
-    job.open_host(0, HERE, 2, True)
-    job.open_host(1, FAR, 1, False)
-    configs = [job.agent_config(host) for host in job.hosts]
-    assert [(config["elastic"], config["slots"], config["ranks"]) for config in configs] == [
-        (True, 2, []),
-        (True, 1, []),
-    ]
-    assert configs[0]["env"]["RINGCOMM_SIZE"] == "2"
+# ---- the output of the script -----------------------------------------------------------------------
+
+
+def test_the_order_is_that_of_the_lines() -> None:
+    found = parse_discovered("b:2\n\n a \nme@c:3\n[::1]:4\nb:2\n", slots=5)
+    assert found == [
+        HostSpec("b", slots=2), HostSpec("a", slots=5), HostSpec("c", "me", 3), HostSpec("::1", slots=4),
+    ]  # fmt: skip
+    assert [host_key(spec) for spec in found] == ["b", "a", "me@c", "::1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a\nb:0", ["line 2", "'0'"]),
+        ("a b", ["line 1", "'a b'"]),
+        ("a:1\nA:2", ["line 2", "2 slots", "1 in an earlier line"]),
+        ("-oProxyCommand=x", ["line 1"]),
+        ("$(reboot)", ["line 1"]),
+        ("\n".join(f"h{number}" for number in range(MAX_HOSTS + 1)), [f"line {MAX_HOSTS + 1}", "1024"]),
+    ],
+)
+def test_invalid_output_is_refused_with_its_line(text: str, words: list) -> None:
+    with pytest.raises(ConfigError) as problem:
+        parse_discovered(text)
+    assert [word for word in words if word not in str(problem.value)] == []

@@ -21,15 +21,6 @@ def test_a_low_terminal_leaves_ranks_out():
     assert len(lines) == 6 and lines[3] == "  and 1 more ranks"
 
 
-def test_local_steps():
-    history = History(0.0)
-    for rank in range(3):
-        history.take(rank, report(rank, 1.0, gauges={"local_steps": 4}), 1.0)
-    text = "local steps: the ranks synchronize every 4 steps"
-    assert table.table(history, HOSTS, 1.0, False, False, 24)[4:] == [text]
-    assert table.table(history, HOSTS, 1.0, False, True, 6)[2:] == ["  and 2 more ranks", text, table.KEYS]
-
-
 def test_where_ranks_are():
     history = History(0.0)
     history.take(0, report(0, 1.0, doing="allreduce(x)", inside=True, waits_for=[1, 2]), 1.0)
@@ -66,13 +57,3 @@ def test_the_interfaces_of_a_slow_link_are_named():
     ])  # fmt: skip
     text = table.slowest_text(Slowest(2, 0.9, 5.0, 110.0), history, HOSTS)
     assert "rank 2 (jetson2) is the slowest: its link over usb0 and wlan0 carries 5 MB/s" in text
-
-
-def test_the_line_about_a_slow_link_is_whole_at_80_columns(monkeypatch):
-    slow = Slowest(2, 0.9, 5.0, 110.0)
-    monkeypatch.setattr(SLOW_2, "slowest_now", lambda hosts: slow)
-    lines = table.table(SLOW_2, HOSTS, 20.0, False, True, 24)
-    text = table.slowest_text(slow, SLOW_2, HOSTS)
-    assert len(text) > 80 and max(map(columns, lines)) < 80
-    assert " ".join(line.strip() for line in lines[4:-1]) == text
-    assert len(table.table(SLOW_2, HOSTS, 20.0, False, True, 6)) == 6
