@@ -123,14 +123,3 @@ def test_a_timeline_of_the_whole_job_has_its_end_and_all_ranks(tmp_path: Path) -
     events = json.loads((tmp_path / "trace.json").read_text())
     ran = Counter(event["tid"] for event in events if event["ph"] == "B" and event["name"] == "ALLREDUCE")
     assert ran == {0: 50, 1: 50, 2: 50}
-
-
-@pytest.mark.release
-def test_a_timeline_delays_no_rank_and_fails_nothing(tmp_path: Path) -> None:
-    longer = "import time\nif rc.rank() == 1:\n    time.sleep(7)  # than others wait\n"
-    (tmp_path / "late.py").write_text(f"{WRITTEN}\n{longer}")
-    done = ringrun("-np", "3", "--timeline", "trace.json", "late.py", cwd=tmp_path)
-    assert done.process.returncode == 0, done.err
-    events = json.loads((tmp_path / "trace.json").read_text())
-    ran = Counter(event["tid"] for event in events if event["ph"] == "B" and event["name"] == "ALLREDUCE")
-    assert ran == {0: 50, 1: 50, 2: 50}

@@ -81,26 +81,6 @@ def test_the_cause_of_an_error_is_in_the_box_and_in_the_errors_of_the_others(tmp
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["-np", "2", "missing.py"], 1, ["localhost", "missing.py", "no script"]),
-        (["--python", "/nonexistent/python", "x.py"], 1, ["localhost", "/nonexistent/python", "--python"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)  # fmt: skip
-def test_bad_input_gets_one_clear_message(
-    arguments: list[str], code: int, words: list[str], tmp_path: Path
-) -> None:
-    done = ringrun(*arguments, cwd=tmp_path)
-    assert done.process.returncode == code, done.err
-    for word in words:
-        assert word in done.err
-    assert "Traceback" not in done.err
-    assert done.err.count("localhost:") <= 2  # one paragraph, not one per rank
-    assert done.out == ""
-
-
-@pytest.mark.parametrize(
     ("package", "words"),
     [
         ({"ringcomm": "__version__ = '9.9'"}, ["ringcomm 9.9", f"pip install {ROOT}"]),

@@ -79,16 +79,11 @@ def find_problem(
 
 
 def _why_unwritable(path: str) -> str:
-    """Return the system's error for writing a file, or "", without opening the file."""
+    """Return why a file cannot be written, or "", without opening it."""
     if os.path.isdir(path):
         return os.strerror(errno.EISDIR)
-    folder = os.path.dirname(path)
-    if not os.path.exists(folder):
-        return "there is no directory " + folder
-    if not os.path.isdir(folder):
-        return os.strerror(errno.ENOTDIR)
-    place = path if os.path.exists(path) else folder
-    return "" if os.access(place, os.W_OK) else os.strerror(errno.EACCES)
+    place = path if os.path.exists(path) else os.path.dirname(path)
+    return "" if os.access(place, os.W_OK) else f"there is no directory {place} that may be written"
 
 
 def _import_folder(config: Mapping[str, Any], cwd: str) -> str:

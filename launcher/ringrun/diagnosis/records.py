@@ -154,7 +154,11 @@ def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Path:
     """
     wanted = Path(job.settings.diagnose_dir) if job.settings.diagnose_dir else job.output_dir
     if wanted is not None:
-        write_records(wanted, contents)
+        with own_folder(wanted, 0o700) as opened:
+            for name in os.listdir(opened):  # noqa: PTH208  by its descriptor
+                if _WRITTEN.fullmatch(name):
+                    os.unlink(name, dir_fd=opened)  # of an earlier job
+            _write(opened, contents)
         return wanted
     place = Path(tempfile.gettempdir())
     with temporary_folder(place) as around:
@@ -173,15 +177,6 @@ def _remove_old(around: int) -> None:
             remove(around, name)
 
 
-def write_records(folder: Path, contents: Mapping[int, Mapping[str, Any]]) -> None:
-    """Write one file per rank, readable by this user only, and remove files of an earlier job."""
-    with own_folder(folder, 0o700) as opened:
-        for name in os.listdir(opened):  # noqa: PTH208  by its descriptor
-            if _WRITTEN.fullmatch(name):
-                os.unlink(name, dir_fd=opened)
-        _write(opened, contents)
-
-
 def _write(folder: int, contents: Mapping[int, Mapping[str, Any]]) -> None:
     for rank, content in contents.items():
         write_file(folder, f"flight.{rank}.json", json.dumps(content).encode())
@@ -198,22 +193,14 @@ def read_records(folder: Path) -> Tuple[Dict[int, RankReport], List[str]]:
     reports: Dict[int, RankReport] = {}
     bad: List[str] = []
     for path in paths:
-        found = _read(path)
-        if isinstance(found, str):
-            bad.append(f"{path} cannot be read: {found}.")
+        try:
+            found = read_report(parse_record(read_file(path, FILE_LIMIT_BYTES)))
+        except (OSError, ValueError) as problem:
+            why = (problem.strerror or "").lower() if isinstance(problem, OSError) else ""
+            bad.append(f"{path} cannot be read: {why or problem}.")
         else:
             reports[found.rank] = found
     return reports, bad
-
-
-def _read(path: Path) -> Any:
-    """Return a report, or the problem of the file."""
-    try:
-        return read_report(parse_record(read_file(path, FILE_LIMIT_BYTES)))
-    except OSError as problem:
-        return (problem.strerror or str(problem)).lower()
-    except ValueError as problem:
-        return str(problem)
 
 
 def diagnose_folder(folder: Path) -> Tuple[str, int]:

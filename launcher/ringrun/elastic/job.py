@@ -43,18 +43,6 @@ class HostLimits(Limits):
         return "Horovod" if self.horovod else "ringrun"
 
 
-def check_limits(limits: HostLimits) -> HostLimits:
-    """Return the limits; ConfigError names the option of one that contradicts another."""
-    low, high = limits.min_np, limits.max_np
-    if high is not None and high < low:
-        raise ConfigError(f"--max-np {high} is less than --min-np {low}.")
-    if limits.start_np < low:
-        raise ConfigError(f"-np {limits.start_np} is less than --min-np {low}: the job could not start.")
-    if high is not None and limits.start_np > high:
-        raise ConfigError(f"-np {limits.start_np} is more than --max-np {high}.")
-    return limits
-
-
 def failed_text(limits: HostLimits, host: str, local: int, code: int) -> str:
     """Return the error if all ranks have failed, or all hosts are excluded. It names the first failure."""
     return (
@@ -74,14 +62,18 @@ def timeout_text(limits: HostLimits, needed: int) -> str:
 
 
 def limits_of(options: Options) -> HostLimits:
-    """Return the limits of the options of an elastic job; ConfigError if one is not valid."""
-    start_np = options.np or options.min_np or 1
-    return check_limits(
-        HostLimits(
-            start_np, options.min_np or start_np, options.max_np,
-            script=options.host_discovery_script or "", slots=options.slots_per_host or 1,
-            horovod=options.horovod,
-        )
+    """Return the limits of the options of an elastic job; ConfigError if one contradicts another."""
+    start_np, high = options.np or options.min_np or 1, options.max_np
+    low = options.min_np or start_np
+    if high is not None and high < low:
+        raise ConfigError(f"--max-np {high} is less than --min-np {low}.")
+    if start_np < low:
+        raise ConfigError(f"-np {start_np} is less than --min-np {low}: the job could not start.")
+    if high is not None and start_np > high:
+        raise ConfigError(f"-np {start_np} is more than --max-np {high}.")
+    return HostLimits(
+        start_np, low, high, script=options.host_discovery_script or "", slots=options.slots_per_host or 1,
+        horovod=options.horovod,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ are the ranks: it publishes the views. Pure.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from enum import Enum
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
@@ -142,9 +143,23 @@ class Process:
     def __init__(self, member: int, host: Host, local: int) -> None:
         self.member, self.host, self.local = member, host, local
         self.joined = False  # is or was part of a view
+        self.rank = -1  # in the last view that had it
         self.leaving = ""  # why the job asked it to leave; its end is then no failure
         self.cause = ""  # why the rendezvous declared it lost, or ""
+        self.exit = ""  # how it failed without a signal of the job, or ""
         self.leaves_by_s: Optional[float] = None  # when it is ended if it has not left
+
+    @property
+    def place(self) -> Tuple[str, int]:
+        return self.host.name, self.local
+
+    @property
+    def loss(self) -> str:
+        """Why it was lost, in a few words."""
+        found = _IN_SHORT.search(self.cause)
+        if found is not None and (not self.exit or found[0].startswith("uncaught")):
+            return found[0].rstrip(".")
+        return self.exit or self.cause.rstrip(".") or "no connection"
 
 
 class Host:
@@ -164,13 +179,7 @@ class Host:
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
         return self.spec.name
-
-    @property
-    def key(self) -> str:
-        """Its name in comparisons."""
-        return host_key(self.spec)
 
     @property
     def is_wanted(self) -> bool:
@@ -239,98 +248,58 @@ def change_of(detail: Mapping[str, Any]) -> Change:
 
 
 class ChangeLog:
-    """Makes lines of every change, and keeps all of them in `lines` as (seconds since the start, text)."""
+    """Makes lines of every change, and keeps them in `lines` as (seconds since the start, text). `known` has
+    every process that was ever started, by member.
+    """
 
-    def __init__(self, began_s: float) -> None:
+    def __init__(self, began_s: float, known: Mapping[int, Process]) -> None:
         self.lines: List[Tuple[float, str]] = []
-        self._began_s = began_s
-        self._places: Dict[int, Tuple[str, int]] = {}  # by member, host and slot
-        self._used: Set[Tuple[str, int]] = set()  # places of which a process has been a rank
-        self._ranks: Dict[int, int] = {}  # by member, its rank in the last view that had it
-        self._reports: Dict[int, str] = {}  # by member, why the rendezvous has declared it lost
-        self._exits: Dict[int, str] = {}  # by member, how its process failed without a signal of the job
-        self._asked: Set[int] = set()
+        self._began_s, self._known = began_s, known
+        self._used: Set[Tuple[str, int]] = set()  # hosts and slots of which a process has been a rank
         self._members: Optional[Tuple[int, ...]] = None  # of the last view
-
-    def start(self, member: int, host: str, local: int) -> None:
-        """Note the place of a process that is being started."""
-        self._places[member] = (host, local)
-
-    def ask(self, member: int) -> None:
-        """Note that the job has asked a member to leave."""
-        self._asked.add(member)
-
-    def report(self, member: int, why: str) -> None:
-        """Note why a member was declared lost, or its process is ended; the first reason counts."""
-        self._reports.setdefault(member, why)
-
-    def fail(self, member: int, how: str) -> None:
-        """Note how a process failed without a signal of the job."""
-        self._exits[member] = how
 
     def publish(self, change: Change, now_s: float) -> List[str]:
         """Take a view that the rendezvous has published, and return the lines about it."""
         lines: List[str] = []
         if self._members is not None:
             # The last view that was reported counts: one that failed at once may be between them.
-            before, now = set(self._members), set(change.members)
-            change = change._replace(
-                lost=tuple(sorted(before - now - set(change.left))),
-                left=tuple(sorted((before - now) & set(change.left))),
-                joined=tuple(member for member in change.members if member not in before),
-            )  # fmt: skip
-            lines = self._describe(change)
+            gone = [self._known[member] for member in self._members if member not in change.members]
+            joined = [self._known[member] for member in change.members if member not in self._members]
+            lost = [
+                item for item in gone
+                if item.exit or (item.member not in change.left and (item.cause or not item.leaving))
+            ]  # fmt: skip
+            left = [item for item in gone if item not in lost]
+            lines = self._describe(change, lost, left, joined)
             self.lines += [(now_s - self._began_s, line) for line in lines]
-        self._join(change)
+        for rank, member in enumerate(change.members):
+            self._known[member].rank = rank
+            self._used.add(self._known[member].place)
+        self._members = change.members
         return lines
 
-    def _join(self, change: Change) -> None:
-        self._used |= {self._places[member] for member in change.joined if member in self._places}
-        self._ranks.update({member: rank for rank, member in enumerate(change.members)})
-        self._members = change.members
-
-    def _describe(self, change: Change) -> List[str]:
-        gone = [*change.lost, *change.left]
-        lost = [
-            member for member in gone
-            if member in self._exits or (member in change.lost and member not in self._asked)
-        ]  # fmt: skip
-        left = [member for member in gone if member not in lost]
+    def _describe(
+        self, change: Change, lost: List[Process], left: Sequence[Process], joined: Sequence[Process]
+    ) -> List[str]:
         size = _count(len(change.members))
         lines: List[str] = []
         if lost:
-            lost.sort(key=lambda member: self._ranks.get(member, member))
-            parts = [f"{self._name(member)} lost: {self._cause(member)}" for member in lost]
+            lost.sort(key=lambda item: item.rank)
+            parts = [f"rank {item.rank} ({item.host.name}) lost: {item.loss}" for item in lost]
             lines.append(f"{'; '.join(parts)}; going on with {size} after {change.pause_s:.1f} s")
         if left:
-            lines.append(f"{self._hosts(left)} left: {size}")
+            lines.append(f"{_hosts_of(left)} left: {size}")
         for word, again in (("joined again", True), ("joined", False)):
-            members = [item for item in change.joined if (self._places.get(item) in self._used) is again]
-            if members:
-                lines.append(f"{self._hosts(members)} {word}: {size}")
+            processes = [item for item in joined if (item.place in self._used) is again]
+            if processes:
+                lines.append(f"{_hosts_of(processes)} {word}: {size}")
         return lines
 
-    def _cause(self, member: int) -> str:
-        """Return why a member was lost, in a few words."""
-        report = self._reports.get(member, "no connection")
-        found = _IN_SHORT.search(report)
-        if found is not None and (member not in self._exits or found[0].startswith("uncaught")):
-            return found[0].rstrip(".")
-        return self._exits.get(member) or report.rstrip(".")
 
-    def _name(self, member: int) -> str:
-        host = self._places.get(member, ("?", 0))[0]
-        return f"rank {self._ranks[member]} ({host})" if member in self._ranks else f"a process ({host})"
-
-    def _hosts(self, members: Sequence[int]) -> str:
-        """Return the hosts of members, with their number of members unless it is one."""
-        counts: Dict[str, int] = {}
-        for member in members:
-            name = self._places.get(member, ("?", 0))[0]
-            counts[name] = counts.get(name, 0) + 1
-        return ", ".join(
-            name if count == 1 else f"{name} ({_count(count)})" for name, count in counts.items()
-        )
+def _hosts_of(processes: Sequence[Process]) -> str:
+    """Return the hosts of processes, with their number of processes unless it is one."""
+    counts = Counter(item.host.name for item in processes)
+    return ", ".join(name if count == 1 else f"{name} ({_count(count)})" for name, count in counts.items())
 
 
 def _count(count: int) -> str:
@@ -362,15 +331,15 @@ class Membership:
         self.hosts: Dict[str, Host] = {}  # by host_key, in order of arrival
         self.processes: Dict[int, Process] = {}  # running ones, by member number
         self.finishing = False  # a rank has ended with exit code 0; start no more
-        self.log = ChangeLog(now_s)
+        self._known: Dict[int, Process] = {}  # all that were started
+        self.log = ChangeLog(now_s, self._known)
         self._began_s = now_s
-        self._agents = self._members = 0  # the next numbers
+        self._agents = 0  # the next number
         self._by_agent: Dict[int, Host] = {}
         self._started = self._has_view = self._ended = False
         self._holders: Set[int] = set()  # processes that have the job's state: the present view's
         self._first_failure: Optional[Tuple[str, int, int]] = None
         self._failed_late = False  # a rank has failed after another has ended with exit code 0
-        self._postponed: Set[str] = set()
         self._ticked_s = now_s
 
     # -- which hosts there are -------------------------------------------------------------------
@@ -403,14 +372,15 @@ class Membership:
 
     def drop_host(self, name: str, now_s: float) -> Optional[List[Action]]:
         """Remove a host (named with or without the user) on the user's command; None if there is none."""
-        found = [host for host in self.hosts.values() if name.lower() in (host.key, host.name.lower())]
+        wanted = name.lower()
+        found = [it for it in self.hosts.values() if wanted in (host_key(it.spec), it.name.lower())]
         for host in found:
             host.added, host.dropped = False, True
         return self._plan(now_s) if found else None
 
     def is_postponed(self, spec: HostSpec) -> bool:
         """Return whether a removed host stays until others have joined, since too few would remain."""
-        return host_key(spec) in self._postponed
+        return any(not item.leaving for item in self.hosts[host_key(spec)].processes.values())
 
     def _host_of(self, spec: HostSpec) -> Host:
         host = self.hosts.setdefault(host_key(spec), Host(spec, self.limits))
@@ -459,7 +429,7 @@ class Membership:
         if process is None:
             return []
         if code and not ended:
-            self.log.fail(member, how)
+            process.exit = how
         return [*self._after_exit(process, code, how, now_s, error), *self._plan(now_s)]
 
     def _after_exit(self, process: Process, code: int, how: str, now_s: float, error: str) -> List[Action]:
@@ -495,7 +465,7 @@ class Membership:
         return self._report_exclusion(f"slot {process.local} of {host.name}", cooldown, now_s, why)
 
     def _blame(self, process: Process, how: str, code: int) -> None:
-        self.log.report(process.member, how)
+        process.cause = process.cause or how
         if self._first_failure is None:
             self._first_failure = (process.host.name, process.local, code)
         self._failed_late = self._failed_late or (self.finishing and process.joined)
@@ -519,7 +489,7 @@ class Membership:
         if process is None or process.cause:
             return []
         self._blame(process, text, 128 + 9)
-        process.cause = process.leaving = text
+        process.leaving = text
         self._holders.discard(process.member)
         return [StopProcess(process.member, is_lost=True)]
 
@@ -619,10 +589,9 @@ class Membership:
             return []  # the first view does not wait for replacements
         actions: List[Action] = []
         for host, local in free[: self._room(len(free))]:
-            process = Process(self._members, host, local)
-            self._members += 1
+            process = Process(len(self._known), host, local)
+            self._known[process.member] = process
             self.processes[process.member] = host.processes[local] = process
-            self.log.start(process.member, host.name, local)
             actions.append(StartProcess(process.member, host.agent, local))
         return actions
 
@@ -640,7 +609,6 @@ class Membership:
             if not process.leaving and (not process.host.is_wanted or process.local >= process.host.slots)
         ]  # fmt: skip
         actions: List[Action] = []
-        self._postponed &= {process.host.key for process in unwanted}
         staying = len(self._holders - {process.member for process in unwanted})
         for process in unwanted:
             why = f"{process.host.name} is not available any more"
@@ -649,27 +617,11 @@ class Membership:
                 actions.append(StopProcess(process.member, is_dropped=True))
             elif self._has_view and staying >= self.limits.min_np:
                 process.leaving, process.leaves_by_s = why, now_s + LEAVE_S
-                self.log.ask(process.member)
                 actions.append(Exclude(process.member, why))
-            else:
-                actions += self._postpone(process.host, staying)
         for host in self.hosts.values():
             if not host.is_wanted and not host.processes:
                 actions += self._close(host)
         return actions
-
-    def _postpone(self, host: Host, staying: int) -> List[Action]:
-        """Postpone the removal of a host while the others are too few."""
-        if host.key in self._postponed or not self._has_view:
-            return []
-        self._postponed.add(host.key)
-        ranks = f"{staying} rank{'' if staying == 1 else 's'}"
-        return [
-            Say(
-                f"{host.name} is to be removed, but only {ranks} would be left (--min-np "
-                f"{self.limits.min_np}): it stays until other hosts have joined"
-            )
-        ]
 
     def _stop_newcomers(self) -> List[Action]:
         """End processes that have not joined when the job ends."""

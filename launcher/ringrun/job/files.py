@@ -79,12 +79,12 @@ class Supply:
     def _download(self, wanted: Wanted) -> None:
         target, names = wanted
         try:
-            package, lines = fetch_wheels(target, names=names)
+            found = fetch_wheels(target, names=names)
         except (ConfigError, OSError, zipfile.BadZipFile) as problem:
             text = str(problem)
             self._loop.call(lambda: self._not_downloaded(wanted, text))
         else:
-            self._loop.call(lambda: self._downloaded(wanted, package, lines))
+            self._loop.call(lambda: self._downloaded(wanted, *found))
 
     def _not_downloaded(self, wanted: Wanted, text: str) -> None:
         for host in self._waiting.pop(wanted):

@@ -116,11 +116,6 @@ def with_changes(
     return replace(outcome, exit_code=code, reason="failure", report=report)
 
 
-def verified_results(job: Job, results: Mapping[int, bytearray]) -> Dict[int, Optional[bytes]]:
-    """Return each rank's result; b"" if it wrote none, None if its signature is not valid."""
-    return {rank: job.verified_result(rank, bytes(data)) if data else b"" for rank, data in results.items()}
-
-
 def _shadowed(job: Job, text: str) -> str:
     """Return a paragraph if a file beside the script replaces the module that an error names, or ""."""
     return shadow_hint(text, Path(job.command.script or "").parent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 from dataclasses import replace
@@ -57,7 +56,7 @@ def policy_of(supervisor: Supervisor, job: Job) -> Policy:
 
 def launch(job: Job, console: Console, started: Callable[[Supervisor], None]) -> Outcome:
     """Run a job to its end, in the calling thread."""
-    supervisor = Supervisor(job, console, lambda made: policy_of(made, job), console.coloured(os.environ))
+    supervisor = Supervisor(job, console, lambda made: policy_of(made, job))
     started(supervisor)
     return supervisor.run()
 

@@ -4,6 +4,7 @@ The loop runs in the thread that calls :meth:`Supervisor.run`; others reach it b
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +43,7 @@ from .agents import PING_S, Agents, Loop, Steps, failed_start, not_ready_text
 from .control import ControlSocket, ForeignFolderError, job_facts
 from .files import FetchedFiles, Supply
 from .observing import Inquiry, Watching
-from .outcome import Notices, Outcome, ended, not_started, verified_results
+from .outcome import Notices, Outcome, ended, not_started
 from .rendezvous import OpenRendezvous, master_variables, rendezvous_variables
 
 if TYPE_CHECKING:
@@ -173,15 +174,10 @@ class HostState:
 
 
 class Supervisor:
-    """Runs one :class:`~ringrun.plan.job.Job`, once. `policy` makes its policy; `coloured` tells by stream
-    (1 and 2) whether prefixes have colours.
-    """
+    """Runs one :class:`~ringrun.plan.job.Job`, once. `policy` makes its policy."""
 
-    def __init__(
-        self, job: Job, console: Console, policy: Callable[[Supervisor], Policy],
-        coloured: Optional[Mapping[int, bool]] = None,
-    ) -> None:  # fmt: skip
-        coloured = coloured or {STDOUT: False, STDERR: False}
+    def __init__(self, job: Job, console: Console, policy: Callable[[Supervisor], Policy]) -> None:
+        coloured = console.coloured(os.environ)
         self.job, self.loop, self.failure = job, Loop(monotonic), FirstFailure()
         self.printer = Printer(job, console, coloured, monotonic)
         self.agents = Agents(job, self.loop, self)
@@ -408,7 +404,10 @@ class Supervisor:
         pythons = {host.name: facts["python"] for host, facts in found if facts}
         how = self.failure, ending.reason, ending.signum, tails, diagnosis, pythons
         outcome = ended(self.job, *how, policy.stopped_because or "")
-        outcome.results = verified_results(self.job, self.results)
+        outcome.results = {  # b"" if a rank wrote none, None if its signature is not valid
+            rank: self.job.verified_result(rank, bytes(data)) if data else b""
+            for rank, data in self.results.items()
+        }
         return outcome
 
     def show_killed(self) -> None:

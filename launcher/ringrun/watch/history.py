@@ -4,13 +4,12 @@ wait for. Pure.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from typing import Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ringcomm.errors import ProtocolError
 
-from ..reach.incoming import json_of
+from ..reach.incoming import amount, decoded, fields, flag, items, row, table, whole
 
 MAX_RANKS = _MAX_ENTRIES = 4096
 _TEXT_CHARACTERS = 1000
@@ -82,53 +81,34 @@ class Sample(NamedTuple):
         return sum(peer.received_bytes for peer in self.peers.values())
 
 
+def _named(value: Any) -> str:
+    return str(value)[:_TEXT_CHARACTERS]
+
+
+_KINDS = table(_named, row(whole(), amount, whole()), _MAX_ENTRIES)
+_SAMPLE = fields({
+    "rank": whole(), "generation": whole(), "elapsed_s": amount, "steps": whole(), "step_s": amount,
+    "waited_s": amount, "kinds": _KINDS, "operations": _KINDS, "late": table(int, amount, _MAX_ENTRIES),
+    "peers": table(int, row(whole(), whole(), amount, whole(), amount), _MAX_ENTRIES),
+    "doing": _named, "inside": flag, "waits_for": items(whole(), _MAX_ENTRIES),
+})  # fmt: skip
+
+
 def parse_sample(data: bytes, at_s: float, size: int = MAX_RANKS) -> Optional[Sample]:
     """Return a rank's report from JSON; None if it is not valid."""
     try:
-        found = json_of(data)
-        peers = {
-            _whole(rank): PeerNumbers(
-                _whole(sent), _whole(received), _amount(slept_s), _whole(delivered), _amount(busy_s)
-            )
-            for rank, (sent, received, slept_s, delivered, busy_s) in _entries(found["peers"])
-            if _whole(rank) < size
-        }
-        late = _entries(found["late"])
-        late_s = {_whole(rank): _amount(seconds) for rank, seconds in late if _whole(rank) < size}
-        return Sample(
-            at_s, _whole(found["rank"]), _whole(found["generation"]), _amount(found["elapsed_s"]),
-            _whole(found["steps"]), _amount(found["step_s"]), _amount(found["waited_s"]), peers,
-            _kinds(found["kinds"]), _kinds(found["operations"]), late_s,
-            str(found["doing"])[:_TEXT_CHARACTERS], bool(found["inside"]),
-            tuple(rank for rank in map(_whole, list(found["waits_for"])[:_MAX_ENTRIES]) if rank < size),
-        )  # fmt: skip
-    except (ProtocolError, ValueError, TypeError, LookupError, OverflowError, AttributeError):
+        found = decoded(data, _SAMPLE)
+    except ProtocolError:
         return None
-
-
-def _whole(value: Any) -> int:
-    number = int(value)
-    if not 0 <= number < 1 << 63:
-        raise ValueError(f"{number} is out of range")
-    return number
-
-
-def _amount(value: Any) -> float:
-    number = float(value)
-    if not (math.isfinite(number) and number >= 0.0):
-        raise ValueError(f"{number} is out of range")
-    return number
-
-
-def _entries(table: Mapping[str, Any]) -> List[Tuple[str, Any]]:
-    return list(table.items())[:_MAX_ENTRIES]
-
-
-def _kinds(table: Mapping[str, Any]) -> Dict[str, KindNumbers]:
-    return {
-        str(name)[:_TEXT_CHARACTERS]: KindNumbers(_whole(runs), _amount(took_s), _whole(moved_bytes))
-        for name, (runs, took_s, moved_bytes) in _entries(table)
-    }
+    peers = {rank: PeerNumbers(*values) for rank, values in found["peers"].items() if 0 <= rank < size}
+    kinds, operations = (
+        {name: KindNumbers(*values) for name, values in found[part].items()}
+        for part in ("kinds", "operations")
+    )
+    late_s = {rank: seconds for rank, seconds in found.pop("late").items() if 0 <= rank < size}
+    waits_for = tuple(rank for rank in found["waits_for"] if rank < size)
+    changed = {"peers": peers, "kinds": kinds, "operations": operations, "waits_for": waits_for}
+    return Sample(**{**found, **changed, "at_s": at_s, "late_s": late_s})
 
 
 # -- waiting times ----------------------------------------------------------------------------
@@ -360,11 +340,11 @@ class History:
         """Take the links of an epoch (:func:`ringcomm.rendezvous.routing.link_rows`); no rows: unknown."""
         if links:
             self.interfaces = {}
-        for row in links:
-            rank, peer = int(row["rank"]), int(row["peer"])
-            by = f" (relayed over {row['relay']})" if row.get("relay") else ""
-            self.interfaces[rank, peer] = f"{row['iface']}{by}"
-            self.interfaces[peer, rank] = f"{row['peer_iface']}{by}"
+        for link in links:
+            rank, peer = int(link["rank"]), int(link["peer"])
+            by = f" (relayed over {link['relay']})" if link.get("relay") else ""
+            self.interfaces[rank, peer] = f"{link['iface']}{by}"
+            self.interfaces[peer, rank] = f"{link['peer_iface']}{by}"
 
     def interfaces_of(self, rank: int) -> List[str]:
         """Return the interfaces over which a rank reaches other hosts, sorted by name."""

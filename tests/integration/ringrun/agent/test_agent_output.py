@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 from typing import Iterator, List, Tuple
@@ -10,7 +9,7 @@ from typing import Iterator, List, Tuple
 import pytest
 
 from ringrun.agent import framing as module
-from ringrun.agent.framing import EVENT, MARKER, PAUSE_BYTES, RESUME_BYTES, STDERR, STDOUT, Output
+from ringrun.agent.framing import MARKER, PAUSE_BYTES, RESUME_BYTES, STDERR, STDOUT, Output
 from ringrun.reach.protocol import Frame, FrameReader
 
 
@@ -71,24 +70,6 @@ def pipe_of(agent: Agent, kind: int, rank: int) -> Tuple[int, int]:
     reader, writer = os.pipe()
     agent.output.add(reader, kind, rank)
     return reader, writer
-
-
-def test_output_comes_in_frames_until_its_end(agent: Agent) -> None:
-    reader, writer = pipe_of(agent, STDOUT, 3)
-    os.write(writer, b"loss 0.5\n")
-    agent.turn()
-    agent.output.event("exit", 3, code=0)
-    agent.output.flush()
-    assert agent.frames() == [
-        Frame(STDOUT, 3, b"loss 0.5\n"),
-        Frame(EVENT, 3, json.dumps({"code": 0, "event": "exit"}).encode()),
-    ]
-    os.close(writer)
-    agent.turn()
-    assert not agent.output.pipes and not agent.output.read(reader)
-    assert reader not in agent.selector.get_map(), "another pipe may have its number soon"
-    with pytest.raises(OSError):
-        os.fstat(reader)
 
 
 def test_a_launcher_that_reads_slowly_is_not_flooded(agent: Agent) -> None:

@@ -166,12 +166,6 @@ def test_hosts_are_added_by_the_name_of_a_list_and_dropped(
 # ---- hosts --------------------------------------------------------------------------------------------
 
 
-def test_a_first_failure_of_the_script_ends_the_job(job: Callable[..., Running]) -> None:
-    outcome = job(STAYS, hosts=None, host_discovery_script="echo it is broken >&2; exit 5").run()
-    assert (outcome.exit_code, outcome.reason) == (1, "failure")
-    assert "failed at its first run" in outcome.report and "exit code 5: it is broken" in outcome.report
-
-
 def test_a_host_that_is_lost(job: Callable[..., Running], folder: Path) -> None:
     """Its process is reported as lost; another host goes on."""
     running = job(f'[ -n "$TEST_HOST" ] && kill -9 $PPID; {WAIT}', hosts="local:1,other:1")
@@ -228,22 +222,6 @@ def test_a_member_that_is_declared_lost_is_ended(
     assert outcome.exit_code == 0 and outcome.members == [0, 2]
     assert (1, "killed by SIGKILL", False) in running.server.exits
     assert "no heartbeat for 30 s" in outcome.report
-
-
-def test_notices_are_shown(
-    job: Callable[..., Running], folder: Path
-) -> None:
-    running = job(STAYS, hosts=None, host_discovery_script="echo local:2")
-
-    def react(members: Sequence[int]) -> None:
-        running.server.notify(notice("waiting", "1 of 2 ranks"))
-        running.server.notify(notice("warning", "a warning"))
-        (folder / "enough").touch()
-
-    running.server.react = react
-    assert running.run().exit_code == 0
-    assert "ringrun: 1 of 2 ranks" in running.console.text
-    assert "ringrun: a warning\n" in running.console.text
 
 
 # ---- ends ---------------------------------------------------------------------------------------------

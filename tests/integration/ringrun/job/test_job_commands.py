@@ -92,21 +92,6 @@ def agree(*_: str) -> bool:
     return True
 
 
-def test_the_only_job_continues_if_that_is_the_answer(jobs: Jobs) -> None:
-    jobs.start(ABC, program="train.py\n")
-    asked: List[Tuple[str, ...]] = []
-
-    def refuse(*words: str) -> bool:
-        asked.append(words)
-        return False
-
-    with pytest.raises(ConfigError, match=f"The job {ABC} continues"):
-        stop_job("", jobs.environ, refuse)
-    assert len(asked) == 1 and asked[0][0] == ABC and "\n" not in asked[0][1]
-    stop_job(ABC[:3], jobs.environ, refuse)  # it is named: no question
-    assert jobs.commands == [(ABC, {"do": "stop"})] and len(asked) == 1
-
-
 def test_of_several_jobs_one_is_named_by_its_beginning(jobs: Jobs) -> None:
     jobs.start(ABC)
     jobs.start(ABD, program="eval.py\x1b[2J\n")

@@ -10,11 +10,9 @@ from typing import Any, Callable, List, Tuple
 
 import pytest
 
-from ringrun.agent.threads import available_cores
 from ringrun.job import supervise
-from ringrun.job.outcome import BROKEN_PIPE
 from ringrun.plan.job import Job
-from tests.integration.ringrun.job.supervised import STAYS, Kept, Running, notice, shell_job
+from tests.integration.ringrun.job.supervised import STAYS, Running, notice, shell_job
 
 AGENT = """
 import os, struct, sys
@@ -66,16 +64,6 @@ def job(runtime: Path, tmp_path: Path) -> Callable[..., Job]:
     return partial(shell_job, tmp_path)
 
 
-def test_ranks_of_several_hosts_run_to_their_end(job: Callable[..., Job]) -> None:
-    running = Running(job("echo $RANK on $TEST_HOST at $RINGCOMM_RENDEZVOUS", hosts="localhost,a,b:2"))
-    outcome = running.run()
-    assert (outcome.exit_code, outcome.reason, outcome.report) == (0, "done", "")
-    assert sorted(outcome.exits) == [0, 1, 2, 3] and all(end.ok for end in outcome.exits.values())
-    assert running.console.lines == [
-        "[a:1] 1 on a at", "[b:2] 2 on b at", "[b:3] 3 on b at", "[localhost:0] 0 on at"
-    ]  # fmt: skip
-
-
 def test_the_ranks_get_the_address_of_the_rendezvous(job: Callable[..., Job]) -> None:
     rendezvous = Rendezvous()
     running = Running(job("echo $RINGCOMM_RENDEZVOUS"), rendezvous)
@@ -83,17 +71,6 @@ def test_the_ranks_get_the_address_of_the_rendezvous(job: Callable[..., Job]) ->
     assert running.console.lines == [f"[localhost:{rank}] 127.0.0.1:7" for rank in range(2)]
     assert rendezvous.events == ["start", "stop"]
     assert sorted(rendezvous.exits) == [(rank, "exit code 0", True) for rank in range(2)]
-
-
-def test_the_others_end_after_the_first_failure(
-    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervise, "GRACE_S", 0.1)
-    running = Running(job("[ $RANK = 1 ] && echo broken >&2 && exit 3; exec sleep 1000", hosts="a,b"))
-    outcome = running.run()
-    assert (outcome.exit_code, outcome.reason) == (3, "failure")
-    assert "rank 1 on b failed first: exit code 3" in outcome.report and "broken" in outcome.report
-    assert outcome.exits[0].signal == outcome.exits[0].sent == 15
 
 
 # ---- hosts that do not start --------------------------------------------------------------------------
@@ -106,12 +83,6 @@ def test_a_host_that_does_not_start_ends_the_job(job: Callable[..., Job]) -> Non
     assert (outcome.exit_code, outcome.reason) == (1, "start")
     assert "access is denied" in outcome.report and "ringrun doctor -H a,b" in outcome.report
     assert "started" not in running.console.text
-
-
-def test_a_number_of_slots_that_looks_like_a_port_is_refused(job: Callable[..., Job]) -> None:
-    slots = next(number for number in (22, 2222) if number > available_cores())
-    outcome = Running(job("echo up", hosts=f"me@a:{slots},b")).run()
-    assert outcome.reason == "start" and f"write me@a:1@{slots}" in outcome.report, outcome.report
 
 
 def test_each_host_has_a_short_time_to_report_what_it_lacks(
@@ -166,42 +137,6 @@ def test_a_cut_connection_is_named_by_the_rendezvous(
     outcome = running.run()
     assert outcome.reason == "failure" and "the network between a and b" in outcome.report
     assert outcome.exit_code == 255
-
-
-def test_output_that_cannot_be_written_ends_the_job(job: Callable[..., Job]) -> None:
-    running = Running(job(STAYS))
-
-    def react(text: str) -> None:
-        running.console.broken = "up" in text
-
-    running.console.react = react
-    outcome = running.run()
-    assert (outcome.exit_code, outcome.reason, outcome.report) == (BROKEN_PIPE, "pipe", "")
-
-
-class Full(Kept):
-    """A console that is full for some time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = 3
-        self.wake: Callable[[], None] = lambda: None
-
-    def on_change(self, wake: Callable[[], None]) -> None:
-        self.wake = wake
-
-    @property
-    def full(self) -> bool:
-        self.left -= self.left > 0
-        self.wake()
-        return self.left > 0
-
-
-def test_a_console_that_is_full_delays_the_ranks_only(job: Callable[..., Job]) -> None:
-    running = Running(job("echo one; echo two", hosts="localhost"))
-    running.console = running.supervisor.printer.console = Full()
-    assert running.run().exit_code == 0
-    assert running.console.lines == ["[localhost:0] one", "[localhost:0] two"] and running.console.left == 0
 
 
 def test_files_come_back_from_the_hosts(

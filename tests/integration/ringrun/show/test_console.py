@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import io
 import os
 import select
 import struct
-import sys
 import termios
 import threading
 from pathlib import Path
@@ -17,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.show.console import FULL_BYTES, Console, DescriptorConsole, OutputFiles
+from ringrun.show.console import FULL_BYTES, DescriptorConsole, OutputFiles
 from tests.support.service import opened, remains
 
 LIMIT_S = 60.0
@@ -160,18 +157,6 @@ def test_the_state_at_the_bottom_of_a_terminal_is_written_over(streams: Streams)
 
 
 # ---- the console of a process that calls run() ----------------------------------------------------
-
-
-@pytest.mark.parametrize("problem", [OSError(errno.EPIPE, "Broken pipe"), ValueError("closed file")])
-def test_a_stream_that_is_closed(problem: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Closed(io.StringIO):
-        def write(self, text: str) -> int:
-            raise problem
-
-    monkeypatch.setattr(sys, "stdout", Closed())
-    console = Console()
-    console.write(1, b"a line\n")
-    assert console.broken
 
 
 # ---- the files of ranks ---------------------------------------------------------------------------

@@ -54,21 +54,6 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert find_problem(config, sys.executable, str(tmp_path), None) is None
 
 
-@pytest.mark.parametrize(
-    ("path", "why"),
-    [("t.json", ""), ("there/t.json", ""), ("no/t.json", "no directory"), ("there", "Is a directory"),
-     ("file/t.json", "Not a directory"), ("/dev/null", "")],
-)  # fmt: skip
-def test_files_that_cannot_be_written(tmp_path: Path, path: str, why: str) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "file").touch()
-    config = {"script": None, "python": False, "horovod": False, "writes": [["--timeline", path]]}
-    found = find_problem(config, sys.executable, str(tmp_path), None)
-    assert (found is None) is (why == "")
-    if found is not None:
-        assert (found["problem"], found["option"]) == ("write", "--timeline") and why in found["why"]
-
-
 @pytest.mark.parametrize("name", ["horovod.py", "horovod/__init__.py"])
 def test_a_horovod_next_to_the_script_is_in_the_way(tmp_path: Path, name: str) -> None:
     (tmp_path / "train.py").touch()

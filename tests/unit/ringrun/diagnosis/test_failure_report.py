@@ -7,7 +7,6 @@ import pytest
 from ringrun.diagnosis.failure_report import (
     failure_box,
     host_problem,
-    problems_box,
     ranks_text,
     signal_hint,
 )
@@ -43,19 +42,6 @@ def test_the_box() -> None:
         "│",
         "│ Ranks 0, 1, 3 stopped because of it.",
         "╰─ exit code 3",
-    ]
-
-
-def test_a_rank_with_the_same_error_did_not_stop_because_of_it() -> None:
-    failure = FirstFailure()
-    for rank, code, sent in [(1, 1, 0), (0, 1, 0), (2, 1, 15), (3, 7, 0)]:
-        failure.exited(Exit(rank, code, None, sent))
-    lines = failure_box(failure, HOSTS, ["pc", "jetson1"], {}).splitlines()
-    assert lines[0] == "╭─ ringrun: rank 1 on pc failed first: exit code 1"
-    assert lines[1:-1] == [
-        "│ Rank 2 stopped because of it.",
-        "│ Rank 0 failed too: exit code 1.",
-        "│ Rank 3 failed too: exit code 7.",
     ]
 
 
@@ -128,14 +114,6 @@ def test_signal_hints(number: int, word: str) -> None:
     assert word in signal_hint(Exit(0, None, number))
     assert signal_hint(Exit(0, 1, None)) == ""
     assert signal_hint(Exit(0, None, number, sent=number)) == ""
-
-
-def test_problems() -> None:
-    text = problems_box({"a": "a: no Python.", "b": "b: no script."}, ["c"], 2, 3)
-    assert "2 of 3 hosts failed" in text
-    assert text.count("a: no Python.") == 1
-    assert "c." in text and text.endswith("╰─ exit code 1\n")
-    assert "hosts" not in problems_box({"a": "a: no Python."}, [], 1, 1)
 
 
 FOUND = {

@@ -145,12 +145,6 @@ def test_operations_by_name(ops: Tuple[List[ReportedOperation], ...], waits: Dic
     assert waits_for(reports) == waits
 
 
-def test_all_are_there() -> None:
-    text = told(*(report(rank, [call(812, moved=rank)]) for rank in MEMBERS))
-    assert text[0] == "Rank 0 (host0) waits in allreduce `conv3.grad` (op 812, train.py:88), nothing moved."
-    assert text[-1] == "All ranks that answered have entered this operation: they wait for the network."
-
-
 def test_different_calls_with_the_same_number() -> None:
     one, other = call(7), call(7, label="barrier", place="eval.py:3")
     called = "barrier (op 7, eval.py:3)", "allreduce `conv3.grad` (op 7, train.py:88)"
@@ -190,21 +184,6 @@ def test_a_rank_outside_the_group_that_disagrees_waits_and_its_members_do_not(er
         "instead of allreduce `conv3.grad` (op 4, train.py:88).",
         "Rank 3 waits for ranks 0-2.",
     ]
-
-
-def test_many_ranks_are_cut_short() -> None:
-    reports = {rank: RankReport(rank, f"host{rank}", end=f"exit code {rank}") for rank in range(40)}
-    lines = diagnose(reports)
-    assert len(lines) < 20
-    assert "(28 more are in the files.)" in lines
-
-
-def test_calls_that_the_user_has_read_are_named_again_only_for_a_group() -> None:
-    calls = [call(7), call(7, label="barrier"), call(7)]
-    reports = {rank: report(rank, [item]) for rank, item in enumerate(calls)}
-    assert len(diagnose(reports)) == 1 and diagnose(reports, True) == []
-    del reports[2]
-    assert diagnose(reports, True) == diagnose(reports)
 
 
 def messages(

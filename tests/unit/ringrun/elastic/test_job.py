@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 
@@ -12,38 +11,31 @@ from ringrun.elastic.job import (
     MAX_HOSTS,
     ElasticJob,
     HostLimits,
-    check_limits,
     failed_text,
     fixed_hosts,
     host_key,
+    limits_of,
     parse_discovered,
-    refuse_without_effect,
     timeout_text,
 )
 from ringrun.job.launch import prepare
 from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
-from ringrun.plan.ranks import Place
 
 HERE, FAR = HostSpec("localhost", slots=2), HostSpec("far")
 
 
 @pytest.mark.parametrize(
-    ("changes", "text"),
+    ("options", "text"),
     [
-        ({"min_np": 1, "max_np": 4}, ""),
-        ({"max_np": 2}, "--max-np 2 is less than --min-np 3"),
-        ({"min_np": 4}, "-np 3 is less than --min-np 4"),
-        ({"min_np": 1, "max_np": 2}, "-np 3 is more than --max-np 2"),
+        (Options(np=3, max_np=2), "--max-np 2 is less than --min-np 3"),
+        (Options(np=3, min_np=4), "-np 3 is less than --min-np 4"),
+        (Options(np=3, min_np=1, max_np=2), "-np 3 is more than --max-np 2"),
     ],
 )
-def test_limits_that_contradict_each_other_are_refused(changes: Dict[str, Any], text: str) -> None:
-    limits = replace(HostLimits(3, 3), **changes)
-    if not text:
-        assert check_limits(limits) is limits
-        return
+def test_limits_that_contradict_each_other_are_refused(options: Options, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        check_limits(limits)
+        limits_of(options)
 
 
 @pytest.mark.parametrize("horovod, name", [(True, "Horovod"), (False, "ringrun")])
@@ -56,12 +48,6 @@ def test_texts_that_programs_search_for(horovod: bool, name: str) -> None:
     assert f"at least 2 {name} processes" in late and late.endswith("Timeout after 12.5 seconds.")
 
 
-def test_an_option_that_would_have_no_effect() -> None:
-    with pytest.raises(ConfigError, match="^--max-np needs --min-np or --host-discovery-script"):
-        refuse_without_effect(Options(max_np=3))
-    refuse_without_effect(Options(min_np=1, max_np=3))
-
-
 @pytest.mark.parametrize(
     ("options", "slots"),
     [(Options(np=3, min_np=1), 3), (Options(min_np=1, max_np=4), 4), (Options(min_np=2), 2)],
@@ -70,38 +56,10 @@ def test_without_a_list_the_host_is_this_machine(options: Options, slots: int) -
     assert fixed_hosts(options, []) == [HostSpec("localhost", slots=slots)]
 
 
-@pytest.mark.parametrize(
-    ("specs", "np", "text"),
-    [
-        ([HostSpec("a")], 2, "The hosts have 1 slot, but the job needs 2"),
-        ([HostSpec("a"), HostSpec("b")], None, "The hosts have 2 slots, but the job needs 3"),
-    ],
-)
-def test_too_few_slots(specs: Any, np: Any, text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        fixed_hosts(Options(np=np, min_np=3), specs)
-    assert text in str(caught.value)
-
-
 def elastic_job(**options: Any) -> ElasticJob:
     job = prepare(Options(np=2, hosts="localhost:2,far", min_np=1, max_np=4, **options), ["train.py"], {})
     assert isinstance(job, ElasticJob)
     return job
-
-
-def test_processes_are_numbered_as_members() -> None:
-    job = elastic_job()
-    job.open_host(0, HERE, 2, True)
-    assert job.add_member(0, 0, 0, 0, 2) == {
-        "rank": 0,
-        "env": {"RINGCOMM_SLOT": "0:0", "RINGCOMM_ELASTIC": "1", "RINGCOMM_MEMBER": "0"},
-    }
-    job.open_host(1, FAR, 1, False)
-    assert job.add_member(1, 1, 0, 1, 2)["env"]["RINGCOMM_SLOT"] == "1:0"
-    assert job.plan.places == [Place(0, 0, 0, 2, 0, 1), Place(1, 1, 0, 1, 1, 2)]
-    assert job.host_of(1).name == "far"
-    with pytest.raises(AssertionError):
-        job.add_member(3, 0, 1, 1, 2)
 
 
 def test_horovods_variables_have_the_rank_that_a_process_will_probably_have() -> None:

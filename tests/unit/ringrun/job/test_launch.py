@@ -4,17 +4,15 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import pytest
 
 from ringcomm.config import Slot
-from ringcomm.configuration.settings import SettingValue
 from ringcomm.errors import ConfigError
 from ringcomm.transport import kinds, nics
-from ringrun.elastic.job import ElasticJob
 from ringrun.job import launch, rendezvous
-from ringrun.job.launch import describe, per_host, prepare
+from ringrun.job.launch import describe, prepare
 from ringrun.job.rendezvous import master_variables, rendezvous_variables
 from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
@@ -68,28 +66,6 @@ def test_values_that_make_no_sense_are_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         prepare(options, ["x.py"], {**ENVIRON, **environ})
-
-
-def test_the_configuration_of_an_agent() -> None:
-    job = prepare(Options(np=3, hosts="localhost,far:2"), ["train.py"], ENVIRON)
-    config: Dict[str, Any] = job.agent_config(job.hosts[1])
-    assert config["writes"] == []
-    assert config["key"] == job.key.hex()
-    same = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1", "GROUP_RANK": "1"}
-    assert config["ranks"] == [
-        {"rank": 1, "env": {**same, "RANK": "1", "LOCAL_RANK": "0", "RINGCOMM_SLOT": "1:0"}},
-        {"rank": 2, "env": {**same, "RANK": "2", "LOCAL_RANK": "1", "RINGCOMM_SLOT": "1:1"}},
-    ]
-    assert config["env"] == {
-        "TOKEN": "hunter2",
-        "RINGCOMM_JOB": job.id,
-        "RINGCOMM_SIZE": "3",
-        "RINGCOMM_HOST": "far",
-        "RINGCOMM_RESTART": "0",
-        "PYTHONUNBUFFERED": "1",
-    }
-    assert config["silence_s"] and not job.agent_config(job.hosts[0])["silence_s"]
-    assert (config["python"], config["script"], config["argv"]) == (True, "train.py", (None, "train.py"))
 
 
 ALONE = {0: {"port": 5, "login": "10.0.0.9 1 10.0.0.8 22"}}
@@ -181,30 +157,6 @@ def test_no_secret_is_in_any_description(encrypt: bool) -> None:
         assert "hunter2" not in text and job.key.hex() not in text and repr(job.key) not in text
 
 
-@pytest.mark.parametrize(
-    ("values", "found"),
-    [
-        ([], {}),
-        (["/p"], {None: "/p"}),
-        (["a=/p", "/q"], {"a": "/p", None: "/q"}),
-        (["/odd=name"], {None: "/odd=name"}),
-    ],
-)
-def test_per_host(values: List[str], found: Dict[Any, str]) -> None:
-    assert per_host("--python", values, ["a", "b"]) == found
-
-
-def test_settings_come_from_options_before_the_environment() -> None:
-    environ = {**ENVIRON, "RINGCOMM_LATE_AFTER": "5", "RINGCOMM_START_TIMEOUT": "7"}
-    values = (SettingValue("late_after_s", "600", "--late-after 600", "--late-after"),)
-    job = prepare(Options(setting_values=values), ["x.py"], environ)
-    assert (job.settings.late_after_s, job.settings.start_timeout_s) == (600.0, 7.0)
-    assert "RINGCOMM_LATE_AFTER" not in job.hosts[0].env  # the default again, and the variable is removed
-    assert job.hosts[0].env["RINGCOMM_START_TIMEOUT"] == "7.0"
-    with pytest.raises(ConfigError, match="RINGCOMM_LATE_AFTER"):
-        prepare(Options(), ["x.py"], {"RINGCOMM_LATE_AFTER": "soon"})
-
-
 def test_what_a_file_says_of_absent_hosts_and_unset_variables_is_ignored() -> None:
     options = Options(
         hosts="localhost:2", python=("far=/p", "localhost=/q"), cwd=("far=/c",), iface=("far=eth7",),
@@ -230,19 +182,6 @@ def test_the_script_is_looked_for_before_files_are_counted(
         prepare(Options(hosts="far", ship="."), ["tran.py"], ENVIRON)
 
 
-ELASTIC = Options(np=2, hosts="localhost:1,me@far:3", min_np=1)
-
-
-def test_an_elastic_job_and_its_description() -> None:
-    job = prepare(ELASTIC, ["train.py"], ENVIRON)
-    assert isinstance(job, ElasticJob) and job.is_elastic and list(job.hosts) == []
-    assert [spec.target for spec in job.specs] == ["localhost", "me@far"]
-    text = describe(job)
-    assert "at least 1 rank and any number of." in text
-    assert "  localhost (this machine, no ssh): 1 slot\n" in text and "  me@far (ssh): 3 slots\n" in text
-    assert text.endswith("  command: python train.py\n")
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -255,15 +194,6 @@ def test_an_elastic_job_and_its_description() -> None:
 def test_options_that_do_not_fit_each_other(options: Options, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         prepare(options, ["x.py"], ENVIRON)
-
-
-def test_the_hosts_of_a_scheduler() -> None:
-    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a,b", "SLURM_TASKS_PER_NODE": "1,2"}
-    environ = {**ENVIRON, **slurm}
-    job = prepare(Options(), ["x.py"], environ)
-    assert [(host.name, host.planned.slots) for host in job.hosts] == [("a", 1), ("b", 2)]
-    assert any("Slurm" in note for note in job.notes)
-    assert [host.name for host in prepare(Options(hosts="far"), ["x.py"], environ).hosts] == ["far"]
 
 
 def test_files_that_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

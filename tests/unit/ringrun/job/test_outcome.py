@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 import pytest
 
 from ringrun.diagnosis.first_failure import Exit, FirstFailure
 from ringrun.job.launch import prepare
-from ringrun.job.outcome import BROKEN_PIPE, Outcome, ended, not_started, verified_results, with_changes
+from ringrun.job.outcome import BROKEN_PIPE, Outcome, ended, not_started, with_changes
 from ringrun.plan.job import Job
 from ringrun.plan.options import Options
-from ringrun.plan.signed import about_result, signed
 
 CHANGES = [(61.0, "rank 1 (far) lost: killed by SIGKILL; going on with 1 rank after 0.5 s")]
 
@@ -108,13 +105,3 @@ def test_a_report_gets_the_changes_before_its_end(count: int) -> None:
     assert len(lines) == 3 + 3 * count
     more = ["│", "│ What changed while the job ran:", f"│ 0:01:01  {CHANGES[0][1]}"]
     assert lines[2:-1] == more * count
-
-
-# ---- results ----------------------------------------------------------------------------------------
-
-
-def test_results_count_if_the_rank_has_signed_them(job: Job) -> None:
-    own = signed(b"value", job._signer, *about_result(job.slot_of(1)))
-    found = verified_results(job, {0: bytearray(), 1: bytearray(own), 2: bytearray(own)})
-    expected: Optional[bytes] = None
-    assert found == {0: b"", 1: b"value", 2: expected}

@@ -15,7 +15,6 @@ from ringrun.watch.history import (
     Waits,
     parse_sample,
     slowest_rank,
-    waiting_matrix,
 )
 from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report, running
 
@@ -54,17 +53,6 @@ def test_another_epoch_begins_anew():
     assert history.present() == {0: 0, 1: 2}
     assert history.processes[0].rates is None
     assert [number for number, _ in history.samples()] == [0, 2, 1]
-
-
-def test_the_interfaces_of_a_link_are_known_from_both_ends():
-    history = History(0.0)
-    row = {"rank": 0, "peer": 2, "iface": "eth0", "peer_iface": "enp3s0"}
-    history.linked([row, {**row, "rank": 1}])
-    assert history.interfaces[0, 2] == "eth0" and history.interfaces[2, 0] == "enp3s0"
-    history.linked([])  # an epoch of which nothing is known
-    assert set(history.interfaces) == {(0, 2), (2, 0), (1, 2), (2, 1)}
-    history.linked([row])
-    assert set(history.interfaces) == {(0, 2), (2, 0)}
 
 
 # ---- samples ------------------------------------------------------------------------------------------
@@ -149,9 +137,3 @@ def test_a_link_that_does_not_hold_the_job_up(changed):
 def test_a_slow_link_between_two_hosts_is_a_matter_of_both():
     links = {(0, 1): (60.0, 8.0), (1, 0): (60.0, 8.0)}
     assert slowest(waits([9.0, 9.0], links)) is None
-
-
-def test_lateness_is_never_more_than_it_was():
-    """A rank that waits for large transfers does not wait for ranks that were hardly late."""
-    matrix = waiting_matrix({0: Waits(9.0, {}, {1: 0.2}, {}), 1: Waits(9.0, {}, {}, {})})
-    assert matrix == {(0, 1): pytest.approx(0.2), (1, 0): 0.0}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ringrun.show.visible import columns
 from ringrun.watch import table
-from ringrun.watch.history import History, Slowest
-from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report, running
+from ringrun.watch.history import History
+from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report
 
 
 def test_a_line_for_each_rank_and_the_slowest_marked():
@@ -47,13 +47,3 @@ def test_one_line_for_a_file():
     assert "rank 2 (jetson2) is the slowest" in text
     assert table.line(History(0.0), HOSTS) == ""
     assert "slowest" not in table.line(EQUAL, HOSTS)
-
-
-def test_the_interfaces_of_a_slow_link_are_named():
-    history = running(2, [0.5, 0.5, 0.5], {})
-    history.linked([
-        {"rank": 0, "peer": 2, "iface": "eth0", "peer_iface": "wlan0"},
-        {"rank": 1, "peer": 2, "iface": "eth0", "peer_iface": "usb0"},
-    ])  # fmt: skip
-    text = table.slowest_text(Slowest(2, 0.9, 5.0, 110.0), history, HOSTS)
-    assert "rank 2 (jetson2) is the slowest: its link over usb0 and wlan0 carries 5 MB/s" in text
