@@ -227,7 +227,7 @@ def _run_job(
 ) -> None:
     from .job.launch import describe, prepare
 
-    job = prepare(options, command, say=note, joined=joined)
+    job = prepare(options, command, joined=joined)
     _compare_hosts(click.get_current_context().meta.get(_HOSTS), job)
     meant = missing_program(job, list(commands.commands))
     if meant:

@@ -37,7 +37,7 @@ from .plan.options import (
     takes_options,
 )
 from .plan.setting_sources import from_values
-from .show.console import Console, own_console
+from .show.console import Console
 
 
 @takes_options
@@ -84,7 +84,7 @@ def run(
     payload = _pack(Call(fn, tuple(args), dict(kwargs or {})), by_value=not job.all_local)
     bytecode = "{}.{}".format(*sys.version_info) if carries_bytecode(payload) else ""
     job = replace(job, payload=payload, bytecode=bytecode)
-    attempts = Attempts(job, chosen.restarts, console or own_console())
+    attempts = Attempts(job, chosen.restarts, console or Console())
     outcome = attempts.run()
     return unpack_results(attempts.job, outcome)
 

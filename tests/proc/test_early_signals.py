@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proc.test_ringrun_support import LIMIT_S, Launched, ringrun
+from tests.proc.test_ringrun_support import LIMIT_S, Launched
 
 PROGRAM = "import time, ringcomm as rc; rc.init(); time.sleep(float(__import__('sys').argv[1]))"
 
@@ -54,8 +54,3 @@ def test_sigusr1_before_there_is_a_job_does_not_end_it() -> None:
         time.sleep(delay_s)
         launched.process.send_signal(signal.SIGUSR1)
         assert launched.finish(LIMIT_S) == 0, launched.err
-
-
-def test_ranks_get_no_ignored_signals() -> None:
-    shown = ringrun("-np", "1", "grep", "SigIgn", "/proc/self/status").out
-    assert int(shown.split()[-1], 16) >> (signal.SIGUSR1 - 1) & 1 == 0

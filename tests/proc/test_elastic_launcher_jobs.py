@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Dict, List
 
 import pytest
 
-from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched, ringrun
+from tests.proc.test_ringrun_support import ROOT, Launched, ringrun
 
 PROGRAM = str(ROOT / "tests" / "proc" / "programs" / "elastic_steps.py")
 LIMIT_S = 60.0
@@ -21,14 +18,6 @@ LIMIT_S = 60.0
 def environment(folder: Path) -> Dict[str, str]:
     """Variables that keep a job's control socket away from those of other tests."""
     return {"XDG_RUNTIME_DIR": str(folder)}
-
-
-def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """``ringrun add`` or ``ringrun drop``."""
-    env = {**os.environ, "PYTHONPATH": SOURCES, **environment(folder)}
-    return subprocess.run(
-        [sys.executable, "-m", "ringrun", *words], env=env, capture_output=True, text=True, timeout=LIMIT_S
-    )
 
 
 def script(path: Path, text: str) -> str:
@@ -129,25 +118,3 @@ def test_hosts_of_the_script_come_and_go(tmp_path: Path, go_on: Path) -> None:
     assert "Traceback" not in job.err
     assert endings(job.out) == 2
     assert len(starts(job.out)[2]) >= 2
-
-
-@pytest.mark.release
-def test_hosts_are_added_and_dropped_from_another_terminal(tmp_path: Path, go_on: Path) -> None:
-    out = tmp_path / "out"
-    job = Launched(
-        "--min-np", "1", "-H", "localhost:1", "--output-dir", str(out), PROGRAM,
-        env={**environment(tmp_path), "GO_ON": str(go_on)},
-    )  # fmt: skip
-    wait_for(out / "rank.0" / "stdout", "of 1 from")
-    assert command(tmp_path, "add", "127.0.0.1:2").returncode == 0
-    wait_for(out / "rank.0" / "stdout", "of 3 from")
-    assert command(tmp_path, "drop", "localhost").stdout == "localhost leaves at the next commit\n"
-    wait_for(out / "rank.1" / "stdout", "of 2 from")
-    assert command(tmp_path, "add", "localhost:1").returncode == 0
-    wait_for(out / "rank.1" / "stdout", "of 3 from", 2)
-    go_on.unlink()
-    assert job.finish(LIMIT_S) == 0, job.err
-    assert re.search(r"^ringrun: 127.0.0.1 (\(2 ranks\) )?joined: 3 ranks$", job.err, re.M)
-    for line in ("localhost left: 2 ranks", "localhost joined again: 3 ranks"):
-        assert f"ringrun: {line}\n" in job.err
-    assert endings(job.out) == 3

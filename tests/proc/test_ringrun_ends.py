@@ -43,10 +43,6 @@ def stubborn(tmp_path: Path) -> Launched:
     return launched
 
 
-def ranks(launched: Launched) -> list[int]:
-    return launched.find("stubborn.txt", 2)
-
-
 def agents(launched: Launched) -> list[int]:
     """The guard and the agent, in this order."""
     return launched.find("os.fdopen(0", 2)
@@ -65,19 +61,6 @@ def test_agent_killed(stubborn: Launched, which: int) -> None:
     os.kill(agents(stubborn)[which], signal.SIGKILL)
     assert stubborn.finish(WITHIN_S) == 255
     assert "localhost" in stubborn.err and "lost" in stubborn.err
-
-
-@pytest.mark.release
-def test_guard_and_agent_killed_together(stubborn: Launched) -> None:
-    for pid in agents(stubborn):
-        os.kill(pid, signal.SIGKILL)
-    # What wiped its environment and lost both its keepers cannot be known any more, except to this test.
-    assert stubborn.process.wait(WITHIN_S) == 255
-    left = [line for line in stubborn.others().values() if line != "sleep 1002"]
-    for pid in stubborn.others():
-        os.kill(pid, signal.SIGKILL)
-    stubborn.finish()
-    assert left == []
 
 
 def test_ctrl_c_twice(stubborn: Launched) -> None:
@@ -126,14 +109,6 @@ def test_a_rank_that_ended_leaves_nothing_while_others_go_on(tmp_path: Path) -> 
     assert launched.process.poll() is None
     (tmp_path / "enough").touch()
     assert launched.finish() == 0
-
-
-@pytest.mark.release
-def test_stopped_ranks_are_ended_too(stubborn: Launched) -> None:
-    for pid in ranks(stubborn):
-        os.kill(pid, signal.SIGSTOP)
-    stubborn.process.send_signal(signal.SIGTERM)
-    assert stubborn.finish() == 143
 
 
 def test_standard_descriptors_that_are_closed_at_the_start(tmp_path: Path) -> None:

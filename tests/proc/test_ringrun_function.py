@@ -7,9 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -44,11 +43,6 @@ def test_results_come_in_rank_order() -> None:
     assert sorted(console.text[1].splitlines()) == [b"[localhost:%d] called" % rank for rank in range(3)]
 
 
-def test_closures_and_large_values_travel() -> None:
-    block = os.urandom(3_000_000)
-    assert run_function(lambda data: data + block, (b"x",), np=2, console=Kept()) == [b"x" + block] * 2
-
-
 def fail_on_rank_1() -> None:
     import os
     import time
@@ -78,37 +72,6 @@ def test_an_exception_comes_back_with_rank_host_and_traceback() -> None:
     assert "in fail_on_rank_1" in caught.value.traceback_text
     assert "ringrun/" not in caught.value.traceback_text
     assert isinstance(caught.value.__cause__, KeyError)
-
-
-class Unpicklable(Exception):
-    def __init__(self, lock: Any, word: str) -> None:
-        super().__init__(word)
-        self.lock = lock
-
-
-@pytest.mark.release
-def test_an_exception_that_cannot_travel_is_told_as_text() -> None:
-    def fail() -> None:
-        raise Unpicklable(threading.Lock(), "stuck")
-
-    with pytest.raises(RemoteError, match="Unpicklable: stuck") as caught:
-        run_function(fail, np=1, console=Kept())
-    assert caught.value.__cause__ is None
-
-
-@pytest.mark.release
-def test_from_several_threads_at_once() -> None:
-    results: List[Any] = [None] * 3
-
-    def call(number: int) -> None:
-        results[number] = run_function(lambda: number, np=2, console=Kept())
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert results == [[0, 0], [1, 1], [2, 2]]
 
 
 def another_python() -> str:

@@ -83,18 +83,6 @@ def test_what_all_of_horovods_bindings_share_and_variables_that_say_what_ringcom
     assert sorted(done.out.splitlines()) == lines
 
 
-def test_only_when_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import os, horovod\n"
-        "print(horovod.__file__, [name for name in os.environ if name.startswith('HOROVOD_R')])\n"
-    )
-    done = ringrun("--horovod", "-np", "1", "train.py", cwd=tmp_path)
-    assert done.out == f"[localhost:0] {SHIM / '__init__.py'} ['HOROVOD_RANK']\n", done.err
-    (tmp_path / "horovod.py").touch()
-    done = ringrun("-np", "1", "train.py", cwd=tmp_path, env={"HOROVOD_RANK": "3"})
-    assert done.out == f"[localhost:0] {tmp_path / 'horovod.py'} []\n", done.err
-
-
 def test_modules_are_the_adapters_themselves(tmp_path: Path) -> None:
     for name, text in {
         "adapter/__init__.py": "def rank(): return 7\n",
@@ -149,13 +137,6 @@ def test_variables_that_the_program_sets_count(tmp_path: Path) -> None:
     assert not (tmp_path / "by_option.json").exists()
 
 
-def test_a_program_that_is_not_python(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import horovod.common\nprint(horovod.common.__doc__)\n")
-    done = ringrun("--horovod", "-np", "2", "sh", "-c", f"{sys.executable} train.py", cwd=tmp_path)
-    assert done.process.returncode == 0, done.err
-    assert done.out.count("Horovod's bindings") == 2
-
-
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
 def test_torch_distributed_finds_its_meeting_point(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
@@ -169,21 +150,6 @@ def test_torch_distributed_finds_its_meeting_point(tmp_path: Path) -> None:
     done = Launched("-np", "2", "train.py", cwd=tmp_path)
     assert done.finish(90) == 0, done.err
     assert sorted(done.out.splitlines()) == [f"[localhost:{rank}] {rank} 2.0" for rank in range(2)]
-
-
-@pytest.mark.cases(5)
-@pytest.mark.parametrize("module", ["torch", "tensorflow", "tensorflow.keras", "keras", "mxnet"])
-def test_the_adapters_of_this_version(tmp_path: Path, module: str) -> None:
-    top = module.partition(".")[0]
-    if not importlib.util.find_spec(f"ringcomm.{top}") or not importlib.util.find_spec(top):
-        pytest.skip(f"no adapter for {module}, or it is not installed")
-    (tmp_path / "train.py").write_text(
-        f"import horovod.{module} as hvd, ringcomm.{module}\n"
-        f"assert hvd is ringcomm.{module}\nhvd.init()\nprint(hvd.rank(), hvd.size())\n"
-    )
-    done = Launched("--horovod", "-np", "2", "train.py", cwd=tmp_path)
-    assert done.finish(90) == 0, done.err
-    assert sorted(done.out.splitlines()) == ["[localhost:0] 0 2", "[localhost:1] 1 2"]
 
 
 class TestElsewhere:

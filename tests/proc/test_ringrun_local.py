@@ -14,7 +14,7 @@ import pytest
 
 from ringcomm.transport.nics import machine
 from ringrun.agent.threads import available_cores
-from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched, command_line, ringrun
+from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched, ringrun
 from tests.support.programs import run_python
 
 
@@ -81,37 +81,6 @@ def test_the_cause_of_an_error_is_in_the_box_and_in_the_errors_of_the_others(tmp
 
 
 @pytest.mark.parametrize(
-    "words", [["-m", "job.main", "-x"], [sys.executable, "job/main.py", "-x"]], ids=["module", "path"]
-)
-def test_ways_to_name_a_python_program(tmp_path: Path, words: list[str]) -> None:
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "main.py").write_text("import sys; print(sys.argv[1:], sys.executable)\n")
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = ringrun("-np", "1", *words, cwd=tmp_path, env={"PATH": path})
-    assert done.out == f"[localhost:0] ['-x'] {sys.executable}\n", done.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["-np", "2", "missing.py"], 1, ["localhost", "missing.py", "no script"]),
-        (["--python", "/nonexistent/python", "x.py"], 1, ["localhost", "/nonexistent/python", "--python"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)  # fmt: skip
-def test_bad_input_gets_one_clear_message(
-    arguments: list[str], code: int, words: list[str], tmp_path: Path
-) -> None:
-    done = ringrun(*arguments, cwd=tmp_path)
-    assert done.process.returncode == code, done.err
-    for word in words:
-        assert word in done.err
-    assert "Traceback" not in done.err
-    assert done.err.count("localhost:") <= 2  # one paragraph, not one per rank
-    assert done.out == ""
-
-
-@pytest.mark.parametrize(
     ("package", "words"),
     [
         ({"ringcomm": "__version__ = '9.9'"}, ["ringcomm 9.9", f"pip install {ROOT}"]),
@@ -164,19 +133,6 @@ def test_the_agent_runs_on_other_interpreters(version: str) -> None:
     done = ringrun("-np", "2", "--python", _other_python(version), "sh", "-c", "echo $RINGCOMM_SLOT")
     assert done.process.returncode == 0, done.err
     assert sorted(done.out.split()) == ["0:0", "0:1", "[localhost:0]", "[localhost:1]"]
-
-
-def test_secrets_are_in_no_command_line_and_the_key_in_no_environment() -> None:
-    script = "echo $TOKEN; sleep 1; cat /proc/self/fd/$RINGCOMM_KEY_FD"
-    launched = Launched("-np", "2", "-x", "TOKEN", "sh", "-c", script, env={"TOKEN": "hunter2"})
-    launched.find("sleep", 2)
-    lines = [command_line(pid) for pid in launched.pids()]
-    environments = [Path(f"/proc/{pid}/environ").read_bytes().decode() for pid in launched.pids()]
-    assert launched.finish() == 0
-    key = re.findall(r"\[localhost:0\] ([0-9a-f]{64})", launched.out)
-    assert len(key) == 1 and "[localhost:1] hunter2" in launched.out
-    assert not [line for line in lines if "hunter2" in line or key[0] in line]
-    assert not [text for text in environments if key[0] in text]
 
 
 @pytest.mark.release
@@ -236,24 +192,3 @@ def test_ranks_of_one_host_share_its_cores() -> None:
     assert re.fullmatch(r"ringrun: \d+ threads? per rank on localhost \(.* 2 ranks\)\. --thr.*\n", two.err)
     kept = ringrun("-np", "2", "-x", "OMP_NUM_THREADS=9", "sh", "-c", show, env=free)
     assert "OMP_NUM_THREADS=9 is kept" in kept.err and f"[localhost:1] 9 {share}\n" in kept.out
-
-
-@pytest.mark.skipif(available_cores() < 2, reason="two ranks need two cores")
-def test_ranks_that_are_bound_to_cores_of_their_own_measure_the_machine() -> None:
-    """Each may run on one core; together they have as many as they are."""
-    program = "import ringcomm as rc, numpy; rc.init(); rc.allreduce(numpy.ones(1 << 16))"
-    done = ringrun("-np", "2", "--bind", "core", "--verbose", "python", "-c", program)
-    assert "ringrun: measured: between ranks" in done.err, done.err
-
-
-def test_check_build_of_a_host_comes_from_there() -> None:
-    done = ringrun("--check-build", "-H", "localhost:2")
-    assert done.process.returncode == 0, done.err
-    assert done.out.count("[localhost:0] Available Frameworks:\n") == 1 and "[localhost:1]" not in done.out
-
-
-def test_a_missing_module_is_told_with_the_interpreter_that_lacks_it(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import no_such_package\n")
-    done = ringrun("-np", "1", "train.py", cwd=tmp_path)
-    assert f"ranks run {sys.executable}, which finds no module `no_such_package`" in done.err
-    assert "--python localhost=PATH" in done.err

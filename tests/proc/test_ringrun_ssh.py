@@ -113,21 +113,6 @@ def test_ranks_run_on_this_and_on_other_hosts(sshd: Sshd, tmp_path: Path) -> Non
 
 
 @pytest.mark.release
-def test_launcher_killed(sshd: Sshd) -> None:
-    launched = start(
-        sshd,
-        "localhost,jetson1,jetson2",
-        "sh",
-        "-c",
-        "trap '' TERM INT HUP; setsid sleep 1001 & sleep 1002; sleep 1003",
-    )
-    launched.find("sleep 1001", 3)
-    launched.process.kill()
-    assert not launched.wait_for_all_to_end(5.0)
-    launched.finish()
-
-
-@pytest.mark.release
 def test_ssh_client_killed(sshd: Sshd) -> None:
     launched = start(
         sshd,
@@ -159,14 +144,6 @@ def test_ctrl_c_reaches_remote_ranks(sshd: Sshd) -> None:
     assert "[jetson1:1] asked" in launched.out and "[localhost:0] asked" in launched.out
 
 
-@pytest.mark.release
-def test_parallel_logins_that_sshd_drops_are_tried_again(sshd: Sshd) -> None:
-    # MaxStartups 1:100:1 lets one login at a time be under way.
-    for _ in range(2):
-        done = start(sshd, "jetson1,jetson2,root@jetson1", "true")
-        assert done.finish() == 0, done.err
-
-
 def fails(sshd: Sshd, *words: str) -> str:
     launched = start(sshd, "jetson1", "true")
     assert launched.finish(40.0) == 1
@@ -183,17 +160,6 @@ def test_host_key_not_accepted(sshd: Sshd) -> None:
     finally:
         sshd.trust((sshd.folder / "host_key.pub").read_text())
     assert "BatchMode" not in text
-
-
-def test_login_refused(sshd: Sshd, tmp_path: Path) -> None:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
-    config = (
-        (sshd.folder / "ssh_config").read_text().replace(f"{sshd.folder}/user_key", str(tmp_path / "other"))
-    )
-    (tmp_path / "ssh_config").write_text(config)
-    launched = Launched("--ssh", f"ssh -F {tmp_path}/ssh_config", "-H", "jetson1", "true")
-    assert launched.finish() == 1
-    assert "jetson1: the login was refused" in launched.err and "ssh-copy-id" in launched.err
 
 
 @pytest.mark.cases(2)

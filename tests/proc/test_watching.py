@@ -6,7 +6,6 @@ import fcntl
 import os
 import re
 import select
-import shutil
 import struct
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import pytest
 
 from ringcomm.clock import Deadline
 from ringrun.show.visible import columns
-from tests.proc.test_ringrun_support import LIMIT_S, SOURCES, Launched
+from tests.proc.test_ringrun_support import LIMIT_S, SOURCES
 
 PROGRAM = """
 import os, sys, time
@@ -136,39 +135,3 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
     table = re.sub(r"\x1b\[[0-9;]*[mAK]", "", written)
     rows = [row for line in table.split("\n") for row in line.split("\r") if "語" in row]
     assert rows and max(map(columns, rows)) < 150, rows
-
-
-@pytest.mark.release
-def test_q_leaves_the_view_and_the_job_goes_on(program: Path) -> None:
-    typed: List[bytes] = []
-
-    def react(written: str) -> bytes:
-        if "q: leave this view" in written and not typed:
-            typed.append(b"q")
-            (program / "left").touch()
-            return b"q"
-        if typed and "\x1b[K" in written[written.rindex("q: leave this view") :]:  # the table is gone
-            (program / "enough").touch()
-        return b""
-
-    written = on_a_terminal(["-np", "2", "--watch", "train.py", "direct"], program, react)
-    assert "ringrun:   rank  host" not in written
-
-
-BROWSER = shutil.which("chromium") or shutil.which("chromium-headless-shell")
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
-@pytest.mark.release
-def test_a_browser_shows_the_report(program: Path) -> None:
-    (program / "enough").touch()
-    job = Launched("-np", "2", "--report", "run.html", "train.py", "direct", cwd=program)
-    assert job.finish() == 0, job.err
-    assert BROWSER is not None
-    for width in (1280, 390):
-        found = subprocess.run(
-            [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},2000",
-             f"--user-data-dir={program / 'profile'}", f"--screenshot={width}.png", "run.html"],
-            cwd=program, timeout=90, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        assert (program / f"{width}.png").stat().st_size > 20_000, found.stdout

@@ -22,9 +22,8 @@ import time
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from ringcomm.storage import files
-from ringrun.agent import binding, framing, preparation, processes, recorders, shipped, threads
-from ringrun.agent.framing import CODE, FILE, NUMBERS, PACKAGE, RECORD, RESULT, STDERR, STDOUT, TO_AGENT
-from ringrun.agent.output import CHECK, RESUME_BYTES, Output
+from ringrun.agent import checks, framing, processes, recorders, shipped, threads
+from ringrun.agent.framing import CHECK, CODE, FILE, PACKAGE, RESULT, STDERR, STDOUT, TO_AGENT
 
 ALL = -2  # in place of a rank: every process
 ENDING = ((signal.SIGTERM, 0.0), (signal.SIGKILL, 1.5))  # signals, seconds from now
@@ -37,8 +36,8 @@ class Agent:
 
     def __init__(self, config: Dict[str, Any], payload: Optional[bytes], libc: Any) -> None:
         self.config, self.libc = config, libc
-        self.key = processes.InheritedBytes(config["key"].encode(), libc)
-        self.payload = None if payload is None else processes.InheritedBytes(payload, libc)
+        self.key = processes.InheritedBytes(config["key"].encode())
+        self.payload = None if payload is None else processes.InheritedBytes(payload)
         self.argv: List[str] = [sys.executable if word is None else word for word in config["argv"]]
         self.fetched: Optional[Iterator[bytes]] = None
         prefixes = tuple(config["unset_prefixes"])
@@ -51,16 +50,12 @@ class Agent:
         self.env.update((native(name), native(value)) for name, value in config["env"].items())
         limits = threads.limit(self.env, config["threads"], config["slots"])
         cwd = os.path.expanduser(config["cwd"])  # noqa: PTH111  no pathlib here
-        self.shares, limits["unbound"] = binding.usable_shares(config["bind"], len(config["ranks"]))
-        self.preparation = preparation.Preparation(config, self.env, self.argv[0], cwd, limits)
+        self.shares, limits["unbound"] = threads.usable_shares(config["bind"], len(config["ranks"]))
+        self.preparation = checks.Preparation(config, self.env, self.argv[0], cwd, limits)
         self.selector = selectors.DefaultSelector()
-        self.recorders = recorders.Recorders(
-            self.selector, lambda rank, line: self.output.send(RECORD, rank, line),
-            lambda rank, line: self.output.send(NUMBERS, rank, line),
-            lambda: self.output.event("asked"),
-        )  # fmt: skip
+        self.output = framing.Output(self.selector, self.launcher_gone)
+        self.recorders = recorders.Recorders(self.selector, self.output)
         self.received = bytearray(processes.EARLY)
-        self.output = Output(self.selector, self.launcher_gone)
         self.children: Dict[int, processes.Child] = {}
         self.finished = self.stopped = False
         self.signum = 0  # the signal that this process has got
@@ -190,7 +185,7 @@ class Agent:
 
     def send_files(self, pieces: Iterator[bytes]) -> bool:
         """Send as much of the files to fetch as stdout accepts soon; return whether all was sent."""
-        while len(self.output.unsent) < RESUME_BYTES:
+        while len(self.output.unsent) < framing.RESUME_BYTES:
             piece = next(pieces, None)
             if piece is None:
                 return True
@@ -263,10 +258,10 @@ class Agent:
 
     # -- processes ----------------------------------------------------------------------------
 
-    def advance(self, step: preparation.Step) -> None:
+    def advance(self, step: checks.Step) -> None:
         """Send the event of a step of the preparation, or start the trial import."""
         name, facts = step
-        if name == preparation.CHECK:
+        if name == checks.CHECK:
             try:
                 self.start(CHECK, facts["argv"], self.env, ())
             except OSError as problem:  # more variables than this system allows, for example

@@ -1,8 +1,8 @@
 # ruff: noqa: PTH110, PTH112, PTH118, PTH120
-"""Checks of a host before any rank starts there: directory, interpreter, script, versions.
+"""The preparation of a host before any rank starts there: packages, the user's code, and checks.
 
-Standard library only: the launcher sends this file with :mod:`ringrun.agent.agent`. The checks return facts;
-the launcher makes messages of them (:func:`ringrun.diagnosis.failure_report.host_problem`).
+Standard library only: the launcher sends this file with :mod:`ringrun.agent.agent`. Steps and checks return
+facts; the launcher makes messages of them (:func:`ringrun.diagnosis.failure_report.host_problem`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import platform
 import shutil
 import socket
 import sys
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+
+from ringrun.agent import shipped
 
 # Runs under the ranks' interpreter, which may be older than 3.8.
 CHECK_SOURCE = """
@@ -77,16 +79,11 @@ def find_problem(
 
 
 def _why_unwritable(path: str) -> str:
-    """Return the system's error for writing a file, or "", without opening the file."""
+    """Return why a file cannot be written, or "", without opening it."""
     if os.path.isdir(path):
         return os.strerror(errno.EISDIR)
-    folder = os.path.dirname(path)
-    if not os.path.exists(folder):
-        return "there is no directory " + folder
-    if not os.path.isdir(folder):
-        return os.strerror(errno.ENOTDIR)
-    place = path if os.path.exists(path) else folder
-    return "" if os.access(place, os.W_OK) else os.strerror(errno.EACCES)
+    place = path if os.path.exists(path) else os.path.dirname(path)
+    return "" if os.access(place, os.W_OK) else f"there is no directory {place} that may be written"
 
 
 def _import_folder(config: Mapping[str, Any], cwd: str) -> str:
@@ -119,13 +116,7 @@ def prepend_horovod_shim(env: Dict[str, str], ringrun_at: str) -> None:
     is the file of the package ``ringrun`` on this host.
     """
     folder = os.path.join(os.path.dirname(ringrun_at), "compat", "horovod_shim")
-    prepend_module_path(env, folder)
-
-
-def prepend_module_path(env: Dict[str, str], folder: str) -> None:
-    """Make Python look into a directory first, by an entry in ``PYTHONPATH``."""
-    before = env.get("PYTHONPATH")
-    env["PYTHONPATH"] = folder + os.pathsep + before if before else folder
+    shipped.prepend_module_path(env, folder)
 
 
 def master_facts() -> Dict[str, Any]:
@@ -158,3 +149,74 @@ def check_result(
     elif config["version"] and found["ringcomm"] and config["version"] != found["ringcomm"]:
         facts.update(problem="version", wanted=config["version"])
     return facts
+
+
+# -- steps ------------------------------------------------------------------------------------
+
+CHECK = "check"
+Step = Tuple[str, Dict[str, Any]]
+"""The name of an event for the launcher and its facts; or ``CHECK`` and the command of the trial import."""
+
+
+class Preparation:
+    """The preparation of one job on this host. It adds the module path to `env`, and :meth:`use` changes
+    `config`. `limits` are the facts about threads for the event ``ready``; `cwd` becomes the job's own
+    directory if its code is sent.
+    """
+
+    def __init__(
+        self, config: Dict[str, Any], env: Dict[str, str], program: str, cwd: str, limits: Mapping[str, Any]
+    ) -> None:
+        self._config, self._env, self._program, self._limits = config, env, program, limits
+        self._interpreter = ""
+        self.cwd = cwd
+        self.folder = shipped.JobFolder(config["folder"], config["code"], os.environ)
+
+    def use(self, digest: str) -> Step:
+        """Use one more package, which the launcher made for this host."""
+        self._config.update(package=digest, provision=False)
+        return self.use_package()
+
+    def use_package(self, archive: bytes = b"") -> Step:
+        """Make the launcher's package (`archive`, if it was sent) importable, then continue."""
+        facts = shipped.use(self._config["package"], archive, self._env)
+        if facts is None:
+            return self.place_code()
+        return ("problem", facts) if facts else ("lacks", {})
+
+    def place_code(self, archive: bytes = b"") -> Step:
+        """Make the directory of the user's code (`archive`: lacking contents), if sent, then continue."""
+        facts = self.folder.prepare(archive)
+        if facts:
+            return ("problem" if "problem" in facts else "lacks"), facts
+        if self.folder.path is not None:
+            self.cwd = os.path.join(self.folder.path, self._config["code_at"])  # noqa: PTH118
+        return self._check()
+
+    def _check(self) -> Step:
+        """Check everything that needs no interpreter, then have the ranks' interpreter try the imports."""
+        problem = find_problem(self._config, self._program, self.cwd, self._env.get("PATH"))
+        if problem is not None:
+            return "problem", problem
+        if self._config["python"] or self._config["horovod"]:
+            self._interpreter = self._program if self._config["python"] else sys.executable
+            return CHECK, {"argv": check_argv(self._config, self._interpreter, self.cwd)}
+        return self._ready({})
+
+    def checked(self, output: bytes, how: Mapping[str, Any]) -> Step:
+        """Return the step after the trial import, from its output and its exit code or signal."""
+        facts = check_result(output, self._interpreter, self._config, how)
+        if can_be_provisioned(facts, self._config):
+            return "needs", facts
+        if "problem" in facts:
+            return "problem", facts
+        if self._config["horovod"]:
+            prepend_horovod_shim(self._env, facts["found"]["ringrun_at"])
+        return self._ready(facts)
+
+    def _ready(self, facts: Mapping[str, Any]) -> Step:
+        return "ready", {**facts, **master_facts(), "limits": self._limits}
+
+    def fetched(self) -> Iterator[bytes]:
+        """Return the pieces of the files to send; see :meth:`ringrun.agent.shipped.JobFolder.fetched`."""
+        return iter(()) if self.folder.path is None else self.folder.fetched(self._config["fetch"])

@@ -17,7 +17,7 @@ import tempfile
 from typing import Any, Dict, List, Mapping, Pattern
 
 from ringcomm.storage import folders
-from ringrun.agent import job_folder, shipped
+from ringrun.agent import shipped
 
 MARKER = "ringrun-clean/1"
 RECORDS = "ringrun-flight-"
@@ -26,8 +26,6 @@ MARKER_OF_RECORDS = ".ringrun-records"
 """The file that marks such a folder: another folder may have a similar name."""
 _RECORDS = re.compile(rf"{RECORDS}\w+")
 _FILES = re.compile("files")
-MORE_PLACES = ("/var/tmp",)
-"""Further places for records, if the first one is full."""
 IN_USE = "a running job may use it"
 
 
@@ -44,8 +42,7 @@ class Cleaning:
         for place in shipped.places(self._environ):
             self._in(place, self._clean_place)
         self._in(shipped.place_of_programs(self._environ), self._clean_programs)
-        for place in sorted({tempfile.gettempdir(), *MORE_PLACES}):
-            self._in(place, self._clean_records, folders.temporary_folder)
+        self._in(tempfile.gettempdir(), self._clean_records, folders.temporary_folder)
         return {"removed": self.removed, "kept": self.kept}
 
     def _in(self, place: str, clean: Any, opens: Any = None) -> None:
@@ -75,7 +72,7 @@ class Cleaning:
             os.close(lock)
 
     def _clean_jobs(self, place: str, jobs: int) -> None:
-        for name, _ in folders.owned_names(jobs, job_folder.JOB):
+        for name, _ in folders.owned_names(jobs, shipped.JOB):
             lock = f"{name}.lock"
             try:
                 descriptor = shipped.locked(jobs, lock, fcntl.LOCK_EX, 0.0)

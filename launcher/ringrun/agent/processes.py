@@ -66,21 +66,14 @@ class Child:
 
 
 class InheritedBytes:
-    """Bytes that children read from an inherited descriptor: in anonymous memory or a pipe, never in a file.
-    `libc` (or None) is used where Python has no ``os.memfd_create``.
-    """
+    """Bytes that children read from an inherited descriptor: in memory or a pipe, never in a file."""
 
-    def __init__(self, data: bytes, libc: Any) -> None:
+    def __init__(self, data: bytes) -> None:
         self.data = data
         self.fd = -1
-        if not os.path.isdir("/proc/self/fd"):
-            return  # then no separate descriptor can be opened for each child
-        create = getattr(os, "memfd_create", None)
-        if create is not None:
+        if hasattr(os, "memfd_create"):
             with contextlib.suppress(OSError):  # an old kernel, or a sandbox
-                self.fd = create("ringrun")
-        elif hasattr(libc, "memfd_create"):  # a Python that was built against an old C library
-            self.fd = libc.memfd_create(b"ringrun", 1)
+                self.fd = os.memfd_create("ringrun")
         view = memoryview(data) if self.fd >= 0 else memoryview(b"")
         while view:
             view = view[os.write(self.fd, view) :]

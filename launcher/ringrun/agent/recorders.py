@@ -8,20 +8,20 @@ handler acquires no lock, so on the socket its text could be inserted into an an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
 import signal
 import socket
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
-from ringrun.agent import processes
+from ringrun.agent import framing, processes
 
 RECORD_LIMIT_BYTES = 4 << 20  # longer input is discarded
 STACKS_LIMIT_BYTES = 64 << 10
 ANSWER_S = 0.7  # time limit of an answer to a request, and to the signal after it
-STARVED = 0.5  # a process is starved if its threads waited for a processor for this share of the time
 SAME_DUMP_S = 0.5  # text within this time of the last piece belongs to the same stacks
 TAKE_PIECES = 1024  # pieces of 64 KiB taken from a rank that has ended
 
@@ -40,26 +40,17 @@ class Recorder:
         self.answers = False  # whether it uses ringcomm and has opened the socket
         self.has_handler = False  # whether SIGUSR1 makes it write its stacks
         self.asked = 0  # 1: request sent, 2: signal sent
-        self.asked_at_s = self.queued_s = 0.0  # when it was sent, and :func:`queued_s` of then
         self.due: Optional[float] = None  # deadline of the answer
         self.owes_stacks = False  # whether the signal was sent, and nothing was written since
 
 
 class Recorders:
     """The recorders of all ranks of this host. The selector's entries have callables without arguments as
-    data; `send` and `send_numbers` (the answer to :meth:`ask_numbers`) get a rank and JSON; `on_manual_dump`
-    is called when a rank writes its stacks without a request, because the user sent it SIGUSR1.
+    data; records, counters and the event ``asked`` go to `output`.
     """
 
-    def __init__(
-        self,
-        selector: selectors.BaseSelector,
-        send: Callable[[int, bytes], None],
-        send_numbers: Callable[[int, bytes], None],
-        on_manual_dump: Callable[[], None],
-    ) -> None:
-        self._selector, self._send, self._on_manual_dump = selector, send, on_manual_dump
-        self._send_numbers = send_numbers
+    def __init__(self, selector: selectors.BaseSelector, output: framing.Output) -> None:
+        self._selector, self._output = selector, output
         self._recorders: Dict[int, Recorder] = {}
 
     def open(self, rank: int, env: Dict[str, str]) -> Tuple[int, int]:
@@ -80,21 +71,19 @@ class Recorders:
 
     def started(self, rank: int, pid: int) -> None:
         """Store the process id of a rank that has started."""
-        if rank in self._recorders:
-            self._recorders[rank].pid = pid
+        self._recorders[rank].pid = pid
 
     def ended(self, rank: int) -> bool:
         """Read the remaining data of a rank that has ended, and close its descriptors. Return whether the
-        rank used ringcomm; True if that is unknown.
+        rank used ringcomm.
         """
-        recorder = self._recorders.pop(rank, None)
-        if recorder is not None:
-            for _ in range(TAKE_PIECES):
-                if not self._read(recorder):
-                    break
-            self._close_socket(recorder)
-            self._close_pipe(recorder)
-        return recorder is None or recorder.answers
+        recorder = self._recorders.pop(rank)
+        for _ in range(TAKE_PIECES):
+            if not self._read(recorder):
+                break
+        self._close_socket(recorder)
+        self._close_pipe(recorder)
+        return recorder.answers
 
     def _close_socket(self, recorder: Recorder) -> None:
         if recorder.sock.fileno() >= 0:
@@ -110,23 +99,19 @@ class Recorders:
     def ask(self) -> None:
         """Request a record from every rank; each answers once."""
         for recorder in self._recorders.values():
-            now = time.monotonic()
-            recorder.asked, recorder.due, recorder.asked_at_s = 1, now + ANSWER_S, now
-            recorder.queued_s = queued_s(recorder.pid)
+            recorder.asked, recorder.due = 1, time.monotonic() + ANSWER_S
             recorder.stacks.clear()
-            try:
-                recorder.sock.send(b"?")
-            except OSError:  # closed, or full because the rank does not read: the deadline handles both
-                pass
+            self._request(recorder, b"?")
 
     def ask_numbers(self) -> None:
         """Request every rank's counters. A rank that does not answer is left out."""
         for recorder in self._recorders.values():
             if recorder.answers:
-                try:
-                    recorder.sock.send(b"#")
-                except OSError:  # closed, or full because the rank does not read
-                    pass
+                self._request(recorder, b"#")
+
+    def _request(self, recorder: Recorder, what: bytes) -> None:
+        with contextlib.suppress(OSError):  # closed, or full because the rank does not read
+            recorder.sock.send(what)
 
     def due(self) -> List[float]:
         """Return the deadlines at which :meth:`act` must be called."""
@@ -142,20 +127,21 @@ class Recorders:
                 recorder.owes_stacks = True
                 processes.kill([recorder.pid], signal.SIGUSR1)
             else:
-                self._send_substitute(recorder, now)
+                self._send_substitute(recorder)
 
-    def _send_substitute(self, recorder: Recorder, now: float) -> None:
+    def _send_substitute(self, recorder: Recorder) -> None:
         """Send a record in place of a rank that does not answer."""
-        stacks = bytes(recorder.stacks).decode("utf-8", "replace")
-        content = dict(
-            process_facts(recorder.pid), type="record", format=1, reason="silent", stacks=stacks,
-            pid=recorder.pid, at=time.time(),
-        )  # fmt: skip
-        if queued_s(recorder.pid) - recorder.queued_s > STARVED * (now - recorder.asked_at_s):
-            content["state"] = "starved"
-        recorder.stacks.clear()
+        content = {
+            "type": "record", "format": 1, "reason": "silent", "pid": recorder.pid, "at": time.time(),
+            "state": status_of(recorder.pid).get("State", "")[:1],  # the letter that ps shows
+            "stacks": bytes(recorder.stacks).decode("utf-8", "replace"),
+        }  # fmt: skip
+        self._send(recorder, json.dumps(content).encode())
+
+    def _send(self, recorder: Recorder, record: bytes) -> None:
         recorder.asked, recorder.due = 0, None
-        self._send(recorder.rank, json.dumps(content).encode())
+        recorder.stacks.clear()
+        self._output.send(framing.RECORD, recorder.rank, record)
 
     def _read(self, recorder: Recorder) -> bool:
         """Read one piece from the socket; return whether there may be more."""
@@ -180,11 +166,9 @@ class Recorders:
                 recorder.answers = True
                 recorder.has_handler = b'"signal":true' in line
             elif line.startswith(b'{"type":"numbers"'):
-                self._send_numbers(recorder.rank, line)
+                self._output.send(framing.NUMBERS, recorder.rank, line)
             else:
-                recorder.asked, recorder.due = 0, None
-                recorder.stacks.clear()
-                self._send(recorder.rank, line)
+                self._send(recorder, line)
 
     def _read_stacks(self, recorder: Recorder) -> None:
         """Read faulthandler's output. Without a request, the user has sent the signal."""
@@ -203,28 +187,7 @@ class Recorders:
         recorder.stacks_at_s = now
         recorder.stacks += text[: STACKS_LIMIT_BYTES - len(recorder.stacks)]
         if is_manual:
-            self._on_manual_dump()
-
-
-def process_facts(pid: int) -> Dict[str, Any]:
-    """Return ``state`` of a process that does not answer, as the letter that ``ps`` shows (Linux)."""
-    return {"state": status_of(pid).get("State", "")[:1]}
-
-
-def queued_s(pid: int) -> float:
-    """Return the seconds that the threads of a process have waited for a processor; see proc(5)."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  as in the rest of the agent
-    except OSError:
-        return 0.0
-    found = 0
-    for thread in threads:
-        try:
-            with open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
-                found += int(file.read().split()[1])
-        except (OSError, ValueError, IndexError):  # it has just ended, or the system has no such file
-            continue
-    return found / 1e9
+            self._output.event("asked")
 
 
 def catches_signal(pid: int) -> bool:

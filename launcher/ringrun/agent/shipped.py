@@ -1,28 +1,30 @@
-# ruff: noqa: PTH104, PTH111, PTH116, PTH117, PTH118, PTH119, PTH120, PTH208  no pathlib in the agent
-"""Packages that the launcher sends to a host: find them in the host's cache, or unpack them into it.
+# ruff: noqa: PTH104, PTH111, PTH113, PTH116, PTH117, PTH118, PTH119, PTH120, PTH207, PTH208  no pathlib in the agent
+"""What the launcher sends to a host: packages and the user's code (``--ship``), both kept in caches.
 
 Standard library only: the launcher sends this file with :mod:`ringrun.agent.agent`. A package is a directory
 that is added to the ranks' module path: ringcomm itself, or a wheel. It is identified by a digest of its
 files, which is checked each time before the package is used. Nothing in it can be exchanged between check and
 use, because only this user and the administrator can change the cache
-(:func:`ringcomm.storage.folders.trusted_folder`); a folder that is not so protected is skipped.
+(:func:`ringcomm.storage.folders.trusted_folder`); a folder that is not so protected is skipped. Files of the
+user are kept by their digests, and copied into a new directory for each job, because programs write there.
 """
 
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import io
+import json
 import os
 import re
 import stat
 import time
 import zipfile
-from contextlib import suppress
-from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ringcomm.storage import files, folders
-from ringrun.agent import checks
 
 UNUSED_S = 30 * 24 * 3600.0
 """Packages that no job has used for this time are removed, in seconds."""
@@ -40,6 +42,12 @@ IN_USE = "in-use.lock"
 """The file in a cache that every job locks, so that `ringrun clean` leaves the cache as it is."""
 LOCK_S = 5.0
 """Seconds that cleaning a cache, or the exit of the previous attempt's agent, may take."""
+KEPT_JOBS = 3
+CACHE_BYTES = 1 << 30
+"""Above this size the least recently used contents are removed."""
+JOB = re.compile(r"[\w-]+")
+"""The names of job directories; the lock of a directory is its name with ``.lock``."""
+PIECE_BYTES = 1 << 18
 _held: Dict[Tuple[int, int], int] = {}
 
 
@@ -164,8 +172,14 @@ def use(wanted: str, data: bytes, env: Dict[str, str]) -> Optional[Dict[str, str
         return {"problem": "package", "path": wanted, "why": str(problem)}
     if path is None:
         return {}
-    checks.prepend_module_path(env, path)
+    prepend_module_path(env, path)
     return None
+
+
+def prepend_module_path(env: Dict[str, str], folder: str) -> None:
+    """Make Python look into a directory first, by an entry in ``PYTHONPATH``."""
+    before = env.get("PYTHONPATH")
+    env["PYTHONPATH"] = folder + os.pathsep + before if before else folder
 
 
 def unpack(data: bytes, wanted: str, environ: Mapping[str, str]) -> str:
@@ -244,3 +258,161 @@ def _remove_unused(folder: int) -> None:
         if facts.st_mtime < oldest:
             with suppress(OSError):  # another agent has just removed it, or it is on a read-only place
                 folders.remove(folder, name)
+
+
+# -- the user's code --------------------------------------------------------------------------
+
+
+class JobFolder:
+    """The files of one job on this host: (path, digest, whether it is executable) of each file; (path with
+    "/" at its end, "", False) of an empty directory. The name `job` is the same in all attempts of a job with
+    ``--restarts``; `path` is None until the directory is made.
+    """
+
+    def __init__(self, job: str, files: Sequence[Sequence[Any]], environ: Mapping[str, str]) -> None:
+        self.job, self.files, self.environ = job, files, environ
+        self.path: Optional[str] = None
+        self._lock = -1
+
+    def prepare(self, archive: bytes) -> Dict[str, Any]:
+        """Make the directory unless it is made; return ``files``, the digests that this host lacks, or a
+        problem's facts, or nothing. `archive` is a zip file of the lacking contents by digest, b"" at first.
+        """
+        if not self.files or self.path is not None:
+            return {}
+        try:
+            lacking = [] if archive else self.lacking()
+            if lacking:
+                return {"files": lacking}
+            self.make(unzipped(archive) if archive else {})
+        except (OSError, ValueError) as problem:
+            return {"problem": "package", "path": "--ship", "why": str(problem)}
+        return {}
+
+    def lacking(self) -> List[str]:
+        """Return the digests of the contents that are in no cache of this host."""
+        wanted = {str(digest) for _, digest, _ in self.files if digest}
+        with self._caches() as caches:
+            return sorted(digest for digest in wanted if _found(caches, digest) is None)
+
+    def make(self, contents: Mapping[str, bytes]) -> str:
+        """Make the directory from the cache and the lacking `contents` by digest, and return its path. It
+        raises :class:`.NoPlace`, or ValueError for a path outside or a missing or changed content.
+        """
+        for digest, content in contents.items():
+            if hashlib.sha256(content).hexdigest()[:32] != digest:
+                raise ValueError("a content is not what the launcher announced")
+        self.path = in_first_place(
+            self.environ, lambda place, folder: self._make(place, folder, contents)
+        )
+        return self.path
+
+    @contextmanager
+    def _caches(self) -> Iterator[List[int]]:
+        """Yield descriptors of this host's trusted folders of contents."""
+        with ExitStack() as opened:
+            found = []
+            for place in places(self.environ):
+                try:
+                    folder = opened.enter_context(folders.trusted_folder(place, make=False))
+                    found.append(opened.enter_context(folders.inner_folder(folder, "files", None)))
+                    hold(folder)
+                except OSError:
+                    continue  # not there, or not to be trusted
+            yield found
+
+    def _make(self, place: str, folder: int, contents: Mapping[str, bytes]) -> str:
+        with folders.inner_folder(folder, "files") as cache:
+            for digest, content in contents.items():
+                files.write_file(cache, digest, content)
+            with folders.inner_folder(folder, "jobs") as jobs:
+                self._lock = locked(jobs, f"{self.job}.lock", fcntl.LOCK_EX, LOCK_S)
+                # A restart finds the last attempt's files.
+                with folders.inner_folder(jobs, self.job) as root, self._caches() as caches:
+                    self._fill(root, caches)
+                _remove_old(jobs)
+            _trim(cache)
+        return os.path.join(place, "jobs", self.job)
+
+    def _fill(self, root: int, caches: Sequence[int]) -> None:
+        for name, digest, executable in self.files:
+            if name.startswith("/") or ".." in name.split("/") or "\0" in name or not name:
+                raise ValueError(f"the path {name!r} leaves the directory")
+            if name.endswith("/"):
+                with folders.inner_folder(root, name.rstrip("/")):
+                    continue
+            content = _found(caches, digest)
+            if content is None:
+                raise ValueError(f"the content of {name} did not arrive")
+            with folders.inner_folder(root, os.path.dirname(name)) as around:
+                mode = 0o700 if executable else 0o600
+                files.write_file(around, os.path.basename(name), content, mode)
+
+    def fetched(self, patterns: Sequence[str]) -> Iterator[bytes]:
+        """Yield the files that match glob patterns in pieces: a line of JSON (path, offset, last), bytes."""
+        assert self.path is not None
+        seen: Set[str] = set()
+        root = os.path.realpath(self.path)
+        with folders.own_folder(root, None) as opened:
+            for pattern in patterns:
+                for name in sorted(glob.glob(os.path.join(glob.escape(root), pattern), recursive=True)):
+                    real, inside = os.path.realpath(name), os.path.relpath(name, root)
+                    if real.startswith(root + os.sep) and os.path.isfile(real) and inside not in seen:
+                        seen.add(inside)
+                        yield from _pieces(opened, os.path.relpath(real, root), inside)
+
+
+def _pieces(root: int, path: str, name: str) -> Iterator[bytes]:
+    """Yield the file `path` (without links, below the descriptor `root`) in pieces, under `name`."""
+    offset = 0
+    try:
+        with folders.inner_folder(root, os.path.dirname(path), None) as around:
+            descriptor = files.open_at(around, os.path.basename(path))
+        with open(descriptor, "rb") as file:
+            piece, following = file.read(PIECE_BYTES), b"more"
+            while following:
+                following = file.read(PIECE_BYTES) if piece else b""
+                facts = {"path": name, "offset": offset, "last": not following}
+                yield json.dumps(facts).encode() + b"\n" + piece
+                offset += len(piece)
+                piece = following
+    except OSError as problem:
+        yield json.dumps({"path": name, "offset": offset, "error": problem.strerror}).encode() + b"\n"
+
+
+def _found(caches: Sequence[int], digest: str) -> Optional[bytes]:
+    """Return a content with the right digest from one of the folders, or None. A changed one is removed."""
+    if not DIGEST.fullmatch(digest):
+        raise ValueError(f"{digest!r} is no digest")
+    for cache in caches:
+        try:
+            content = files.read_at(cache, digest)
+            if hashlib.sha256(content).hexdigest()[:32] == digest:
+                os.utime(digest, dir_fd=cache, follow_symlinks=False)
+                return content
+            folders.remove(cache, digest)
+        except OSError:
+            continue
+    return None
+
+
+def _trim(cache: int) -> None:
+    """Remove the least recently used contents above :data:`CACHE_BYTES`."""
+    total = 0
+    for name, facts in folders.owned_names(cache, DIGEST):
+        total += facts.st_size
+        if total > CACHE_BYTES:
+            with suppress(OSError):  # another agent has just removed it
+                folders.remove(cache, name)
+
+
+def _remove_old(jobs: int) -> None:
+    """Remove job directories, except for the last ones and those of running jobs."""
+    for name, _ in folders.owned_names(jobs, JOB)[KEPT_JOBS:]:
+        with suppress(OSError):  # its job runs, or a file cannot be removed
+            descriptor = locked(jobs, f"{name}.lock", fcntl.LOCK_EX, 0.0)
+            try:
+                folders.remove(jobs, name)
+                folders.remove(jobs, f"{name}.lock")
+            finally:
+                os.close(descriptor)

@@ -22,9 +22,9 @@ from .tracebacks import (
     without_inner_frames,
 )  # fmt: skip
 
-Diagnosis = Callable[[str, bool], str]
+Diagnosis = Callable[[bool], str]
 """Tells which ranks waited for which, after a text that perhaps names calls that differ."""
-NO_DIAGNOSIS: Diagnosis = lambda above, names_calls: ""  # noqa: E731
+NO_DIAGNOSIS: Diagnosis = lambda names_calls: ""  # noqa: E731
 _MISMATCH = f"{ERRORS}MismatchError:"
 _DISAGREE = "the ranks do not make the same calls"
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)'$")
@@ -59,55 +59,44 @@ def ranks_text(ranks: Sequence[int]) -> str:
 def failure_box(
     failure: FirstFailure, hosts: Mapping[int, str], host_names: Sequence[str],
     tails: Mapping[int, Sequence[str]], diagnosis: Diagnosis = NO_DIAGNOSIS,
-    pythons: Optional[Mapping[str, str]] = None, first: str = "", search_path: str = "",
+    pythons: Optional[Mapping[str, str]] = None, first: Sequence[str] = (),
 ) -> str:  # fmt: skip
     """Return the report: the rank that failed first, where, how, its last traceback; the others in one line.
     `hosts` and `tails` (the end of stderr) are by rank, `host_names` in the plan's order, `pythons` (known
-    interpreters) by host name. `first` comes before all other paragraphs; `search_path` is the launching
-    shell's PYTHONPATH, which ranks on other hosts lack.
+    interpreters) by host name. The paragraphs `first` come before all others.
     """
     cause = failure.cause()
     assert cause is not None
     alike = _alike(failure, cause, tails)
-    if alike and shared_error(tails.get(alike[0], ())).startswith(_MISMATCH):
-        title = _DISAGREE
-    elif cause.rank is None:
-        title = (
-            f"the host {host_names[cause.host_index or 0]} was lost first"
-            if cause.host_index is not None
-            else "the job failed"
-        )
-    elif cause.exit is not None and cause.exit.ok:
-        waiting = sorted(failure.secondary() - {cause.rank}) or sorted(set(hosts) - {cause.rank})
-        verb = "waits" if len(waiting) == 1 else "wait"
-        title = f"rank {cause.rank} has ended while {ranks_text(waiting)} still {verb} for it"
-    else:
-        verb = "held up the others" if cause.how.startswith("still running") else "failed first"
-        title = f"rank {cause.rank} on {hosts[cause.rank]} {verb}: {cause.how}"
-    paragraphs = [first] if first else []
-    paragraphs += _body(cause, tails)
+    disagree = bool(alike) and shared_error(tails.get(alike[0], ())).startswith(_MISMATCH)
+    title = _DISAGREE if disagree else _title(failure, cause, hosts, host_names)
+    paragraphs = [*first, *_body(cause, tails)]
     if cause.rank is not None:
         host = hosts[cause.rank]
-        hint = missing_module_hint(
-            tails.get(cause.rank, ()), host, (pythons or {}).get(host, ""), search_path
-        )
-        paragraphs += [hint] if hint else []
-    others = _others(failure, cause, alike)
-    if others:
-        paragraphs.append(others)
-    told = diagnosis("\n".join(paragraphs), title == _DISAGREE)
-    paragraphs += [told] if told else []
-    return box(title, paragraphs, f"exit code {failure.exit_code()}")
+        paragraphs.append(missing_module_hint(tails.get(cause.rank, ()), host, (pythons or {}).get(host, "")))
+    paragraphs += [_others(failure, cause, alike), diagnosis(disagree)]
+    return box(title, list(filter(None, paragraphs)), f"exit code {failure.exit_code()}")
+
+
+def _title(
+    failure: FirstFailure, cause: Cause, hosts: Mapping[int, str], host_names: Sequence[str]
+) -> str:  # fmt: skip
+    if cause.host_index is not None:
+        return f"the host {host_names[cause.host_index]} was lost first"
+    if cause.rank is None:
+        return "the job failed"
+    if cause.exit is not None and cause.exit.ok:
+        waiting = sorted(failure.secondary() - {cause.rank}) or sorted(set(hosts) - {cause.rank})
+        verb = "waits" if len(waiting) == 1 else "wait"
+        return f"rank {cause.rank} has ended while {ranks_text(waiting)} still {verb} for it"
+    verb = "held up the others" if cause.how.startswith("still running") else "failed first"
+    return f"rank {cause.rank} on {hosts[cause.rank]} {verb}: {cause.how}"
 
 
 def _body(cause: Cause, tails: Mapping[int, Sequence[str]]) -> List[str]:
-    paragraphs: List[str] = []
     if cause.rank is None:
-        paragraphs.append(cause.how)
-        return paragraphs
-    hint = signal_hint(cause.exit)
-    if hint:
-        paragraphs.append(hint)
+        return [cause.how]
+    paragraphs = [signal_hint(cause.exit)]
     tail = tails.get(cause.rank, ())
     error = error_paragraphs(tail)
     if error:
@@ -124,12 +113,10 @@ def error_paragraphs(tail: Sequence[str]) -> List[str]:
     lines = traceback_lines(tail)
     if not lines:
         return []
-    raised_from, hint = direct_cause(tail), hint_of("\n".join(lines))
-    return [
-        last_traceback(without_inner_frames(lines)),
-        *([f"That was raised because of {raised_from}"] if raised_from else []),
-        *([hint] if hint else []),
-    ]
+    raised_from = direct_cause(tail)
+    because = f"That was raised because of {raised_from}" if raised_from else ""
+    shown = last_traceback(without_inner_frames(lines))
+    return list(filter(None, (shown, because, hint_of("\n".join(lines)))))
 
 
 def signal_hint(end: Optional[Exit]) -> str:
@@ -149,7 +136,7 @@ def signal_hint(end: Optional[Exit]) -> str:
     return ""
 
 
-def missing_module_hint(lines: Sequence[str], host: str, python: str, search_path: str = "") -> str:
+def missing_module_hint(lines: Sequence[str], host: str, python: str) -> str:
     """Return which interpreter lacks a module, if the last traceback ends because of that; or ""."""
     found = [match for line in traceback_lines(lines) if (match := _NO_MODULE.match(line))]
     if not found or not python:
@@ -160,14 +147,8 @@ def missing_module_hint(lines: Sequence[str], host: str, python: str, search_pat
             "ringrun starts scripts for Horovod unchanged with --horovod (`ringrun --horovod train.py`). Or "
             "import ringcomm.torch (tensorflow, keras, mxnet) in place of horovod.torch."
         )
-    folders = (
-        f"This shell's PYTHONPATH is {search_path}: if the module is in a folder of it, -x PYTHONPATH "
-        "passes it to the ranks, and the folder must be there. "
-        if search_path
-        else ""
-    )
     return (
-        f"{folders}On {host} ranks run {python}, which finds no module `{name}`. Install the package there "
+        f"On {host} ranks run {python}, which finds no module `{name}`. Install the package there "
         f"(`{python} -m pip install …`), or copy the file there if it is your own. {other_python(host)}"
     )
 

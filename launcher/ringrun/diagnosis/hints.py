@@ -9,9 +9,9 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import Iterator, Sequence
+from typing import Sequence
 
-from ..plan.job import HostJob, Job
+from ..plan.job import HostJob
 from .tracebacks import traceback_lines
 
 _KERAS_2 = re.compile(
@@ -56,25 +56,6 @@ _OTHERS = (
         "the gradients of a layer that is used twice in passes of their own.",
     ),
 )
-_KEYWORD = re.compile(
-    r"TypeError: (?:\w+\.)*((?:grouped_)?all(?:reduce|gather|toall)\w*|reducescatter\w*|broadcast\w*|barrier)"
-    r"\(\) got an unexpected keyword argument '(\w+)'"
-)
-_SETS = (
-    "process_set=rc.add_process_set([ranks]) of the functions that match by name, like "
-    "allreduce_async(array, name=...)"
-)
-_KEYWORDS = {
-    "async_op": "allreduce_async() and the like return a handle, and handle.wait() the result",
-    "average": "op=rc.Average, which is the default, and op=rc.Sum select the reduction",
-    "group": f"a group of ranks is {_SETS}",
-    "process_set": f"it is {_SETS}",
-    "root": "it is called root_rank",
-    "src": "it is called root_rank",
-}
-"""ringcomm's replacements for arguments of Horovod, torch.distributed and mpi4py."""
-
-
 def hint_of(traceback: str) -> str:
     """Return a remedy for the error of a traceback, as a paragraph for the failure report, or ""."""
     if _KERAS_2.search(traceback):
@@ -82,13 +63,7 @@ def hint_of(traceback: str) -> str:
             "This program was written for Keras 2, and tf.keras is Keras 3 here. Install tf_keras of "
             "TensorFlow's version on every host, and add -x TF_USE_LEGACY_KERAS=1 to the command."
         )
-    for pattern, text in _OTHERS:
-        if pattern.search(traceback):
-            return text
-    found = _KEYWORD.search(traceback)
-    if found is not None and found[2] in _KEYWORDS:
-        return f"ringcomm's {found[1]}() has no argument {found[2]!r}: {_KEYWORDS[found[2]]}."
-    return ""
+    return next((text for pattern, text in _OTHERS if pattern.search(traceback)), "")
 
 
 # -- files of this machine --------------------------------------------------------------------
@@ -97,53 +72,27 @@ _MISSING = re.compile(
     r"no such file|not ?found|does ?n[o']t exist|errno = 2\b|(can|could) ?n[o']t (find|open)|unable to open",
     re.I,
 )
-_QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
-_PATH_LIKE = re.compile(r"[/.]")
+_NAME = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\"`:;,()\[\]]*[/.][^\s'\"`:;,()\[\]]+)")
+"""What may be a path in an error."""
 
 
-def local_file_hint(job: Job, host: HostJob, lines: Sequence[str]) -> str:
+def local_file_hint(host: HostJob, lines: Sequence[str]) -> str:
     """Return a paragraph if a rank failed because its host lacks a file of this machine, or ""."""
-    if host.is_local:
-        return ""
     found = traceback_lines(lines)[1:] or lines[-5:]
     error = "\n".join(line for line in found if not line.startswith("  "))
-    if not _MISSING.search(error):
+    if host.is_local or not _MISSING.search(error):
         return ""
-    tree = job.tree if host.gets_code else None
-    sent = set() if tree is None else {str(tree.root / file[0]) for file in tree.files}
-    paths = (_here(job, host, name) for name in _names(error))
-    path = next((path for path in paths if path.name and str(path) not in sent), None)
-    if path is None:
+    names = (next(filter(None, groups)).rstrip(".") for groups in _NAME.findall(error))
+    path = next((os.path.abspath(name) for name in names if os.path.exists(name)), "")  # noqa: PTH100, PTH110
+    if not path:
         return ""
-    target = f"{host.planned.spec.target}:{path.parent}/"
-    copy = f"rsync -a {shlex.quote(str(path))} {shlex.quote(target)}"
-    if tree is not None:
-        why = f" --ship does not send it: {tree.why_not_sent(path)}."
-        remedy = f"Copy it there, to the same path (`{copy}`), and have the program use the absolute path"
-    else:
-        why, remedy = "", f"Copy it there (`{copy}`), or send the directory of the program along with --ship"
+    target = f"{host.planned.spec.target}:{os.path.dirname(path)}/"  # noqa: PTH120
     return (
-        f"{path} is on this machine, but not on {host.name}: each rank reads the files of its own host.{why} "
-        f"{remedy}, or use a directory that all hosts share. What rank 0 has written in this job, rank 0 "
-        "can read and broadcast."
+        f"{path} is on this machine, but not on {host.name}: each rank reads the files of its own host. Copy "
+        f"it there (`rsync -a {shlex.quote(path)} {shlex.quote(target)}`), send the directory of the program "
+        "along with --ship, or use a directory that all hosts share. What rank 0 has written in this job, "
+        "rank 0 can read and broadcast."
     )
-
-
-def _names(error: str) -> Iterator[str]:
-    """Yield the words of an error that may be paths, quoted ones first."""
-    yield from (one or other for one, other in _QUOTED.findall(error))
-    bare = (item.strip("'\"`:;,()[]") for item in error.split())
-    yield from (word for word in bare if _PATH_LIKE.search(word))
-
-
-def _here(job: Job, host: HostJob, name: str) -> Path:
-    """Return the absolute path on this machine for a name on a host; an empty path if there is no file."""
-    name = name.rstrip(".")
-    folder = f"/{job.folder or job.id}-{host.index}/"
-    if folder in name and job.tree is not None:
-        name = str(job.tree.root / name.partition(folder)[2])
-    there = len(name) > 1 and os.path.exists(name)  # noqa: PTH110  also of names that are too long
-    return Path(os.path.abspath(name)) if there else Path()  # noqa: PTH100  links stay
 
 
 # -- names of modules -------------------------------------------------------------------------

@@ -49,9 +49,7 @@ class Records:
         self._failed = False
 
     def take(self, rank: int, data: bytes) -> str:
-        """Store a record and return its reason, or "starved" if its rank could not answer in time for others.
-        An invalid record is dropped, and gives "": the diagnosis names it as missing.
-        """
+        """Store a record and return its reason; "" if it is invalid, which counts as missing."""
         try:
             content = parse_record(data)
             content.update(rank=rank, host=self._job.host_of(rank).name, size=self._job.plan.size)
@@ -67,7 +65,7 @@ class Records:
             del errors[:-KEPT_ERRORS]
         if self._has_more(content, self._contents.get(rank)):
             self._contents[rank] = content
-        return str(content["state"] if content.get("state") == "starved" else content["reason"])
+        return str(content["reason"])
 
     def _has_more(self, content: Mapping[str, Any], before: Optional[Mapping[str, Any]]) -> bool:
         """Return whether a record has more content than the one before it."""
@@ -144,59 +142,31 @@ def has_operations(contents: Mapping[int, Mapping[str, Any]]) -> bool:
     return any(channel["operations"] for content in told for channel in content.get("lanes", ()))
 
 
-def explain(
-    contents: Mapping[int, Mapping[str, Any]], above: str = "", names_calls: bool = False
-) -> str:  # fmt: skip
-    """Return the diagnosis as lines of text, after the text `above`; see :func:`.waiting.diagnose`."""
+def explain(contents: Mapping[int, Mapping[str, Any]], names_calls: bool = False) -> str:
+    """Return the diagnosis as lines of text; see :func:`.waiting.diagnose`."""
     reports = {rank: read_report(content) for rank, content in contents.items()}
-    return "\n".join(diagnose(reports, above, names_calls))
+    return "\n".join(diagnose(reports, names_calls))
 
 
-def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Tuple[Path, str]:
+def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Path:
     """Write the records of a job to the user's folder, or else to a new temporary folder for this user alone.
-    Return the folder, and why it is not the wanted one, or "". OSError if no folder can be written.
+    Return the folder; OSError if it cannot be written.
     """
-    problems: List[OSError] = []
     wanted = Path(job.settings.diagnose_dir) if job.settings.diagnose_dir else job.output_dir
     if wanted is not None:
-        try:
-            write_records(wanted, contents)
-            return wanted, ""
-        except OSError as problem:
-            problems.append(problem)
-    for place in temporary_places():
-        try:
-            with temporary_folder(place) as around:
-                folder = place / _new_folder(around, contents)
-                _remove_old(around)
-        except OSError as problem:
-            problems.append(problem)
-            continue
-        return folder, f"{wanted} cannot be written: {problems[0].strerror}" if wanted is not None else ""
-    raise problems[0]
-
-
-def temporary_places() -> List[Path]:
-    """Return the places for temporary folders; the next one is used if the previous one is full."""
-    found = []
-    with contextlib.suppress(FileNotFoundError):  # not even the smallest file can be written in any of them
-        found.append(Path(tempfile.gettempdir()))
-    found.append(Path("/var/tmp"))
-    with contextlib.suppress(FileNotFoundError):  # it has been removed meanwhile
-        found.append(Path.cwd())
-    return found
-
-
-def _new_folder(around: int, contents: Mapping[int, Mapping[str, Any]]) -> str:
-    """Make a folder with records in a temporary place; return its name."""
-    name = marked_folder(around, RECORDS, MARKER_OF_RECORDS)
-    try:
+        with own_folder(wanted, 0o700) as opened:
+            for name in os.listdir(opened):  # noqa: PTH208  by its descriptor
+                if _WRITTEN.fullmatch(name):
+                    os.unlink(name, dir_fd=opened)  # of an earlier job
+            _write(opened, contents)
+        return wanted
+    place = Path(tempfile.gettempdir())
+    with temporary_folder(place) as around:
+        name = marked_folder(around, RECORDS, MARKER_OF_RECORDS)
         with inner_folder(around, name, None) as folder:
             _write(folder, contents)
-    except OSError:
-        remove(around, name)
-        raise
-    return name
+        _remove_old(around)
+    return place / name
 
 
 def _remove_old(around: int) -> None:
@@ -205,15 +175,6 @@ def _remove_old(around: int) -> None:
     for name in names[KEPT_FOLDERS:]:
         with contextlib.suppress(OSError):  # another ringrun has just removed it
             remove(around, name)
-
-
-def write_records(folder: Path, contents: Mapping[int, Mapping[str, Any]]) -> None:
-    """Write one file per rank, readable by this user only, and remove files of an earlier job."""
-    with own_folder(folder, 0o700) as opened:
-        for name in os.listdir(opened):  # noqa: PTH208  by its descriptor
-            if _WRITTEN.fullmatch(name):
-                os.unlink(name, dir_fd=opened)
-        _write(opened, contents)
 
 
 def _write(folder: int, contents: Mapping[int, Mapping[str, Any]]) -> None:
@@ -232,30 +193,18 @@ def read_records(folder: Path) -> Tuple[Dict[int, RankReport], List[str]]:
     reports: Dict[int, RankReport] = {}
     bad: List[str] = []
     for path in paths:
-        found = _read(path)
-        if isinstance(found, str):
-            bad.append(f"{path} cannot be read: {found}.")
+        try:
+            found = read_report(parse_record(read_file(path, FILE_LIMIT_BYTES)))
+        except (OSError, ValueError) as problem:
+            why = (problem.strerror or "").lower() if isinstance(problem, OSError) else ""
+            bad.append(f"{path} cannot be read: {why or problem}.")
         else:
             reports[found.rank] = found
     return reports, bad
 
 
-def _read(path: Path) -> Any:
-    """Return a report, or the problem of the file."""
-    try:
-        return read_report(parse_record(read_file(path, FILE_LIMIT_BYTES)))
-    except OSError as problem:
-        return (problem.strerror or str(problem)).lower()
-    except ValueError as problem:
-        return str(problem)
-
-
 def diagnose_folder(folder: Path) -> Tuple[str, int]:
     """Return the user's text and the exit code, 1 if a file is not valid. ConfigError without a record."""
     reports, bad = read_records(folder)
-    paragraphs: List[str] = []
-    if reports:
-        paragraphs.append("\n".join(diagnose(reports)))
-    if bad:
-        paragraphs.append("\n".join(bad))
-    return "\n\n".join(paragraphs) + "\n", 1 if bad else 0
+    paragraphs = ["\n".join(diagnose(reports) if reports else []), "\n".join(bad)]
+    return "\n\n".join(filter(None, paragraphs)) + "\n", 1 if bad else 0

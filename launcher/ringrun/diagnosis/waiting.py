@@ -21,7 +21,6 @@ _STATES = {
     "D": "its process waits for a disk or a network file system, or is swapped out",
     "Z": "its process has ended",
     "R": "a C call keeps the interpreter lock and computes",
-    "starved": "its threads wait for a processor, as its host is busy",
     "S": "a C call keeps the interpreter lock and sleeps, or the program does not use ringcomm",
 }
 
@@ -51,18 +50,16 @@ class Dispute(NamedTuple):
         return [rank for _, side in self.sides for rank in side]
 
 
-def diagnose(
-    reports: Mapping[int, RankReport], above: str = "", names_calls: bool = False
-) -> List[str]:  # fmt: skip
+def diagnose(reports: Mapping[int, RankReport], names_calls: bool = False) -> List[str]:
     """Return sentences for the user, one per line: the operations in which ranks wait, the places of the
-    others, and conclusions. The user has read the text `above`, which perhaps `names_calls` that differ.
+    others, and conclusions. `names_calls`: the user has read which calls differ.
     """
     waiting = {rank: _waits_in(report) for rank, report in reports.items()}
     waits, quarrels = waits_for(reports), disputes(reports)
     wanted = {other for others in waits.values() for other in others}
     at_odds = {rank for dispute in quarrels for rank in dispute.ranks}
     lines = _waiters(reports, {rank: place for rank, place in waiting.items() if rank not in at_odds})
-    lines += _alike(reports, above, names_calls)
+    lines += _failed(reports, names_calls)
     for rank, report in sorted(reports.items()):
         if waiting[rank] is None and not has_failed(report):
             lines.append(_describe(report, rank in wanted))
@@ -207,20 +204,14 @@ def _waiters(reports: Mapping[int, RankReport], waiting: Mapping[int, Optional[P
     return _grouped(reports, texts, "waits in", "wait in")
 
 
-def _alike(reports: Mapping[int, RankReport], above: str, names_calls: bool) -> List[str]:
-    """Return a line for each group of ranks that ended with the same error, without its text if that is
-    `above`; an error of a single rank is short enough to stand beside its operation.
-    """
-    ends = {rank: _uncaught(report) for rank, report in reports.items() if has_failed(report)}
+def _failed(reports: Mapping[int, RankReport], names_calls: bool) -> List[str]:
+    """Return a line for each group of ranks that ended with the same error."""
     texts = {}
-    for rank, (error, text, at) in ends.items():
-        several = list(ends.values()).count(ends[rank]) > 1
-        if names_calls and "do not make the same call" in text:
-            continue
-        # A mismatch may stand above without its class; other texts may be too short to identify it.
-        if text and (text in above if error == "MismatchError" else several and f"{error}: {text}" in above):
-            error, text = f"{error} (see above)", ""
-        texts[rank] = f"ended with an {UNCAUGHT}{error}{': ' if text else ''}{text}{at}"
+    for rank, report in reports.items():
+        if has_failed(report) and not (names_calls and report.error.startswith(UNCAUGHT + MISMATCH)):
+            last = _last(report)
+            at = f"; its last operation was {last.text()}" if last is not None else ""
+            texts[rank] = f"ended with an {report.error.partition(chr(10))[0].rstrip('.')}{at}"
     return _grouped(reports, texts, "; its last", "; their last")
 
 
@@ -235,14 +226,6 @@ def _grouped(reports: Mapping[int, RankReport], texts: Mapping[int, str], one: s
         else f"{ranks_text(ranks).capitalize()} {text.replace(one, many, 1)}."
         for text, ranks in groups.items()
     ]
-
-
-def _uncaught(report: RankReport) -> Tuple[str, str, str]:
-    """Return the class and the text of a rank's own error, and where it was."""
-    last = _last(report)
-    at = f"; its last operation was {last.text()}" if last is not None else ""
-    error, _, text = report.error.partition("\n")[0].rstrip(".")[len(UNCAUGHT) :].partition(": ")
-    return error, text, at
 
 
 def _waiting_text(operation: ReportedOperation) -> str:

@@ -1,18 +1,32 @@
-"""An elastic job as data, to which hosts and processes are added while it runs; its options and limits."""
+"""An elastic job as data, to which hosts and processes are added while it runs, and its limits; and the hosts
+that the user's script prints (``--host-discovery-script``), with their slots (room for a rank each).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import threading
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from ringcomm.configuration.limits import Limits
 from ringcomm.errors import ConfigError
 
 from ..plan import horovod
-from ..plan.hosts import HostSpec
+from ..plan.hosts import HostSpec, parse_host
 from ..plan.job import HostJob, Job
 from ..plan.options import ELASTIC, Options, table
 from ..plan.ranks import Place, Plan, PlannedHost
+
+MAX_HOSTS = 1024
+"""More hosts in one output are an error of the script."""
+INTERVAL_S = 1.0
+SCRIPT_LIMIT_S = 60.0
+OUTPUT_LIMIT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -27,18 +41,6 @@ class HostLimits(Limits):
     def name(self) -> str:
         """The name of the launcher in error texts that programs may search for."""
         return "Horovod" if self.horovod else "ringrun"
-
-
-def check_limits(limits: HostLimits) -> HostLimits:
-    """Return the limits; ConfigError names the option of one that contradicts another."""
-    low, high = limits.min_np, limits.max_np
-    if high is not None and high < low:
-        raise ConfigError(f"--max-np {high} is less than --min-np {low}.")
-    if limits.start_np < low:
-        raise ConfigError(f"-np {limits.start_np} is less than --min-np {low}: the job could not start.")
-    if high is not None and limits.start_np > high:
-        raise ConfigError(f"-np {limits.start_np} is more than --max-np {high}.")
-    return limits
 
 
 def failed_text(limits: HostLimits, host: str, local: int, code: int) -> str:
@@ -60,14 +62,18 @@ def timeout_text(limits: HostLimits, needed: int) -> str:
 
 
 def limits_of(options: Options) -> HostLimits:
-    """Return the limits of the options of an elastic job; ConfigError if one is not valid."""
-    start_np = options.np or options.min_np or 1
-    return check_limits(
-        HostLimits(
-            start_np, options.min_np or start_np, options.max_np,
-            script=options.host_discovery_script or "", slots=options.slots_per_host or 1,
-            horovod=options.horovod,
-        )
+    """Return the limits of the options of an elastic job; ConfigError if one contradicts another."""
+    start_np, high = options.np or options.min_np or 1, options.max_np
+    low = options.min_np or start_np
+    if high is not None and high < low:
+        raise ConfigError(f"--max-np {high} is less than --min-np {low}.")
+    if start_np < low:
+        raise ConfigError(f"-np {start_np} is less than --min-np {low}: the job could not start.")
+    if high is not None and start_np > high:
+        raise ConfigError(f"-np {start_np} is more than --max-np {high}.")
+    return HostLimits(
+        start_np, low, high, script=options.host_discovery_script or "", slots=options.slots_per_host or 1,
+        horovod=options.horovod,
     )  # fmt: skip
 
 
@@ -144,7 +150,9 @@ class ElasticJob(Job):
         host = self.hosts[agent]
         place = Place(member, agent, local, host.planned.slots, agent, len(self.hosts))
         places.append(place)
-        env = {} if not self.horovod else _horovods(place._replace(rank=rank), size, host.name)
+        env = {} if not self.horovod else {
+            **horovod.rank_variables(place._replace(rank=rank), size, host.name), "HOROVOD_ELASTIC": "1"
+        }
         env = {name: value for name, value in env.items() if name not in host.env}
         env.update(RINGCOMM_SLOT=f"{agent}:{local}", RINGCOMM_ELASTIC="1", RINGCOMM_MEMBER=str(member))
         return {"rank": member, "env": env}
@@ -156,6 +164,125 @@ class ElasticJob(Job):
         return {**config, "elastic": True, "slots": host.planned.slots}
 
 
-def _horovods(place: Place, size: int, host: str) -> Dict[str, str]:
-    """Return Horovod's variables at the start of the process."""
-    return {**horovod.rank_variables(place, size, host), "HOROVOD_ELASTIC": "1"}
+# -- the script -------------------------------------------------------------------------------
+
+
+def host_key(spec: HostSpec) -> str:
+    """Return the name under which hosts are compared: ``user@name`` in lower case."""
+    return spec.target.lower()
+
+
+def parse_discovered(text: str, slots: int = 1) -> List[HostSpec]:
+    """Parse a discovery script's output: a line ``host`` or ``host:slots`` for each host, `slots` where it
+    has none. Empty and repeated lines do not count. ConfigError for another form, different slots of one
+    host, or too many hosts.
+    """
+    found: Dict[str, HostSpec] = {}
+    lines = [line.strip() for line in text.splitlines()]
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        where = f"line {number} of the discovery script's output"
+        spec = parse_host(line, where)
+        spec = spec._replace(slots=slots if spec.slots is None else spec.slots)
+        other = found.setdefault(host_key(spec), spec)
+        if other.slots != spec.slots:
+            raise ConfigError(
+                f"{where}: {spec.target} has {spec.slots} slots here and {other.slots} in an earlier line."
+            )
+        if len(found) > MAX_HOSTS:
+            raise ConfigError(f"{where}: more than {MAX_HOSTS} hosts.")
+    return list(found.values())
+
+
+class ScriptError(Exception):
+    """A run of the script has failed; the text says how."""
+
+
+def run_script(command: str, limit_s: float, stopped: threading.Event) -> str:
+    """Run a discovery script by the shell and return its stdout; setting `stopped` ends it."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command, shell=True, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = _wait(process, limit_s, stopped)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        errors.seek(0)
+        data, said = output.read(OUTPUT_LIMIT_BYTES + 1), errors.read(4096).decode("utf-8", "replace").strip()
+    if code is None:
+        raise ScriptError(f"{command} has not ended within {limit_s:g} s")
+    if code != 0:
+        raise ScriptError(f"{command} ended with exit code {code}{': ' + said if said else ''}")
+    if len(data) > OUTPUT_LIMIT_BYTES:
+        raise ScriptError(f"{command} has written more than {OUTPUT_LIMIT_BYTES} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ScriptError(f"{command} has written bytes that are not text in UTF-8") from None
+
+
+def _wait(process: subprocess.Popen[bytes], limit_s: float, stopped: threading.Event) -> object:
+    """Return the exit code; None if the time limit is exceeded or the job has ended."""
+    left_s = limit_s
+    while left_s > 0 and not stopped.is_set():
+        try:
+            return process.wait(min(0.1, left_s))
+        except subprocess.TimeoutExpired:
+            left_s -= 0.1
+    return None
+
+
+class Discovery:
+    """The thread that runs the script. All callbacks run in it: `listed` after every successful run, `warned`
+    with a line for the user, `failed` with the reason if the first run fails; then no further run follows.
+    """
+
+    def __init__(
+        self, command: str, slots: int, listed: Callable[[Sequence[HostSpec]], None],
+        warned: Callable[[str], None], failed: Callable[[str], None], interval_s: float = INTERVAL_S,
+    ) -> None:  # fmt: skip
+        self._command, self._slots, self._interval_s = command, slots, interval_s  # seconds between runs
+        self._listed, self._warned, self._failed = listed, warned, failed
+        self._succeeded, self._problem = False, ""  # of the last run
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ringrun-discovery", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End a running script, and the thread."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set() and self._turn():
+            self._stopped.wait(self._interval_s)
+
+    def _turn(self) -> bool:
+        """Run the script once; return whether to continue."""
+        try:
+            text = run_script(self._command, SCRIPT_LIMIT_S, self._stopped)
+            self._listed(parse_discovered(text, self._slots))
+        except (ScriptError, ConfigError, OSError) as problem:
+            why = str(problem)
+            if self._stopped.is_set():
+                return False
+            if not self._succeeded:
+                self._failed(f"The host discovery script failed at its first run: {why.rstrip('.')}.")
+                return False
+            if why != self._problem:
+                self._warned(f"the discovery script failed; its last hosts remain: {why}")
+            self._problem = why
+            return True
+        if self._problem:
+            self._warned("the discovery script works again")
+        self._succeeded, self._problem = True, ""
+        return True

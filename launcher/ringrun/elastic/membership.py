@@ -7,13 +7,13 @@ are the ranks: it publishes the views. Pure.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from enum import Enum
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ..plan.hosts import HostSpec
-from .changes import Change, ChangeLog
-from .discovery import host_key
-from .job import HostLimits, failed_text, timeout_text
+from .job import HostLimits, failed_text, host_key, timeout_text
 
 FIRST_PAUSE_S = 1.0
 """Seconds until an agent is restarted on a host that was lost."""
@@ -25,6 +25,8 @@ SHOWN_S = 1.0
 """Shorter exclusions are not reported."""
 LEAVE_S = 60.0
 """Time that a process of a removed host has to leave before it is ended."""
+_IN_SHORT = re.compile(r"uncaught [^\n]*|no heartbeat for [\d.]+ s|no answer for [\d.]+ s")
+"""The part of a root cause for a line."""
 NO_HOST_REMAINS = "No hosts from previous set remaining, unable to broadcast state."
 
 
@@ -39,9 +41,7 @@ class OpenHost(NamedTuple):
     slots: int
 
 
-class CloseHost(NamedTuple):
-    """End the agent of a host without processes."""
-
+class CloseHost(NamedTuple):  # one without processes
     agent: int
 
 
@@ -63,29 +63,21 @@ class StopProcess(NamedTuple):
     is_dropped: bool = False
 
 
-class Exclude(NamedTuple):
-    """Have the rendezvous remove a member at the next commit or step."""
-
+class Exclude(NamedTuple):  # by the rendezvous, at the next commit or step
     member: int
     why: str
 
 
-class ReportExit(NamedTuple):
-    """Report to the rendezvous that a process is lost with its host."""
-
+class ReportExit(NamedTuple):  # to the rendezvous: a process is lost with its host
     member: int
     how: str
 
 
-class Say(NamedTuple):
-    """Show a line to the user."""
-
+class Say(NamedTuple):  # to the user
     text: str
 
 
-class Fail(NamedTuple):
-    """End a job that cannot continue. `text` is "" if hosts could not start, which the box explains."""
-
+class Fail(NamedTuple):  # the job cannot continue; "" if hosts could not start, which the box explains
     text: str
 
 
@@ -93,9 +85,7 @@ class Finish(NamedTuple):
     """End a job that has succeeded: every process has ended."""
 
 
-Action = Union[
-    OpenHost, CloseHost, StartProcess, StopProcess, Exclude, ReportExit, Say, Fail, Finish
-]  # fmt: skip
+Action = Union[OpenHost, CloseHost, StartProcess, StopProcess, Exclude, ReportExit, Say, Fail, Finish]
 
 
 # -- hosts and processes ----------------------------------------------------------------------
@@ -153,9 +143,23 @@ class Process:
     def __init__(self, member: int, host: Host, local: int) -> None:
         self.member, self.host, self.local = member, host, local
         self.joined = False  # is or was part of a view
+        self.rank = -1  # in the last view that had it
         self.leaving = ""  # why the job asked it to leave; its end is then no failure
         self.cause = ""  # why the rendezvous declared it lost, or ""
+        self.exit = ""  # how it failed without a signal of the job, or ""
         self.leaves_by_s: Optional[float] = None  # when it is ended if it has not left
+
+    @property
+    def place(self) -> Tuple[str, int]:
+        return self.host.name, self.local
+
+    @property
+    def loss(self) -> str:
+        """Why it was lost, in a few words."""
+        found = _IN_SHORT.search(self.cause)
+        if found is not None and (not self.exit or found[0].startswith("uncaught")):
+            return found[0].rstrip(".")
+        return self.exit or self.cause.rstrip(".") or "no connection"
 
 
 class Host:
@@ -175,13 +179,7 @@ class Host:
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
         return self.spec.name
-
-    @property
-    def key(self) -> str:
-        """Its name in comparisons."""
-        return host_key(self.spec)
 
     @property
     def is_wanted(self) -> bool:
@@ -227,19 +225,99 @@ class Host:
         return [self.cooldown.until_s, *(item.until_s for item in self._slot_cooldowns.values())]
 
 
-def describe_sources(hosts: Iterable[Host], script: str, now_s: float) -> str:
-    """Return the possible sources of further ranks, for the end of a sentence; or ""."""
-    parts: List[str] = []
-    for host in hosts:
-        starting = any(not item.joined and not item.leaving for item in host.processes.values())
-        left_s = host.cooldown.until_s - now_s
-        if starting or host.phase is Phase.OPENING:
-            parts.append(f"{host.name} is starting")
-        elif host.is_wanted and left_s > 0:
-            parts.append(f"{host.name} is excluded for {left_s:.0f} s more")
-    if script:
-        parts.append(f"{script} may name other hosts")
-    return f" ({'; '.join(parts)})" if parts else ""
+# -- the lines that report changes -----------------------------------------------------------
+
+
+class Change(NamedTuple):
+    """A view that the rendezvous has published, and its differences from the previous view."""
+
+    members: Tuple[int, ...]  # by rank
+    lost: Tuple[int, ...] = ()
+    joined: Tuple[int, ...] = ()
+    left: Tuple[int, ...] = ()
+    pause_s: float = 0.0  # from the failure, or from the last step, to this view
+
+
+def change_of(detail: Mapping[str, Any]) -> Change:
+    """Return the change in the facts of the rendezvous' ``view`` notice."""
+    rows = sorted(detail["members"], key=lambda row: int(row["rank"]))
+    return Change(
+        tuple(int(row["member"]) for row in rows), tuple(detail["lost"]),
+        tuple(detail["joined"]), tuple(detail["left"]), float(detail["pause_s"]),
+    )  # fmt: skip
+
+
+class ChangeLog:
+    """Makes lines of every change, and keeps them in `lines` as (seconds since the start, text). `known` has
+    every process that was ever started, by member.
+    """
+
+    def __init__(self, began_s: float, known: Mapping[int, Process]) -> None:
+        self.lines: List[Tuple[float, str]] = []
+        self._began_s, self._known = began_s, known
+        self._used: Set[Tuple[str, int]] = set()  # hosts and slots of which a process has been a rank
+        self._members: Optional[Tuple[int, ...]] = None  # of the last view
+
+    def publish(self, change: Change, now_s: float) -> List[str]:
+        """Take a view that the rendezvous has published, and return the lines about it."""
+        lines: List[str] = []
+        if self._members is not None:
+            # The last view that was reported counts: one that failed at once may be between them.
+            gone = [self._known[member] for member in self._members if member not in change.members]
+            joined = [self._known[member] for member in change.members if member not in self._members]
+            lost = [
+                item for item in gone
+                if item.exit or (item.member not in change.left and (item.cause or not item.leaving))
+            ]  # fmt: skip
+            left = [item for item in gone if item not in lost]
+            lines = self._describe(change, lost, left, joined)
+            self.lines += [(now_s - self._began_s, line) for line in lines]
+        for rank, member in enumerate(change.members):
+            self._known[member].rank = rank
+            self._used.add(self._known[member].place)
+        self._members = change.members
+        return lines
+
+    def _describe(
+        self, change: Change, lost: List[Process], left: Sequence[Process], joined: Sequence[Process]
+    ) -> List[str]:
+        size = _count(len(change.members))
+        lines: List[str] = []
+        if lost:
+            lost.sort(key=lambda item: item.rank)
+            parts = [f"rank {item.rank} ({item.host.name}) lost: {item.loss}" for item in lost]
+            lines.append(f"{'; '.join(parts)}; going on with {size} after {change.pause_s:.1f} s")
+        if left:
+            lines.append(f"{_hosts_of(left)} left: {size}")
+        for word, again in (("joined again", True), ("joined", False)):
+            processes = [item for item in joined if (item.place in self._used) is again]
+            if processes:
+                lines.append(f"{_hosts_of(processes)} {word}: {size}")
+        return lines
+
+
+def _hosts_of(processes: Sequence[Process]) -> str:
+    """Return the hosts of processes, with their number of processes unless it is one."""
+    counts = Counter(item.host.name for item in processes)
+    return ", ".join(name if count == 1 else f"{name} ({_count(count)})" for name, count in counts.items())
+
+
+def _count(count: int) -> str:
+    return f"{count} rank{'' if count == 1 else 's'}"
+
+
+def describe_history(changes: Sequence[Tuple[float, str]], most: int = 40) -> str:
+    """Return the paragraph at the end of a job: every change with the time since the start, of more than
+    `most` lines without the middle.
+    """
+    lines = []
+    for at_s, text in changes:
+        minutes, seconds = divmod(int(at_s), 60)
+        lines.append(f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}  {text}")
+    if len(lines) > most:
+        half = most // 2
+        lines = [*lines[:half], f"… {len(lines) - 2 * half} changes left out …", *lines[-half:]]
+    return "\n".join(lines)
 
 
 # -- decisions --------------------------------------------------------------------------------
@@ -253,15 +331,15 @@ class Membership:
         self.hosts: Dict[str, Host] = {}  # by host_key, in order of arrival
         self.processes: Dict[int, Process] = {}  # running ones, by member number
         self.finishing = False  # a rank has ended with exit code 0; start no more
-        self.log = ChangeLog(now_s)
+        self._known: Dict[int, Process] = {}  # all that were started
+        self.log = ChangeLog(now_s, self._known)
         self._began_s = now_s
-        self._agents = self._members = 0  # the next numbers
+        self._agents = 0  # the next number
         self._by_agent: Dict[int, Host] = {}
         self._started = self._has_view = self._ended = False
         self._holders: Set[int] = set()  # processes that have the job's state: the present view's
         self._first_failure: Optional[Tuple[str, int, int]] = None
         self._failed_late = False  # a rank has failed after another has ended with exit code 0
-        self._postponed: Set[str] = set()
         self._ticked_s = now_s
 
     # -- which hosts there are -------------------------------------------------------------------
@@ -282,15 +360,9 @@ class Membership:
         host = self._host_of(spec)
         host.added, host.dropped = True, False
         host.forgive()
-        return [*self._reopen(host, spec), *self._plan(now_s)]
-
-    def _reopen(self, host: Host, spec: HostSpec) -> List[Action]:
-        """Take the user's changes of a known host, and end its agent if they need another one."""
         given = {name: value for name, value in spec._asdict().items() if value is not None}
-        before, host.spec = host.spec, host.spec._replace(**given)
-        if before._replace(slots=host.spec.slots) == host.spec or host.processes:
-            return []
-        return self._close(host)
+        host.spec = host.spec._replace(**given)  # for its next agent
+        return self._plan(now_s)
 
     def _close(self, host: Host) -> List[Action]:
         if host.phase is Phase.CLOSED:
@@ -300,14 +372,15 @@ class Membership:
 
     def drop_host(self, name: str, now_s: float) -> Optional[List[Action]]:
         """Remove a host (named with or without the user) on the user's command; None if there is none."""
-        found = [host for host in self.hosts.values() if name.lower() in (host.key, host.name.lower())]
+        wanted = name.lower()
+        found = [it for it in self.hosts.values() if wanted in (host_key(it.spec), it.name.lower())]
         for host in found:
             host.added, host.dropped = False, True
         return self._plan(now_s) if found else None
 
     def is_postponed(self, spec: HostSpec) -> bool:
         """Return whether a removed host stays until others have joined, since too few would remain."""
-        return host_key(spec) in self._postponed
+        return any(not item.leaving for item in self.hosts[host_key(spec)].processes.values())
 
     def _host_of(self, spec: HostSpec) -> Host:
         host = self.hosts.setdefault(host_key(spec), Host(spec, self.limits))
@@ -337,7 +410,7 @@ class Membership:
             actions.append(ReportExit(process.member, "lost with its host"))
             actions += self._gone(process, "lost with its host", 255, now_s)
         if self._started:
-            line = self._report_exclusion(host.name, host.cooldown, now_s, text, is_told=True)
+            line = self._report_exclusion(host.name, host.cooldown, now_s)
             return [*actions, *line, *self._plan(now_s)]
         possible = sum(other.capacity(now_s) for other in self.hosts.values())
         if possible < self.limits.start_np and not self.limits.script:
@@ -356,9 +429,8 @@ class Membership:
         if process is None:
             return []
         if code and not ended:
-            self.log.fail(member, how)
-        actions = self._after_exit(process, code, how, now_s, error)
-        return [*actions, *map(Say, self.log.end(member, now_s)), *self._plan(now_s)]
+            process.exit = how
+        return [*self._after_exit(process, code, how, now_s, error), *self._plan(now_s)]
 
     def _after_exit(self, process: Process, code: int, how: str, now_s: float, error: str) -> List[Action]:
         if process.leaving and not process.cause:
@@ -393,17 +465,13 @@ class Membership:
         return self._report_exclusion(f"slot {process.local} of {host.name}", cooldown, now_s, why)
 
     def _blame(self, process: Process, how: str, code: int) -> None:
-        self.log.report(process.member, how)
+        process.cause = process.cause or how
         if self._first_failure is None:
             self._first_failure = (process.host.name, process.local, code)
         self._failed_late = self._failed_late or (self.finishing and process.joined)
 
-    def _report_exclusion(
-        self, name: str, cooldown: Cooldown, now_s: float, why: str, is_told: bool = False
-    ) -> List[Action]:
-        """Return the line for an exclusion that lasts, unless no process remains. `is_told`: the reason has
-        been shown, and is only kept for the end of the job.
-        """
+    def _report_exclusion(self, name: str, cooldown: Cooldown, now_s: float, why: str = "") -> List[Action]:
+        """Return the line for an exclusion that lasts, unless no process remains."""
         rest_s = cooldown.until_s - now_s
         if rest_s < SHOWN_S or not self._holders or self.finishing:
             return []
@@ -411,11 +479,7 @@ class Membership:
             text = f"{name} is excluded for the rest of the job, unless `ringrun add` names its host"
         else:
             text = f"{name} is excluded for {rest_s:.0f} s"
-        start = f"{name}: "  # of a paragraph about a host
-        why = why[len(start) :] if why.startswith(start) else why
-        if why:
-            self.log.exclude(name, why, now_s)
-        return [Say(f"{text}: {why}" if why and not is_told else text)]
+        return [Say(f"{text}: {why}" if why else text)]
 
     def lost(self, member: Optional[int], text: str, now_s: float) -> List[Action]:
         """Take the loss of a member by the rendezvous' decision (None: no single member is the cause); its
@@ -425,7 +489,7 @@ class Membership:
         if process is None or process.cause:
             return []
         self._blame(process, text, 128 + 9)
-        process.cause = process.leaving = text
+        process.leaving = text
         self._holders.discard(process.member)
         return [StopProcess(process.member, is_lost=True)]
 
@@ -440,8 +504,7 @@ class Membership:
                 process.host.cooldown.forgive()
         self._holders = {member for member in change.members if member in self.processes}
         self._first_failure = None
-        lines = self.log.publish(change, self.processes, now_s)
-        return [*map(Say, lines), *self._plan(now_s)]
+        return [*map(Say, self.log.publish(change, now_s)), *self._plan(now_s)]
 
     # -- time ----------------------------------------------------------------------------------------
 
@@ -451,15 +514,13 @@ class Membership:
         due += [item.leaves_by_s for item in self.processes.values() if item.leaves_by_s is not None]
         if not self._started:
             due.append(self._began_s + self.limits.timeout_s)
-        if self.log.due_s is not None:
-            due.append(self.log.due_s)
         due = [until_s for until_s in due if until_s != NEVER and until_s > self._ticked_s]
         return min(due) if due else None
 
     def tick(self, now_s: float) -> List[Action]:
         """Return the actions that are due."""
         self._ticked_s = now_s
-        actions: List[Action] = [*map(Say, self.log.tick(now_s))]
+        actions: List[Action] = []
         for process in self.processes.values():
             if process.leaves_by_s is not None and process.leaves_by_s <= now_s:
                 process.leaves_by_s = None
@@ -528,10 +589,9 @@ class Membership:
             return []  # the first view does not wait for replacements
         actions: List[Action] = []
         for host, local in free[: self._room(len(free))]:
-            process = Process(self._members, host, local)
-            self._members += 1
+            process = Process(len(self._known), host, local)
+            self._known[process.member] = process
             self.processes[process.member] = host.processes[local] = process
-            self.log.start(process.member, host.name, local)
             actions.append(StartProcess(process.member, host.agent, local))
         return actions
 
@@ -549,7 +609,6 @@ class Membership:
             if not process.leaving and (not process.host.is_wanted or process.local >= process.host.slots)
         ]  # fmt: skip
         actions: List[Action] = []
-        self._postponed &= {process.host.key for process in unwanted}
         staying = len(self._holders - {process.member for process in unwanted})
         for process in unwanted:
             why = f"{process.host.name} is not available any more"
@@ -558,27 +617,11 @@ class Membership:
                 actions.append(StopProcess(process.member, is_dropped=True))
             elif self._has_view and staying >= self.limits.min_np:
                 process.leaving, process.leaves_by_s = why, now_s + LEAVE_S
-                self.log.ask(process.member)
                 actions.append(Exclude(process.member, why))
-            else:
-                actions += self._postpone(process.host, staying)
         for host in self.hosts.values():
             if not host.is_wanted and not host.processes:
                 actions += self._close(host)
         return actions
-
-    def _postpone(self, host: Host, staying: int) -> List[Action]:
-        """Postpone the removal of a host while the others are too few."""
-        if host.key in self._postponed or not self._has_view:
-            return []
-        self._postponed.add(host.key)
-        ranks = f"{staying} rank{'' if staying == 1 else 's'}"
-        return [
-            Say(
-                f"{host.name} is to be removed, but only {ranks} would be left (--min-np "
-                f"{self.limits.min_np}): it stays until other hosts have joined"
-            )
-        ]
 
     def _stop_newcomers(self) -> List[Action]:
         """End processes that have not joined when the job ends."""

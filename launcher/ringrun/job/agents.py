@@ -1,4 +1,4 @@
-"""The agents of all hosts: starts them, reads their frames and closes their links.
+"""The supervisor's event loop, and the agents of all hosts: starts them, reads their frames, ends them.
 
 The supervisor (:mod:`ringrun.job.supervise`) decides what follows from their frames and from their ends.
 """
@@ -6,18 +6,33 @@ The supervisor (:mod:`ringrun.job.supervise`) decides what follows from their fr
 from __future__ import annotations
 
 import random
+import selectors
 from collections import deque
-from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Optional, Set
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    TypeVar,
+)  # fmt: skip
 
-from ringcomm.errors import ProtocolError
+from ringcomm.clock import Clock
+from ringcomm.errors import ConfigError, ProtocolError
+from ringcomm.transport.wake_up import WakeUp
 
 from ..agent import processes
 from ..plan.job import HostJob, Job
 from ..plan.reaching import NOTHING, last_lines
 from ..reach.agent_process import AgentLink
 from ..reach.base import AT_ONCE, RETRIES, retry_delay_s
-from .ending import Steps
-from .event_loop import READ, WRITE, Loop
 
 if TYPE_CHECKING:
     from .supervise import Supervisor
@@ -31,6 +46,106 @@ EXIT_S = 1.0
 """Seconds that an agent's process may take to exit after the end of its stdout."""
 _IN_PIPES_BYTES = 1 << 16
 """Unsent bytes up to this number do not mean that the network is slow."""
+Steps = Sequence[Tuple[int, float]]
+"""How to end ranks: (signal, seconds from now)."""
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_Answer = TypeVar("_Answer")
+
+
+class _Timer(NamedTuple):
+    due_s: float
+    action: Callable[[], None]
+
+
+class Loop:
+    """An event loop. Only :meth:`call`, :meth:`ask` and :meth:`wake` may be called from other threads.
+
+    There is one, in the thread that runs the job: :class:`~.supervise.Supervisor` makes it and calls
+    :meth:`run_once` until the job has ended. An exception of an action leaves :meth:`run_once`. Times are in
+    seconds of `clock`.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._timers: Dict[str, _Timer] = {}
+        self._calls: Deque[Callable[[], None]] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._wake_up = WakeUp()
+        self._selector.register(self._wake_up, READ, self._wake_up.clear)
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Run a function in the loop's thread. For other threads and signal handlers."""
+        self._calls.append(action)
+        self.wake()
+
+    def ask(self, question: Callable[[], _Answer], limit_s: float = 5.0) -> _Answer:
+        """Run a function in the loop's thread and return its result or raise its exception."""
+        future: Future[_Answer] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(question())
+            except BaseException as problem:  # noqa: BLE001  raised in the caller's thread
+                future.set_exception(problem)
+
+        self.call(run)
+        try:
+            return future.result(limit_s)
+        except FutureTimeoutError:
+            raise ConfigError(f"The job has not answered within {limit_s:g} s.") from None
+
+    def wake(self) -> None:
+        """Make :meth:`run_once` return now; no effect once the loop has ended."""
+        self._wake_up.wake()
+
+    def after(self, name: str, seconds: float, action: Callable[[], None]) -> None:
+        """Set a timer by name, which replaces a timer with the same name."""
+        self._timers[name] = _Timer(self.clock() + seconds, action)
+
+    def is_set(self, name: str) -> bool:
+        return name in self._timers
+
+    def cancel(self, *names: str) -> None:
+        """Cancel timers by their names or first words: ``retry`` cancels ``retry 0``, ``retry 1``, …."""
+        for name in list(self._timers):
+            if name in names or name.split()[0] in names:
+                del self._timers[name]
+
+    def watch(self, descriptor: int, events: int, action: Callable[[], None]) -> None:
+        """Call `action` whenever a descriptor (-1 is ignored) is ready for ``READ`` or ``WRITE``; 0 stops
+        watching. Stop watching a descriptor before it is closed.
+        """
+        if descriptor >= 0:
+            registered = descriptor in self._selector.get_map()
+            if events and not registered:
+                self._selector.register(descriptor, events, action)
+            elif registered and not events:
+                self._selector.unregister(descriptor)
+
+    def forget(self, *descriptors: int) -> None:
+        for descriptor in descriptors:
+            self.watch(descriptor, 0, lambda: None)
+
+    def run_once(self, limit_s: float) -> None:
+        """Wait up to `limit_s` seconds for a descriptor, a call or a timer, and run the due actions."""
+        now = self.clock()
+        waits = [limit_s, *(timer.due_s - now for timer in self._timers.values())]
+        for key, _ in self._selector.select(0.0 if self._calls else max(0.0, min(waits))):
+            key.data()
+        while self._calls:
+            self._calls.popleft()()
+        now = self.clock()
+        for name, timer in list(self._timers.items()):
+            if timer.due_s <= now and self._timers.get(name) is timer:
+                del self._timers[name]
+                timer.action()
+
+    def close(self) -> None:
+        self._selector.close()
+        self._wake_up.close()
+
+
+# -- agents -----------------------------------------------------------------------------------
 
 
 class Agents:
@@ -38,17 +153,13 @@ class Agents:
 
     def __init__(self, job: Job, loop: Loop, handler: Supervisor) -> None:
         self.job = job
-        self.links = [self._link(host) for host in job.hosts]
+        self.links = [_link(host) for host in job.hosts]
         self.closed: Set[int] = set()  # hosts whose links have ended and are not started again
         self._loop = loop
         self._handler = handler
         self._unstarted: Deque[HostJob] = deque(job.hosts)
         self._stopped: Set[int] = set()  # links that are not started again
         self._exiting: Dict[int, float] = {}  # links whose stdout has ended: the time of that
-
-    @staticmethod
-    def _link(host: HostJob) -> AgentLink:
-        return AgentLink(host.argv, caches=not host.is_local, spawn=host.reach.start)
 
     @property
     def all_closed(self) -> bool:
@@ -204,7 +315,7 @@ class Agents:
 
     def add(self, host: HostJob) -> None:
         """Start an agent on a host that joins the job; its index is the next one."""
-        self.links.append(self._link(host))
+        self.links.append(_link(host))
         self._unstarted.append(host)
 
     def abandon(self, host: HostJob) -> None:
@@ -216,21 +327,18 @@ class Agents:
         self.links[host.index].send(command)
 
 
-def not_ready_text(host: HostJob, link: AgentLink, limit_s: float, wheels: str = "") -> str:
-    """Return the problem of a host that is not ready in time; its `wheels` are being downloaded, or ""."""
+def _link(host: HostJob) -> AgentLink:
+    return AgentLink(host.argv, caches=not host.is_local, spawn=host.reach.start)
+
+
+def not_ready_text(host: HostJob, link: AgentLink, limit_s: float) -> str:
+    """Return the problem of a host that is not ready in time."""
     if not link.answered:
         doing = f"{link.argv[0]} had not answered: a login that waits, or a host that is slow to start Python"
-    elif wheels:
-        doing = f"this machine was still downloading the wheels of {wheels} for it (--provision)"
     elif link.outgoing_bytes > _IN_PIPES_BYTES:
         doing = f"{link.outgoing_bytes / 1e6:.1f} MB were still to be sent to it: the network is slow"
-    elif host.command.is_python:
-        doing = (
-            f"its agent was running, and {host.python} was still trying to import numpy and ringcomm there: "
-            "a slow disk or network file system, or a busy host"
-        )
     else:
-        doing = "its agent was running, and was still preparing the job: a slow disk, or a busy host"
+        doing = "its agent was still preparing the job: a slow disk or download, or a busy host"
     said = last_lines(link.stderr_text + "\n" + link.noise)
     printed = "" if said == NOTHING else f" It printed: {said}."
     return f"{host.name}: not ready within {limit_s:g} s (--start-timeout): {doing}.{printed}"

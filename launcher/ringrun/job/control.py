@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ringcomm.clock import Deadline
-from ringcomm.errors import ConfigError
+from ringcomm.errors import ConfigError, ProtocolError
 from ringcomm.storage.folders import own_folder
 from ringcomm.transport.connect import NO_DESCRIPTORS_S, check_user, is_short_of_descriptors
 
 from ..plan.job import Job
+from ..reach.incoming import decoded, fields, flag, items, number, text, whole
 from ..show.visible import columns, visible_line
 from ..watch.table import duration
 
@@ -98,31 +99,19 @@ class ControlSocket:
         self._thread: Optional[threading.Thread] = None
         self._stopped = threading.Event()
 
-    def start_if_possible(self, job: Job, say: Callable[[str], None]) -> None:
-        """Call :meth:`start`, or say why it failed if that matters: jobs of fixed size work without."""
-        try:
-            self.start()
-        except ConfigError as problem:
-            if job.settings.verbose or job.is_elastic or isinstance(problem, ForeignFolderError):
-                say(str(problem))
-
     def start(self) -> None:
         """Listen in a thread. ConfigError if the directory cannot be written, or other users can write it."""
-        folder = self._path.parent
         server = socket.socket(socket.AF_UNIX)
         try:
-            try:
-                with own_folder(folder, 0o700) as descriptor:
-                    os.fchmod(descriptor, 0o700)
-            finally:
-                check_folder(folder)  # says more than the reason why it cannot be opened
+            with contextlib.ExitStack() as stack:
+                stack.callback(check_folder, self._path.parent)  # says more than why it cannot be opened
+                os.fchmod(stack.enter_context(own_folder(self._path.parent, 0o700)), 0o700)
             server.bind(str(self._path))
             server.listen(8)
-        except ConfigError:
+        except (ConfigError, OSError) as problem:
             server.close()
-            raise
-        except OSError as problem:
-            server.close()
+            if isinstance(problem, ConfigError):
+                raise
             raise ConfigError(
                 f"`ringrun stop`, `add` and `drop` cannot reach this job: the socket {self._path} cannot be "
                 f"made ({problem.strerror or problem}). Set XDG_RUNTIME_DIR to a directory of your own."
@@ -203,24 +192,25 @@ def running_jobs(folder: Path) -> List[str]:
     except OSError as problem:
         raise ConfigError(f"{folder} cannot be read: {problem.strerror}.") from None
     found = []
-    for name in names:
-        job = name[: -len(_SUFFIX)]
-        if not name.endswith(_SUFFIX) or not _JOB.fullmatch(job):
-            continue
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(LIMIT_S)
-            try:
-                probe.connect(str(folder / name))
-            except ConnectionRefusedError:
-                with contextlib.suppress(FileNotFoundError):
-                    (folder / name).unlink()
-                continue
-            except FileNotFoundError:
-                continue  # the job has ended in this moment
-            except OSError:
-                pass  # a command to this job says why
-        found.append(job)
+    for job in (name[: -len(_SUFFIX)] for name in names if name.endswith(_SUFFIX)):
+        if _JOB.fullmatch(job) and not _was_killed(folder / f"{job}{_SUFFIX}"):
+            found.append(job)
     return found
+
+
+def _was_killed(path: Path) -> bool:
+    """Return whether a job has gone; what is left of its socket is removed."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(LIMIT_S)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+            return True
+        except OSError as problem:  # a command to this job says why
+            return isinstance(problem, FileNotFoundError)
+    return False
 
 
 def send_command(folder: Path, job: str, command: Mapping[str, Any]) -> str:
@@ -259,45 +249,45 @@ class RunningJob(NamedTuple):
     elastic: bool
 
 
+_FACTS = fields({
+    "pid": whole(), "program": text(1 << 16), "ranks": whole(), "hosts": items(text(), 4096),
+    "began_at": number(), "elastic": flag,
+})  # fmt: skip
+
+
 def jobs_of(folder: Path) -> Tuple[List[RunningJob], List[str]]:
     """Return the running jobs with a socket in this directory, oldest first, and problems with others."""
     found, problems = [], []
     for job in running_jobs(folder):
         try:
-            facts: Dict[str, Any] = json.loads(send_command(folder, job, {"do": "info"}))
-            found.append(RunningJob(
-                job, int(facts["pid"]), str(facts["program"]), int(facts["ranks"]),
-                [str(name) for name in facts["hosts"]], float(facts["began_at"]), bool(facts["elastic"]),
-            ))  # fmt: skip
+            facts = decoded(send_command(folder, job, {"do": "info"}).encode(), _FACTS)
+            found.append(RunningJob(id=job, **facts))
         except ConfigError as problem:
             problems.append(str(problem))
-        except (ValueError, LookupError, TypeError, OverflowError):
+        except ProtocolError:
             problems.append(f"The job {job} does not answer: what it says of itself is not valid.")
     return sorted(found, key=lambda item: item.began_at), problems
-
-
-def describe_jobs(jobs: Sequence[RunningJob], now_at: float) -> str:
-    """Return the table of ``ringrun ps``; `now_at` in seconds of the wall clock."""
-    if not jobs:
-        return f"{NO_JOB}\n"
-    rows = [("JOB", "PID", "RANKS", "RUNS FOR", "HOSTS", "PROGRAM")]
-    for job in jobs:
-        rows.append((
-            job.id[:SHOWN_CHARACTERS], str(job.pid), str(job.ranks), duration(now_at - job.began_at),
-            visible_line(",".join(job.hosts)), visible_line(job.program),
-        ))  # fmt: skip
-    widths = [max(columns(row[column]) for row in rows) for column in range(5)]
-    lines = [
-        "  ".join([*(cell + " " * (width - columns(cell)) for cell, width in zip(row, widths)), row[5]])
-        for row in rows
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def show_jobs(environ: Mapping[str, str]) -> Tuple[str, List[str]]:
     """Run ``ringrun ps``: return the text to print, and problems. It raises as :func:`jobs_of` does."""
     jobs, problems = jobs_of(control_folder(environ))
-    return describe_jobs(jobs, time.time()) if jobs or not problems else "", problems
+    if not jobs:
+        return "" if problems else f"{NO_JOB}\n", problems
+    rows = [("JOB", "PID", "RANKS", "RUNS FOR", "HOSTS", "PROGRAM")]
+    rows += [
+        (
+            job.id[:SHOWN_CHARACTERS], str(job.pid), str(job.ranks), duration(time.time() - job.began_at),
+            visible_line(",".join(job.hosts)), visible_line(job.program),
+        )
+        for job in jobs
+    ]  # fmt: skip
+    widths = [max(columns(row[column]) for row in rows) for column in range(5)]
+    lines = [
+        "  ".join([*(cell + " " * (width - columns(cell)) for cell, width in zip(row, widths)), row[5]])
+        for row in rows
+    ]
+    return "\n".join(lines) + "\n", problems
 
 
 def stop_job(beginning: str, environ: Mapping[str, str], agree: Callable[[str, str], bool]) -> str:
@@ -339,12 +329,12 @@ def _chosen(jobs: Sequence[RunningJob], problems: Sequence[str], beginning: str)
     if len(chosen) == 1:
         return chosen[0]
     if not jobs:
-        text = NO_JOB
+        told = NO_JOB
     elif not chosen:
-        text = f"No running job of yours begins with {visible_line(beginning)!r}. {_listed(jobs)}."
+        told = f"No running job of yours begins with {visible_line(beginning)!r}. {_listed(jobs)}."
     else:
-        text = f"{_listed(chosen)}. Name one as in `ringrun stop JOB`."
-    raise ConfigError("\n".join([text, *problems]))
+        told = f"{_listed(chosen)}. Name one as in `ringrun stop JOB`."
+    raise ConfigError("\n".join([told, *problems]))
 
 
 def _listed(jobs: Sequence[RunningJob]) -> str:

@@ -18,9 +18,7 @@ from ..diagnosis.failure_report import missing_module_hint
 from ..diagnosis.first_failure import Exit
 from ..diagnosis.hints import local_file_hint
 from ..diagnosis.tracebacks import last_error, traceback_lines
-from ..elastic.changes import change_of
-from ..elastic.discovery import Discovery, host_key
-from ..elastic.job import ElasticJob, timeout_text
+from ..elastic.job import Discovery, ElasticJob, host_key, timeout_text
 from ..elastic.membership import (
     Action,
     CloseHost,
@@ -33,14 +31,15 @@ from ..elastic.membership import (
     Say,
     StartProcess,
     StopProcess,
-    describe_sources,
+    change_of,
 )
 from ..plan.hosts import HostSpec, parse_host
 from ..plan.job import HostJob
 from ..reach.named_hosts import with_lists
-from .ending import END, Steps, term
+from .agents import Steps
 from .outcome import Outcome, with_changes
 from .rendezvous import OpenRendezvous, rendezvous_variables
+from .supervise import END, term
 
 if TYPE_CHECKING:
     from .supervise import Commands, Notifiers, Supervisor
@@ -253,7 +252,7 @@ class ElasticRanks:
         host = self._job.host_of(member)
         found = (self._supervisor.hosts[host.index].ready or {}).get("found") or {}
         hint = missing_module_hint(tail, host.name, found.get("python", ""))
-        return ". ".join(filter(None, (last_error(tail), hint or local_file_hint(self._job, host, tail))))
+        return ". ".join(filter(None, (last_error(tail), hint or local_file_hint(host, tail))))
 
     # -- the rendezvous' notices ---------------------------------------------------------------
 
@@ -264,7 +263,7 @@ class ElasticRanks:
         supervisor.inquiry.members = change.members
         # The job has survived the failures so far: it continues without the ranks that have failed.
         supervisor.failure.survived()
-        supervisor.printer.settle(self._ended_members)
+        supervisor.printer.settle()
         for member in self._ended_members:
             supervisor.printer.remove(member)
         self._ended_members.clear()
@@ -276,8 +275,7 @@ class ElasticRanks:
         self._take(self.membership.lost(notice.detail.get("member"), notice.text, self._now_s))
 
     def _waiting(self, notice: Notice) -> None:
-        hosts, script = self.membership.hosts.values(), self._job.limits.script
-        self._supervisor.printer.show(f"{notice.text}{describe_sources(hosts, script, self._now_s)}")
+        self._supervisor.printer.show(notice.text)
 
     def _failed(self, notice: Notice) -> None:
         limits = self._job.limits
@@ -316,8 +314,7 @@ class ElasticRanks:
         # A rank that has returned may have left before the last view.
         rest = [item for item in ended_well if item in outcome.results and item not in last]
         outcome.members = last + rest
-        log = self.membership.log
-        return with_changes(outcome, self.stopped_because, log.lines, log.excluded, self._last_error)
+        return with_changes(outcome, self.stopped_because, self.membership.log.lines, self._last_error)
 
 
 _ACTIONS: Mapping[type, Callable[[ElasticRanks, Any], None]] = {

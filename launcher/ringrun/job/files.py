@@ -24,8 +24,7 @@ from ..reach.incoming import decoded, fields, flag, maybe, said, text, whole
 from ..ship.package import Package, own_package
 from ..ship.source_tree import describe_sent
 from ..ship.wheels import Target, fetch_wheels
-from .agents import Agents
-from .event_loop import Loop
+from .agents import Agents, Loop
 
 MAX_HOST_BYTES = 100 * 10**9
 """Maximum bytes from one host."""
@@ -77,20 +76,15 @@ class Supply:
         self._waiting[wanted] = [host]
         threading.Thread(target=self._download, args=(wanted,), daemon=True).start()
 
-    def waits_for(self, host: HostJob) -> str:
-        """Return the packages whose wheels are being downloaded for a host, or ""."""
-        found = (names for (_, names), hosts in self._waiting.items() if host in hosts)
-        return " and ".join(next(found, ()))
-
     def _download(self, wanted: Wanted) -> None:
         target, names = wanted
         try:
-            package, lines = fetch_wheels(target, names=names)
+            found = fetch_wheels(target, names=names)
         except (ConfigError, OSError, zipfile.BadZipFile) as problem:
             text = str(problem)
             self._loop.call(lambda: self._not_downloaded(wanted, text))
         else:
-            self._loop.call(lambda: self._downloaded(wanted, package, lines))
+            self._loop.call(lambda: self._downloaded(wanted, *found))
 
     def _not_downloaded(self, wanted: Wanted, text: str) -> None:
         for host in self._waiting.pop(wanted):
@@ -142,8 +136,8 @@ class FetchedFiles:
         path: PurePosixPath = facts["path"]
         if facts["offset"] and self._given_up.get(host) == path:
             return
-        why = _why_refused(path)
-        if patterns and why:
+        if patterns and not _is_safe(path):
+            why = f"it has control characters, or more than {MAX_PARTS} components"
             self._give_up(host, path, f"{host}: {quoted(str(path)[:200])} is not taken: {why}")
             return
         if not any(_matches(path.parts, _components(pattern)) for pattern in patterns):
@@ -160,7 +154,8 @@ class FetchedFiles:
     def _give_up(self, host: str, path: PurePosixPath, why: str) -> None:
         self._abandon(host)
         self._given_up[host] = path
-        self._note(why)
+        if len(self._problems) < MAX_PROBLEMS:
+            self._problems.append(why)
 
     def _write(self, host: str, path: PurePosixPath, offset: int, piece: bytes, last: bool) -> None:
         if not offset:
@@ -195,10 +190,6 @@ class FetchedFiles:
             file = PartialFile(folder, path.name, 0o666)
             self._open[host] = _Open(path, file, 0, stack.pop_all())
 
-    def _note(self, problem: str) -> None:
-        if len(self._problems) < MAX_PROBLEMS:
-            self._problems.append(problem)
-
     def _abandon(self, host: str) -> None:
         """Remove the incomplete file of a host."""
         current = self._open.pop(host, None)
@@ -207,24 +198,18 @@ class FetchedFiles:
             current.file.abandon()
             current.folders.close()
 
-    def _close(self) -> None:
-        """Remove incomplete files at the end of the job."""
-        for host in list(self._open):
-            self._note(f"{host}: {self._open[host].path} did not arrive completely")
-            self._abandon(host)
-
     def describe(self, job: Job) -> str:
         """Return lines about the files fetched from each host, and problems. Call at the end of the job."""
-        self._close()
+        for host, current in list(self._open.items()):
+            self._give_up(host, current.path, f"{host}: {current.path} did not arrive completely")
         lines = []
-        for host in job.last_hosts:
-            if host.gets_code and self._files[host.name]:
-                count, size = self._files[host.name], self._bytes[host.name]
-                plural = "" if count == 1 else "s"
-                text = f"fetched {count} file{plural}, {size / 1e6:.1f} MB, from {host.name}"
-                lines.append(f"{text} into {self._folder / _name(host.name)}")
-            elif host.gets_code:
-                lines.append(f"{host.name} sent no file that matches {' or '.join(job.fetch)}")
+        for name in [host.name for host in job.last_hosts if host.gets_code]:
+            count, size = self._files[name], self._bytes[name]
+            if count:
+                text = f"fetched {count} file{'' if count == 1 else 's'}, {size / 1e6:.1f} MB, from {name}"
+                lines.append(f"{text} into {self._folder / _name(name)}")
+            else:
+                lines.append(f"{name} sent no file that matches {' or '.join(job.fetch)}")
         return "\n".join([*lines, *self._problems])
 
 
@@ -264,14 +249,11 @@ def _path(value: Any) -> PurePosixPath:
     return path
 
 
+def _is_safe(path: PurePosixPath) -> bool:
+    """Return whether a path is not deep, and may be shown: a terminal executes no bytes outside of UTF-8."""
+    shown = "".join(each for each in str(path) if not "\udc80" <= each <= "\udcff")
+    return shown.isprintable() and len(path.parts) <= MAX_PARTS
+
+
 _FACTS = fields({"path": _path, "offset": whole(0, 1 << 60)}, {"last": flag, "error": maybe(said())})
 """The head of a piece."""
-
-
-def _why_refused(path: PurePosixPath) -> str:
-    """Return why a file with this path is not written, or ""."""
-    if len(path.parts) > MAX_PARTS:
-        return f"its path has more than {MAX_PARTS} components"
-    # A terminal does not execute bytes that are not UTF-8.
-    shown = "".join(each for each in str(path) if not "\udc80" <= each <= "\udcff")
-    return "" if shown.isprintable() else "its name has control characters"

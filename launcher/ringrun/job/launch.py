@@ -6,15 +6,13 @@ This module does not handle signals, print or exit, so that it works in threads 
 from __future__ import annotations
 
 import os
-import resource
 import secrets
 import shlex
 import shutil
 import sys
-import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.configuration.settings import Effective, SettingValue, effective, values_in
 from ringcomm.errors import ConfigError
@@ -42,91 +40,95 @@ from ..ship.source_tree import SourceTree, position
 
 ANY_PYTHON = "python3"
 """The interpreter of a host that lacks the one that runs ringrun."""
-SLOW_S = 2.0
-"""Seconds after which a line names the slow step."""
-SPARE_FILES = 64
-"""Number of open files that a process needs in addition to its connections to ranks."""
 
 
 def prepare(
     options: Options, command: Sequence[str], environ: Optional[Mapping[str, str]] = None,
     payload: Optional[bytes] = None, local_env: Optional[Mapping[str, str]] = None,
-    say: Callable[[str], None] = lambda text: None, joined: Sequence[Tuple[HostSpec, Reach]] = (),
+    joined: Sequence[Tuple[HostSpec, Reach]] = (),
 ) -> Job:  # fmt: skip
     """Return a job made from options. Host names are resolved to find this machine; no host is contacted.
-    `payload` is read by the ranks; `local_env` has more variables for ranks on this machine; `say` gets a
-    line, in another thread, if this takes long; `joined` are the machines that the options invite.
-    ConfigError names an invalid option and the valid values.
+    `payload` is read by the ranks; `local_env` has more variables for ranks on this machine; `joined` are the
+    machines that the options invite. ConfigError names an invalid option and the valid values.
     """
     environ = os.environ if environ is None else environ
     refuse_without_effect(options)
     refuse_many_launchers(environ)
-    if len(joined) != invited(options)[0]:
+    guests, port = invited(options)
+    if len(joined) != guests:
         raise ConfigError("Machines join with a code only when a job is started by the command ringrun.")
     parsed = parse_command(command)
     allocation = allocation_of(environ, needed=needs_hosts(options))
     plan = _plan(options, allocation, [spec for spec, _ in joined])
-    pythons = per_host("--python", options.python, host_names(plan, options, "python"))
-    cwds = per_host("--cwd", options.cwd, host_names(plan, options, "cwd"))
-    ifaces = per_host("--iface", options.iface, host_names(plan, options, "iface"))
-    needed = () if "forward" in options.project_names else options.forward
-    found = effective_settings(options, environ, ifaces)
+    maker, found = _maker(options, environ, parsed, allocation, plan, local_env or {}, joined)
     settings = found.settings
-    observation = observation_of(options.watch, options.report)
-    common = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
-    if options.horovod:
-        common.update(horovod.counted(environ))
-    ssh = SshOptions(options.ssh, options.ssh_port, options.ssh_identity_file)
-    doors = Doors(options.via, ssh, allocation, {spec.name: reach for spec, reach in joined})
-    maker = HostMaker(
-        parsed, environ, doors, common, local_env or {}, pythons, cwds, ifaces, options.ship_self,
-        None if options.ship is None else Path(options.ship),
-        {} if options.no_env else of_the_shell(environ),
-    )  # fmt: skip
-    tree, code_at = _tree(options, environ, parsed, say)
+    tree, code_at = _tree(options, environ, parsed)
     encrypts = settings.encrypt or bool(joined)  # they may be in any network, and relayed
+    notes = _notes(options, environ, allocation)
     job = Job(
         id=secrets.token_hex(8), key=secrets.token_bytes(32), plan=Plan([], []), hosts=[],
         settings=settings, command=parsed, version=__version__,
         output_dir=None if options.output_dir is None else Path(options.output_dir),
         payload=payload, horovod=options.horovod,
-        notes=(
-            *([] if options.hosts is None else lists_in(_named(options), os.environ)),
-            *(horovod.without_effect(environ) if options.horovod else ()),
-            *_where_from(options, allocation), *not_forwarded(needed, environ),
-            *(doors.in_clear() if encrypts else []),
-        ),
-        certificate=make_certificate() if encrypts else "", port=invited(options)[1],
+        notes=(*notes, *(maker.doors.in_clear() if encrypts else [])),
+        certificate=make_certificate() if encrypts else "", port=port,
         provision=options.provision, tree=tree,
         # Inside a scheduler's job the agent may have fewer cores than the ranks get.
         checks_slots=allocation is None and not options.oversubscribe
         and (options.np is None or options.is_elastic),
-        code_at=code_at, folder=secrets.token_hex(8),
-        fetch=_with_folders(options.fetch), bind=options.bind, observation=observation,
+        code_at=code_at, folder=secrets.token_hex(8), fetch=_with_folders(options.fetch), bind=options.bind,
+        observation=observation_of(options.watch, options.report),
         setting_rows=tuple(setting_sources.rows_of(found)), grace_s=options.grace_s,
     )  # fmt: skip
     if options.is_elastic:
         specs = () if plan is None else tuple(host.spec for host in plan.hosts)
         return ElasticJob.of(job, limits_of(options), specs, maker)
     assert plan is not None
-    are_local = doors.find_local([host.spec for host in plan.hosts])
+    are_local = maker.find_local([host.spec for host in plan.hosts])
     _refuse_aliases(plan, are_local)
-    _check_open_files(plan.size)
     if settings.advise and plan.size < 2:
         raise ConfigError("--advise needs at least two ranks. Add -np 2, or more hosts with -H.")
     hosts = tuple(maker.make(index, *row) for index, row in enumerate(zip(plan.hosts, are_local)))
     return replace(job, plan=plan, hosts=hosts)
 
 
+def _maker(
+    options: Options, environ: Mapping[str, str], command: Command, allocation: Optional[Allocation],
+    plan: Optional[Plan], local_env: Mapping[str, str], joined: Sequence[Tuple[HostSpec, Reach]],
+) -> Tuple[HostMaker, Effective]:  # fmt: skip
+    """Return what makes the part of the job on each host, and the settings."""
+    pythons, cwds, ifaces = (
+        per_host(f"--{name}", getattr(options, name), host_names(plan, options, name))
+        for name in ("python", "cwd", "iface")
+    )
+    found = effective_settings(options, environ, ifaces)
+    env = {**own_variables(found.settings, environ), **forwarded(options.forward, environ)}
+    if options.horovod:
+        env.update(horovod.counted(environ))
+    ssh = SshOptions(options.ssh, options.ssh_port, options.ssh_identity_file)
+    doors = Doors(options.via, ssh, allocation, {spec.name: reach for spec, reach in joined})
+    maker = HostMaker(
+        command, environ, doors, env, local_env, pythons, cwds, ifaces, options.ship_self,
+        None if options.ship is None else Path(options.ship),
+        {} if options.no_env else of_the_shell(environ),
+    )  # fmt: skip
+    return maker, found
+
+
+def _notes(options: Options, environ: Mapping[str, str], allocation: Optional[Allocation]) -> List[str]:
+    """Return the lines to show before the job starts."""
+    notes = [] if options.hosts is None else lists_in(_named(options), os.environ)
+    if options.horovod:
+        notes += horovod.without_effect(environ)
+    if allocation is not None and needs_hosts(options):
+        notes.append(allocation.describe())
+    return [*notes, *not_forwarded(() if "forward" in options.project_names else options.forward, environ)]
+
+
 def needs_hosts(options: Options) -> bool:
     """Return whether no option names the hosts, so that those of a surrounding scheduler job are used."""
     named = (options.hosts, options.hostfile, options.host_discovery_script)
     return all(source is None for source in named)
-
-
-def _where_from(options: Options, allocation: Optional[Allocation]) -> List[str]:
-    """Return a line about a scheduler's hosts, if the job uses them."""
-    return [allocation.describe()] if allocation is not None and needs_hosts(options) else []
 
 
 def _plan(
@@ -154,8 +156,8 @@ def host_names(plan: Optional[Plan], options: Options, name: str) -> Optional[Li
 
 
 def _tree(
-    options: Options, environ: Mapping[str, str], command: Command, say: Callable[[str], None]
-) -> Tuple[Optional[SourceTree], str]:
+    options: Options, environ: Mapping[str, str], command: Command
+) -> Tuple[Optional[SourceTree], str]:  # fmt: skip
     """Return the files to send, and the working directory relative to them."""
     if options.ship is None:
         if options.fetch:
@@ -169,13 +171,7 @@ def _tree(
     script = None if options.cwd or Path(command.script or "/").is_absolute() else command.script
     if script and not Path(script).exists():
         raise ConfigError(f"There is no script {script} in {cwd}, so --ship cannot send it.")
-    slow = threading.Timer(SLOW_S, say, [f"--ship: looking at the files below {root.absolute()}"])
-    slow.daemon = True
-    slow.start()
-    try:
-        tree = SourceTree(root)
-    finally:
-        slow.cancel()
+    tree = SourceTree(root)
     own = os.path.normpath(Path(code_at, script or ""))
     if script and not own.startswith("..") and own not in {file.path for file in tree.files}:
         raise ConfigError(f"--ship does not send the program {script}: {tree.why_not_sent(Path(script))}.")
@@ -203,18 +199,8 @@ def _refuse_aliases(plan: Plan, are_local: Sequence[bool]) -> None:
         )
 
 
-def _check_open_files(size: int) -> None:
-    """Check the limit of open files: each rank has a connection to each other rank and to the launcher."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY and size + SPARE_FILES > most:
-        raise ConfigError(
-            f"{size} ranks: each has a connection to every other, but a process may have only {most} open "
-            "files here (`ulimit -n`). Use fewer ranks, or raise that limit on every host."
-        )
-
-
 def _named(options: Options) -> List[HostSpec]:
-    """What ``-H`` names: hosts and lists, without machines that join."""
+    """Return what ``-H`` names: hosts and lists, without machines that join."""
     specs = [] if options.hosts is None else parse_hosts(options.hosts)
     return [spec for spec in specs if not spec.joins]
 
@@ -337,21 +323,15 @@ def per_host(option: str, values: Sequence[str], hosts: Optional[Sequence[str]])
     found: Dict[Optional[str], str] = {}
     for text in values:
         left, equals, right = text.partition("=")
-        host: Optional[str] = None
-        value = text
-        if equals and "/" not in left:
-            host, value = left, right
-            if hosts is not None and host not in hosts:
-                raise ConfigError(f"{option} {text}: {host!r} is not among the hosts ({', '.join(hosts)}).")
+        host, value = (left, right) if equals and "/" not in left else (None, text)
+        if host is not None and hosts is not None and host not in hosts:
+            raise ConfigError(f"{option} {text}: {host!r} is not among the hosts ({', '.join(hosts)}).")
         if not value:
             raise ConfigError(
                 f"{option} {text!r} has no value. Write {option} VALUE, or {option} HOST=VALUE."
             )
         if host in found:
-            target = "all hosts" if host is None else host
-            raise ConfigError(
-                f"{option} is given twice for {target}: {found[host]} and {value}. Keep one of them."
-            )
+            raise ConfigError(f"{option} is given twice: {found[host]} and {value} for {host or 'all'}.")
         found[host] = value
     return found
 
@@ -380,37 +360,28 @@ def _found_python(command: Command, environ: Mapping[str, str]) -> Optional[str]
 
 def describe(job: Job) -> str:
     """Return the plan, the command lines and the settings for ``--dry-run``, without secrets."""
-    return (_describe_elastic(job) if isinstance(job, ElasticJob) else _describe_fixed(job)) + _settings(job)
-
-
-def _settings(job: Job) -> str:
-    """Return the settings that have not their defaults, with their sources."""
+    lines = _elastic_plan(job) if isinstance(job, ElasticJob) else _plan_lines(job)
     given = [row for row in job.setting_rows if row[2] != "default"]
-    rows = [f"  {name} {value}, by {source}\n" for name, value, source in given]
-    return "settings:\n" + "".join(rows) if rows else ""
+    if given:
+        lines += ["settings:", *(f"  {name} {value}, by {source}" for name, value, source in given)]
+    return "\n".join(lines) + "\n"
 
 
-def _describe_fixed(job: Job) -> str:
+def _plan_lines(job: Job) -> List[str]:
     plan: Plan = job.plan
     lines = [f"{_count(plan.size, 'rank')} on {_count(len(plan.hosts), 'host')}:"]
     for host in job.hosts:
         ranks = ranks_text([place.rank for place in plan.on_host(host.index)])
         how = host.reach.description
         lines.append(f"  {host.name} ({how}): {ranks}, {_count(host.planned.slots, 'slot')}")
-        words = [host.python if word is None else word for word in host.command.argv]
-        lines.append(f"    in {host.cwd}: {' '.join(shlex.quote(word) for word in words)}")
+        lines.append(f"    in {host.cwd}: {_shell_line(host.command, host.python)}")
         lines += _variables(host.env)
         lines.append(f"    started by: {' '.join(shlex.quote(word) for word in host.argv)}")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
-def _variables(env: Mapping[str, str]) -> List[str]:
-    """Return a line with the names of variables; their values may be secrets."""
-    return [f"    with {', '.join(sorted(env))} in its environment"] if env else []
-
-
-def _describe_elastic(job: ElasticJob) -> str:
-    limits = job.limits
+def _elastic_plan(job: ElasticJob) -> List[str]:
+    limits, maker = job.limits, job.maker
     most = "any number of" if limits.max_np is None else f"at most {limits.max_np}"
     lines = [
         f"An elastic job: it starts with {_count(limits.start_np, 'slot')} or more, runs with at least "
@@ -418,12 +389,20 @@ def _describe_elastic(job: ElasticJob) -> str:
     ]
     if limits.script:
         lines.append(f"  hosts: as {limits.script} prints them")
-    for spec, is_local in zip(job.specs, job.maker.find_local(job.specs)):
-        lines.append(f"  {spec.target} ({job.maker.doors.of(spec, is_local).description}): "
-                     f"{_count(spec.slots or limits.slots, 'slot')}")  # fmt: skip
-    lines += _variables(job.maker.variables(is_local=False))
-    words = ["python" if word is None else word for word in job.command.argv]
-    return "\n".join([*lines, f"  command: {' '.join(shlex.quote(word) for word in words)}"]) + "\n"
+    for spec, is_local in zip(job.specs, maker.find_local(job.specs)):
+        how = maker.doors.of(spec, is_local).description
+        lines.append(f"  {spec.target} ({how}): {_count(spec.slots or limits.slots, 'slot')}")
+    lines += _variables(maker.variables(is_local=False))
+    return [*lines, f"  command: {_shell_line(job.command, 'python')}"]
+
+
+def _shell_line(command: Command, python: str) -> str:
+    return " ".join(shlex.quote(python if word is None else word) for word in command.argv)
+
+
+def _variables(env: Mapping[str, str]) -> List[str]:
+    """Return a line with the names of variables; their values may be secrets."""
+    return [f"    with {', '.join(sorted(env))} in its environment"] if env else []
 
 
 def _count(number: int, noun: str) -> str:

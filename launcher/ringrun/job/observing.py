@@ -22,7 +22,7 @@ from ..show.output import Printer
 from ..watch import table
 from ..watch.history import History
 from ..watch.html_report import ReportFacts, html_report
-from .event_loop import READ, Loop
+from .agents import READ, Loop
 
 ANSWER_S = 1.8
 """Seconds to wait for the agents' records; see :data:`ringrun.agent.recorders.ANSWER_S`."""
@@ -76,31 +76,25 @@ class Inquiry:
     def _show(self) -> None:
         self._print(self._text(self._complete()))
 
-    def conclude(self, above: str, names_calls: bool) -> str:
-        """Return the last paragraph of the failed job's box, after the text `above` (see
-        :func:`ringrun.diagnosis.waiting.diagnose`); "" without a record of an operation.
+    def conclude(self, names_calls: bool) -> str:
+        """Return the last paragraph of the failed job's box, which perhaps `names_calls` that differ; ""
+        without a record of an operation.
         """
         contents = self._complete()
-        return self._text(contents, above, names_calls) if has_operations(contents) else ""
+        return self._text(contents, names_calls) if has_operations(contents) else ""
 
     def _complete(self) -> Dict[int, Dict[str, Any]]:
         return self.records.complete(self._failure.exits, self._failure.lost, self.members)
 
-    def _text(
-        self, contents: Mapping[int, Mapping[str, Any]], above: str = "", names_calls: bool = False
-    ) -> str:  # fmt: skip
+    def _text(self, contents: Mapping[int, Mapping[str, Any]], names_calls: bool = False) -> str:
         """Write the files; return the diagnosis and their place."""
         changed = [f"rank {rank} is process {it}" for rank, it in enumerate(self.members) if rank != it]
         numbers = f"In the last view {', '.join(changed)}." if changed else ""
         try:
-            folder, why_there = keep_records(self._job, contents)
-            more = f" ({why_there})" if why_there else ""
-            where = f"Their last operations and stacks: ringrun diagnose {folder}{more}"
+            where = f"Their last operations and stacks: ringrun diagnose {keep_records(self._job, contents)}"
         except OSError as problem:
-            file = "" if problem.filename is None else f"{problem.filename}: "
-            why = f"{file}{problem.strerror or problem}"
-            where = f"The flight records could not be written: {why}. Name a folder with --diagnose-dir."
-        return "\n".join(filter(None, (numbers, explain(contents, above, names_calls), where)))
+            where = f"The flight records could not be written: {problem}. Name a folder with --diagnose-dir."
+        return "\n".join(filter(None, (numbers, explain(contents, names_calls), where)))
 
 
 class Keys:
@@ -166,8 +160,16 @@ class Watching:
     def _turn(self) -> None:
         _ask(self._links, "numbers")
         self._loop.after("numbers", ASK_S, self._turn)
-        if self._shows:
-            self._show()
+        now_s, console = self._loop.clock(), self._printer.console
+        if self._shows and console.terminals:
+            lines = self._table(self._coloured, self._keys.active, max(5, console.rows // 2))
+            self._printer.block = [line.encode("utf-8", "replace") for line in lines]
+        elif self._shows and now_s >= self._next_line_s:
+            self._next_line_s = now_s + LINE_S
+            self._printer.show(table.line(self.history, self._hosts()))
+
+    def _table(self, coloured: bool, keys: bool, rows: int) -> List[str]:
+        return table.table(self.history, self._hosts(), self._loop.clock(), coloured, keys, rows)
 
     def take(self, process: int, data: bytes) -> None:
         """Store the counters of a process; invalid ones are ignored."""
@@ -175,23 +177,6 @@ class Watching:
 
     def _hosts(self) -> Dict[int, str]:
         return {place.rank: self._job.hosts[place.host_index].name for place in self._job.plan.places}
-
-    def _show(self) -> None:
-        """Update the table or the line."""
-        now_s, console = self._loop.clock(), self._printer.console
-        if console.terminals:
-            rows = max(5, console.rows // 2)
-            how = self._coloured, self._keys.active, rows
-            lines = table.table(self.history, self._hosts(), now_s, *how)
-            self._printer.block = [line.encode("utf-8", "replace") for line in lines]
-        elif now_s >= self._next_line_s:
-            self._next_line_s = now_s + LINE_S
-            self._show_line()
-
-    def _show_line(self) -> None:
-        text = table.line(self.history, self._hosts())
-        if text:
-            self._printer.show(text)
 
     def _typed(self, keys: bytes) -> None:
         if b"s" in keys:
@@ -205,14 +190,12 @@ class Watching:
         """End the live view: its last table or line stays."""
         self._loop.cancel("numbers")
         self._keys.stop()
-        if self._shows:
-            self._shows = False
-            block, self._printer.block = self._printer.block, ()
-            if block:
-                how = self._loop.clock(), False, False, sys.maxsize
-                self._printer.show("\n".join(table.table(self.history, self._hosts(), *how)))
-            elif not self._printer.console.terminals:
-                self._show_line()
+        block, self._printer.block = self._printer.block, ()
+        if self._shows and block:
+            self._printer.show("\n".join(self._table(False, False, sys.maxsize)))
+        elif self._shows and not self._printer.console.terminals:
+            self._printer.show(table.line(self.history, self._hosts()))
+        self._shows = False
 
     def write_report(self, reason: str, failure: str, changes: Sequence[Tuple[float, str]]) -> None:
         """Write the file of ``--report``, if it is given."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, 
 
 from ringcomm.rendezvous.actions import Notice
 
-from ..agent import binding
+from ..agent import threads
 from ..diagnosis import failure_report
 from ..diagnosis.failure_report import NO_DIAGNOSIS, Diagnosis
 from ..diagnosis.first_failure import Cause, Exit, FirstFailure
 from ..diagnosis.hints import local_file_hint, shadow_hint
 from ..diagnosis.tracebacks import is_shown_whole, traceback_lines
-from ..elastic.changes import describe_history
+from ..elastic.membership import describe_history
 from ..plan.job import HostJob, Job
 from ..show.output import Printer
 from ..show.visible import visible
@@ -34,8 +33,6 @@ _NO_ADVICE = (
     "No advice: the program ended without it. It must call init() of ringcomm or of an adapter, and take its "
     "data from balanced batches (see docs/unequal.md)."
 )
-_COARSE_S = 2.0
-"""Resolution of a file system's modification times, in seconds."""
 
 
 @dataclass
@@ -49,9 +46,7 @@ class Outcome:
     exits: Dict[int, Exit] = field(default_factory=dict)
     # per rank, from its result descriptor; None if its signature is not valid
     results: Dict[int, Optional[bytes]] = field(default_factory=dict)
-    # ranks whose tracebacks are shown although the report has a part of them, or for --verbose
-    to_show: List[int] = field(default_factory=list)
-    reported: List[str] = field(default_factory=list)  # the traceback's lines in the report
+    told: Optional[int] = None  # the rank whose last traceback is complete in the report
     members: Optional[List[int]] = None  # elastic: processes that succeeded, by last rank
 
 
@@ -80,94 +75,45 @@ def ended(
         return Outcome(BROKEN_PIPE, "", "pipe", None, exits)
     if ending == "interrupt":
         return Outcome(128 + signum, "", "interrupt", None, exits)
-    if not failure.failed:
+    cause = failure.cause()
+    if cause is None:
         return Outcome(0, "", "done", None, exits)
-    remedy = "" if job.is_elastic or job.restarts else lost_host_remedy(failure)
-    tell: Diagnosis = lambda *read: "\n\n".join(filter(None, (remedy, diagnosis(*read))))  # noqa: E731
+    paragraphs = [first]
+    tail = [] if cause.rank is None else tails.get(cause.rank, [])
+    if cause.rank is not None:
+        paragraphs.append(_shadowed(job, "\n".join(traceback_lines(tail))))
+        paragraphs.append(local_file_hint(job.host_of(cause.rank), tail))
     hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
     names = [host.name for host in job.hosts]
-    cause = failure.cause()
-    said = [] if cause is None or cause.rank is None else traceback_lines(tails.get(cause.rank, []))
-    first = "\n\n".join(filter(None, (first, _shadowed(job, "\n".join(said)), _only_here(job, cause, tails))))
-    rank = -1 if cause is None or cause.rank is None else cause.rank
-    search_path = _lacking_search_path(job, rank)
-    text = failure_report.failure_box(failure, hosts, names, tails, tell, pythons, first, search_path)
-    code, report = failure.exit_code(), visible(text)
-    tail = tails.get(rank, [])
-    if job.settings.verbose or not is_shown_whole(tail):
-        to_show = list(tails) if job.settings.verbose else [rank]
-        return Outcome(code, report, "failure", cause, exits, to_show=to_show)
-    return Outcome(code, report, "failure", cause, exits, reported=traceback_lines(tail))
-
-
-def _lacking_search_path(job: Job, rank: int) -> str:
-    """Return PYTHONPATH of the launching shell if a rank on another host runs without it; or ""."""
-    places = [place for place in job.plan.places if place.rank == rank]
-    host = job.hosts[places[0].host_index] if places else None
-    if host is None or host.is_local or "PYTHONPATH" in host.env:
-        return ""
-    return os.environ.get("PYTHONPATH", "")
-
-
-def lost_host_remedy(failure: FirstFailure) -> str:
-    """Return how a job survives the loss of a host, if it failed because of one; else ""."""
-    cause = failure.cause()
-    if cause is None or cause.host_index is None:
-        return ""
-    return (
-        "With --restarts N ringrun starts such a job again, from the checkpoint that the program loads. With "
-        "--min-np N the ranks of the other hosts go on; the program has to use rc.elastic for that "
-        "(docs/elastic.md)."
+    text = failure_report.failure_box(
+        failure, hosts, names, tails, diagnosis, pythons, list(filter(None, paragraphs))
     )
+    told = cause.rank if is_shown_whole(tail) else None
+    return Outcome(failure.exit_code(), visible(text), "failure", cause, exits, told=told)
 
 
 def with_changes(
-    outcome: Outcome, failure: Optional[str], changes: Sequence[Tuple[float, str]],
-    excluded: Sequence[str] = (), tail: Sequence[str] = (),
-) -> Outcome:  # fmt: skip
+    outcome: Outcome, failure: Optional[str], changes: Sequence[Tuple[float, str]], tail: Sequence[str] = ()
+) -> Outcome:
     """Return the outcome of an elastic job from that of its last processes (:func:`ended`). `failure` is why
-    the job could not continue, None if it succeeded; `changes` are (seconds since the start, text), of which
-    `excluded` are exclusions of hosts and slots; `tail` is the end of the last failed rank's stderr.
+    the job could not continue, None if it succeeded; `changes` are (seconds since the start, text); `tail` is
+    the end of the last failed rank's stderr.
     """
     if outcome.reason in ("interrupt", "pipe"):
         return outcome
     history = [f"What changed while the job ran:\n{describe_history(changes)}"] if changes else []
     if failure is None:
-        count = len(changes) - len(excluded)
-        parts = [f"the ranks changed {count} time{'' if count == 1 else 's'}"] if count else []
-        parts += [f"{place} was excluded" for place in dict.fromkeys(excluded)]
-        title = ", ".join(parts)
+        title = f"the ranks changed {len(changes)} time{'' if len(changes) == 1 else 's'}"
         report = failure_report.box(title, history, "exit code 0") if changes else ""
-        return replace(
-            outcome, exit_code=0, report=visible(report), reason="done", cause=None, to_show=[], reported=[]
-        )
-    code = outcome.exit_code or 1
-    if not outcome.report:
-        title, last = "the job cannot continue", f"exit code {code}"
-        outcome.exit_code, outcome.reason = code, "failure"
-        outcome.report = visible(
-            failure_report.box(title, [failure, *failure_report.error_paragraphs(tail), *history], last)
-        )
+        return replace(outcome, exit_code=0, report=visible(report), reason="done", cause=None, told=None)
+    code, report = outcome.exit_code or 1, outcome.report
+    if not report:
+        paragraphs = [failure, *failure_report.error_paragraphs(tail), *history]
+        report = visible(failure_report.box("the job cannot continue", paragraphs, f"exit code {code}"))
     elif history:
-        outcome.report = outcome.report.replace("\n╰─", "\n│\n" + visible(_lines(history[0])) + "╰─")
-    return outcome
-
-
-def _lines(paragraph: str) -> str:
-    """Return a paragraph as lines of a box."""
-    return "".join(f"│ {line}\n" for line in paragraph.splitlines())
-
-
-def verified_results(job: Job, results: Mapping[int, bytearray]) -> Dict[int, Optional[bytes]]:
-    """Return each rank's result; b"" if it wrote none, None if its signature is not valid."""
-    return {rank: job.verified_result(rank, bytes(data)) if data else b"" for rank, data in results.items()}
-
-
-def _only_here(job: Job, cause: Optional[Cause], tails: Mapping[int, List[str]]) -> str:
-    """Return a paragraph if the first rank that failed lacks a file of this machine, or ""."""
-    if cause is None or cause.rank is None:
-        return ""
-    return local_file_hint(job, job.host_of(cause.rank), tails.get(cause.rank, []))
+        lines = "".join(f"│ {line}\n" for line in history[0].splitlines())
+        report = report.replace("\n╰─", f"\n│\n{visible(lines)}╰─")
+    return replace(outcome, exit_code=code, reason="failure", report=report)
 
 
 def _shadowed(job: Job, text: str) -> str:
@@ -193,21 +139,19 @@ class Notices:
         if notice.kind == "refused":
             if notice.text not in self._refusals and len(self._refusals) < REFUSALS_SHOWN:
                 self._refusals.add(notice.text)  # a program may try again and again
-                more = " (further ones are not shown)" if len(self._refusals) == REFUSALS_SHOWN else ""
-                self._printer.show(f"{notice.text}{more}")
+                self._printer.show(notice.text)
             return
         if notice.kind == "warning":
             self._topics.add(str(notice.detail.get("topic", "")))
-        if notice.kind == "warning" or (self._job.settings.verbose and notice.text):
+        if notice.kind == "warning" or self._job.settings.verbose:
             self._printer.show(notice.text)
 
-    def ready(self, host: HostJob, facts: Dict[str, Any]) -> Dict[str, Any]:
-        """Show how a ready host differs from the request, and a searched interpreter; return `facts`."""
-        self._printer.show(binding.describe(host.name, facts["limits"]["unbound"]))
+    def ready(self, host: HostJob, facts: Mapping[str, Any]) -> None:
+        """Show how a ready host differs from the request, and a searched interpreter."""
+        self._printer.show(threads.describe_unbound(host.name, facts["limits"]["unbound"]))
         python = str((facts.get("found") or {}).get("python") or host.python)
         if host.fallback and python != host.python:
             self._printer.show(f"{host.name}: the ranks run {python}")
-        return facts
 
     def exited(self, facts: Mapping[str, Any]) -> None:
         """Note the end of a rank; ``joined`` tells whether it used ringcomm."""
@@ -215,13 +159,12 @@ class Notices:
 
     def conclude(self, outcome: Outcome, made_no_call: bool = False) -> None:
         """Show remarks on a job whose ranks all succeeded."""
-        settings = self._job.settings
-        if self._job.plan.size > 1:
-            if not self._joined and _imports_ringcomm(self._job.command.script):
-                self._printer.show(_ALONE)
-            if self._joined and made_no_call and self._job.trains and not self._job.is_elastic:
-                self._printer.show(_NO_CALL)
-        if settings.advise and "advise" not in self._topics:
+        job = self._job
+        if job.plan.size > 1 and not self._joined and _imports_ringcomm(job.command.script):
+            self._printer.show(_ALONE)
+        if job.plan.size > 1 and self._joined and made_no_call and job.trains and not job.is_elastic:
+            self._printer.show(_NO_CALL)
+        if job.settings.advise and "advise" not in self._topics:
             outcome.exit_code = 1
             if "no advice" not in self._topics:
                 self._printer.show(_NO_ADVICE)
@@ -230,26 +173,6 @@ class Notices:
 def _imports_ringcomm(script: Optional[str]) -> bool:
     """Return whether a script imports ringcomm; other scripts may use another library."""
     try:
-        return bool(
-            script and Path(script).is_file() and _IMPORT.search(Path(script).read_text("utf-8", "replace"))
-        )
+        return bool(script and _IMPORT.search(Path(script).read_text("utf-8", "replace")))
     except OSError:
         return False
-
-
-def missing_timeline(job: Job, began_s: float, ranks: Sequence[int]) -> str:
-    """Return a message if rank 0, on this machine, has not written the requested timeline, else ""."""
-    host = job.host_of(ranks[0])
-    if not job.settings.timeline or not host.is_local:
-        return ""
-    path = Path(host.cwd) / job.settings.timeline
-    try:
-        written = path.stat().st_mtime >= began_s - _COARSE_S
-    except OSError:
-        written = False
-    if written:
-        return ""
-    return (
-        f"No timeline was written to {path}. Has rank 0 called ringcomm.init(), hvd.init(), or "
-        "init_process_group() with ringcomm's backend?"
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 from dataclasses import replace
@@ -24,17 +23,9 @@ Run = Callable[[Job, Callable[[Supervisor], None]], Outcome]
 """Runs a job to its end; calls the second argument with the supervisor when it exists."""
 
 
-def wait_s(attempt: int) -> float:
-    """Return the seconds to wait after a failed attempt; attempts count from 0."""
-    return float(min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt, 10)))
-
-
 def is_worthwhile(outcome: Outcome, attempt: int) -> bool:
-    """Return whether another attempt may succeed; attempts count from 0.
-
-    It is False if the job succeeded, if the user ended it, if stdout is closed, if the first rank to fail
-    reported an invalid command line, or if the first attempt could not start. If a later attempt could not
-    start, a missing host may return.
+    """Return whether another attempt may succeed; attempts count from 0. If a later attempt than the first
+    could not start, a missing host may return.
     """
     if outcome.reason == "start":
         return attempt > 0
@@ -65,7 +56,7 @@ def policy_of(supervisor: Supervisor, job: Job) -> Policy:
 
 def launch(job: Job, console: Console, started: Callable[[Supervisor], None]) -> Outcome:
     """Run a job to its end, in the calling thread."""
-    supervisor = Supervisor(job, console, lambda made: policy_of(made, job), console.coloured(os.environ))
+    supervisor = Supervisor(job, console, lambda made: policy_of(made, job))
     started(supervisor)
     return supervisor.run()
 
@@ -73,18 +64,10 @@ def launch(job: Job, console: Console, started: Callable[[Supervisor], None]) ->
 class Attempts:
     """Runs a job until it succeeds, or has been restarted `restarts` times."""
 
-    def __init__(
-        self,
-        job: Job,
-        restarts: int,
-        console: Console,
-        run: Optional[Run] = None,
-        wait: Optional[Callable[[float], object]] = None,
-    ) -> None:
+    def __init__(self, job: Job, restarts: int, console: Console, run: Optional[Run] = None) -> None:
         self.job, self._restarts, self._console = job, restarts, console
         self._run = run or (lambda job, started: launch(job, console, started))
         self._interrupted = threading.Event()
-        self._wait = wait or self._interrupted.wait
         self._supervisor: Optional[Supervisor] = None
         self.signum = 0  # of interrupt()
 
@@ -110,13 +93,13 @@ class Attempts:
             again = attempt < self._restarts and not self.signum and is_worthwhile(outcome, attempt)
             if not again:
                 return outcome
-            self.show(outcome.report)
-            seconds = wait_s(attempt)
-            self.show(
-                f"ringrun: attempt {attempt + 1} of {self._restarts + 1} has failed; the next one starts in "
-                f"{seconds:g} s (--restarts {self._restarts}).\n"
+            seconds = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(attempt, 10))
+            text = (
+                f"{outcome.report}ringrun: attempt {attempt + 1} of {self._restarts + 1} has failed; the "
+                f"next one starts in {seconds:g} s (--restarts {self._restarts}).\n"
             )
-            self._wait(seconds)
+            self._console.write(2, text.encode("utf-8", "replace"))
+            self._interrupted.wait(seconds)
             if self.signum:
                 return replace(outcome, exit_code=128 + self.signum, reason="interrupt", report="")
             attempt += 1
@@ -125,7 +108,3 @@ class Attempts:
         self._supervisor = supervisor
         if self.signum:
             supervisor.interrupt(self.signum)
-
-    def show(self, text: str) -> None:
-        """Write a text to the console's stderr."""
-        self._console.write(2, text.encode("utf-8", "replace"))

@@ -4,11 +4,24 @@ The loop runs in the thread that calls :meth:`Supervisor.run`; others reach it b
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)  # fmt: skip
 
 from ringcomm.clock import monotonic
 from ringcomm.errors import ConfigError
@@ -16,7 +29,7 @@ from ringcomm.rendezvous.actions import Notice
 
 from ..agent import framing, processes, threads
 from ..diagnosis.failure_report import NO_DIAGNOSIS, host_problem, ranks_text
-from ..diagnosis.first_failure import Complaint, Exit, FirstFailure
+from ..diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
 from ..plan.hosts import crowding
 from ..plan.job import HostJob, Job
 from ..reach.agent_process import AgentLink
@@ -26,13 +39,11 @@ from ..reach.protocol import Frame
 from ..ship.source_tree import FETCHED
 from ..show.console import Console
 from ..show.output import STDERR, STDOUT, Printer
-from .agents import PING_S, Agents, failed_start, not_ready_text
-from .control import ControlSocket, job_facts
-from .ending import Ending
-from .event_loop import Loop
+from .agents import PING_S, Agents, Loop, Steps, failed_start, not_ready_text
+from .control import ControlSocket, ForeignFolderError, job_facts
 from .files import FetchedFiles, Supply
 from .observing import Inquiry, Watching
-from .outcome import Notices, Outcome, ended, missing_timeline, not_started, verified_results
+from .outcome import Notices, Outcome, ended, not_started
 from .rendezvous import OpenRendezvous, master_variables, rendezvous_variables
 
 if TYPE_CHECKING:
@@ -42,6 +53,16 @@ if TYPE_CHECKING:
 
 GATHER_S = 2.0
 """Seconds after the first host's problem in which other hosts can report theirs."""
+END: Steps = ((15, 0.0), (9, 1.5))
+INTERRUPT: Steps = ((2, 0.0), (15, 2.0), (9, 3.5))
+KILL: Steps = ((9, 0.0),)
+GRACE_S = 2.0
+"""Seconds after the first failure in which the other ranks can end with a typed error."""
+LEAVING_S = 10.0
+"""Further seconds for a rank that has left the job: frameworks are slow, and its exit code counts."""
+SAME_S = 1.0
+"""A second signal within this time is the same request, unless it is Ctrl-C: ``timeout`` sends it to a
+process and to its group, and systemd SIGHUP after SIGTERM."""
 
 Facts = Dict[str, Any]
 Notifiers = Mapping[str, Callable[[Notice], None]]
@@ -49,6 +70,96 @@ Commands = Mapping[str, Callable[[Mapping[str, Any]], str]]
 Policy = Union["FixedRanks", "ElasticRanks"]
 """What differs between jobs of a fixed size and elastic ones: when ranks start, and what follows when a host
 or a rank ends. All methods run in the loop's thread, except for those of `commands`."""
+
+
+# -- how a job ends ---------------------------------------------------------------------------
+
+
+def term(grace_s: float) -> Steps:
+    """Return the steps after SIGTERM from outside."""
+    return ((15, 0.0), (9, grace_s))
+
+
+class Ending:
+    """Why and how a job ends: the signals of its ranks, the time after the first failure, the signals of the
+    user. `stop` has every agent end its ranks by steps; `exits` grows as ranks end.
+    """
+
+    def __init__(self, loop: Loop, exits: Mapping[int, Exit], stop: Callable[[Steps], None]) -> None:
+        self.reason = ""  # start, failure, interrupt, pipe or abandoned; "" unless the launcher ends the job
+        self.signum = 0  # the user's first signal
+        self.leaving: Set[int] = set()  # ranks that have left, and perhaps failed
+        self._loop, self._exits, self._stop = loop, exits, stop
+        self._waits_longer = False
+        self._signalled_s = 0.0  # when the user's first signal came
+        self._asked: Dict[int, Steps] = {}  # by rank that the user ends
+
+    def begin(self, reason: str, steps: Steps = END) -> None:
+        """Have every agent end its ranks by these steps and exit; the first reason counts."""
+        self.reason = self.reason or reason
+        self._loop.cancel("start", "gather", "grace")
+        self._stop(steps)
+        self._loop.wake()  # all links may have ended already
+
+    def after_failure(self) -> bool:
+        """Give the other ranks time to end; return False if they have it already."""
+        if self._loop.is_set("grace"):
+            return False
+        self._loop.after("grace", GRACE_S, self._over)
+        return True
+
+    def _over(self) -> None:
+        # The rank that failed first may be about to end.
+        if self.leaving - set(self._exits) and not self._waits_longer:
+            self._waits_longer = True
+            self._loop.after("grace", LEAVING_S, self._over)
+        else:
+            self.begin("failure")
+
+    def exited(self) -> None:
+        """Handle the end of a rank."""
+        if self._waits_longer and self._loop.is_set("grace") and not self.leaving - set(self._exits):
+            self.begin("failure")
+
+    def signalled(self, signum: int, grace_s: float, ranks: Iterable[int], has_failed: bool) -> str:
+        """End the job: in order at the first signal, at once at the second. Return a line to show, or ""."""
+        now_s = self._loop.clock()
+        if self.signum and signum != signal.SIGINT and now_s - self._signalled_s < SAME_S:
+            return ""
+        if self.reason == "interrupt" or (self.reason and self.signum):
+            self._asked.clear()
+            self.begin(self.reason, KILL)
+            return ""
+        self.signum, self._signalled_s = signum, now_s
+        if has_failed or self.reason:
+            self.begin("failure")
+            return ""
+        steps, limit = INTERRUPT, ""
+        if signum != signal.SIGINT:
+            steps, limit = term(grace_s), f"; they have {grace_s:g} s (--grace)"
+        for rank in ranks:
+            self.ask(rank, steps)
+        self.begin("interrupt", steps)
+        return f"{signal_name(signum)}: ending all ranks on all hosts (once more: at once){limit}"
+
+    def ask(self, rank: int, steps: Steps) -> None:
+        """Note that the user ends a rank by these steps."""
+        self._asked[rank] = steps
+
+    def killed(self) -> Dict[str, List[int]]:
+        """Return the ranks that did not end in time since the last call, by the text about them."""
+        found: Dict[str, List[int]] = {}
+        for rank in sorted(self._asked.keys() & self._exits.keys()):
+            steps, end = self._asked.pop(rank), self._exits[rank]
+            if end.signal == end.sent == signal.SIGKILL:
+                name, limit_s = signal_name(steps[0][0]), steps[-1][1]
+                advice = "; --grace S gives them longer" if name == "SIGTERM" else ""
+                text = f"killed {limit_s:g} s after {name}, while handling it{advice}"
+                found.setdefault(text, []).append(rank)
+        return found
+
+
+# -- the supervisor ---------------------------------------------------------------------------
 
 
 @dataclass
@@ -63,15 +174,10 @@ class HostState:
 
 
 class Supervisor:
-    """Runs one :class:`~ringrun.plan.job.Job`, once. `policy` makes its policy; `coloured` tells by stream
-    (1 and 2) whether prefixes have colours.
-    """
+    """Runs one :class:`~ringrun.plan.job.Job`, once. `policy` makes its policy."""
 
-    def __init__(
-        self, job: Job, console: Console, policy: Callable[[Supervisor], Policy],
-        coloured: Optional[Mapping[int, bool]] = None,
-    ) -> None:  # fmt: skip
-        coloured = coloured or {STDOUT: False, STDERR: False}
+    def __init__(self, job: Job, console: Console, policy: Callable[[Supervisor], Policy]) -> None:
+        coloured = console.coloured(os.environ)
         self.job, self.loop, self.failure = job, Loop(monotonic), FirstFailure()
         self.printer = Printer(job, console, coloured, monotonic)
         self.agents = Agents(job, self.loop, self)
@@ -85,9 +191,9 @@ class Supervisor:
             job, links, self.loop, self.printer, coloured[STDERR], self.inquiry.for_the_user
         )
         self.supply = Supply(self.agents, self.loop, self.printer.show, self.problem)
-        self._fetched = FetchedFiles(Path(FETCHED))
+        self.fetched = FetchedFiles(Path(FETCHED))
         self._notices = Notices(job, self.printer)
-        self._results: Dict[int, bytearray] = {}
+        self.results: Dict[int, bytearray] = {}
         self._control = ControlSocket(job.id, self._command)
         self._policy = policy(self)
 
@@ -108,7 +214,7 @@ class Supervisor:
             self.printer.show("" if self.job.attempt else "\n".join(self.job.notes))
             self.loop.after("ping", PING_S, self.agents.ping)
             self.watching.start()
-            self._control.start_if_possible(self.job, self.printer.show)
+            self._open_control()
             self._policy.begin()
             while not self._is_over:
                 self._run_once()
@@ -118,6 +224,15 @@ class Supervisor:
         failure = outcome.report if outcome.exit_code else ""
         self.watching.write_report(outcome.reason, failure, self._policy.changes)
         return outcome
+
+    def _open_control(self) -> None:
+        """Let commands reach the job; jobs of fixed size work without."""
+        try:
+            self._control.start()
+        except ConfigError as problem:
+            matters = self.job.settings.verbose or self.job.is_elastic
+            if matters or isinstance(problem, ForeignFolderError):
+                self.printer.show(str(problem))
 
     @property
     def _is_over(self) -> bool:
@@ -143,7 +258,7 @@ class Supervisor:
     def not_ready(self, host: HostJob) -> str:
         """Return the problem of a host that is not ready in time."""
         link, limit_s = self.agents.links[host.index], self.job.settings.start_timeout_s
-        return not_ready_text(host, link, limit_s, self.supply.waits_for(host))
+        return not_ready_text(host, link, limit_s)
 
     def problem(self, host: HostJob, text: str) -> None:
         """Handle a host that does not start."""
@@ -181,26 +296,10 @@ class Supervisor:
         else:
             _FRAMES[frame.kind](self, host, frame)
 
-    def _printed(self, _: HostJob, frame: Frame) -> None:
-        stream = STDOUT if frame.kind == framing.STDOUT else STDERR
-        self.printer.printed(frame.rank, stream, frame.data)
-
-    def _counted(self, _: HostJob, frame: Frame) -> None:
-        self.watching.take(frame.rank, frame.data)
-
-    def _returned(self, _: HostJob, frame: Frame) -> None:
-        self._results.setdefault(frame.rank, bytearray()).extend(frame.data)
-
     def _recorded(self, _: HostJob, frame: Frame) -> None:
         reason = self.inquiry.take(frame.rank, frame.data)
-        if reason == "ended":
-            self.printer.ending(frame.rank)
-        victim = self.inquiry.records.is_victim(frame.rank)
-        if reason == "starved" or (reason == "ended" and not victim):
+        if reason == "ended" and not self.inquiry.records.is_victim(frame.rank):
             self.ending.leaving.add(frame.rank)  # its end may fail the others
-
-    def _sent_file(self, host: HostJob, frame: Frame) -> None:
-        self._fetched.take(host.name, frame.data, self.job.fetch if host.gets_code else ())
 
     def _is_ready(self, host: HostJob, _: int, facts: Facts) -> None:
         odd = crowding(host.planned.spec, facts["limits"]["cores"]) if self.job.checks_slots else ""
@@ -212,9 +311,6 @@ class Supervisor:
             self.hosts[host.index].ready = facts
             self._policy.ready(host)
 
-    def _has_problem(self, host: HostJob, _: int, facts: Facts) -> None:
-        self.problem(host, host_problem(host.name, facts, host.is_local, how_to_install))
-
     def _exited(self, _: HostJob, rank: int, facts: Facts) -> None:
         self._notices.exited(facts)
         end = Exit(rank, facts["code"], facts["signal"], facts["sent"])
@@ -224,15 +320,6 @@ class Supervisor:
             self._policy.rendezvous.process_exited(rank, end.describe(), end.ok)
         self._policy.exited(end)
         self.ending.exited()
-
-    def _lacks(self, host: HostJob, _: int, facts: Facts) -> None:
-        self.supply.send(host, facts)
-
-    def _needs(self, host: HostJob, _: int, facts: Facts) -> None:
-        self.supply.provision(host, facts)
-
-    def _asked(self, *_: object) -> None:
-        self.inquiry.for_the_user()  # who has sent a rank SIGUSR1
 
     def _is_done(self, host: HostJob, *_: object) -> None:
         self.hosts[host.index].is_done = True
@@ -269,7 +356,7 @@ class Supervisor:
         raise ConfigError(f"There is no command {what!r} for this job.")
 
     def _interrupted(self, signum: int) -> None:
-        ranks = chain.from_iterable(host.ranks for host in self.hosts)
+        ranks = [rank for host in self.hosts for rank in host.ranks]
         has_failed = self._policy.has_failed
         self.printer.show(self.ending.signalled(signum, self.job.grace_s, ranks, has_failed))
 
@@ -298,14 +385,12 @@ class Supervisor:
             ready = {index for index, host in enumerate(self.hosts) if host.ready is not None}
             return not_started(self.job, problems, ready)
         outcome = self._policy.concluded(self._explained())
-        self.printer.settle(outcome.to_show, outcome.reported)
+        self.printer.settle(outcome.told)
         self.show_killed()
         if self.job.fetch:
-            self.printer.show(self._fetched.describe(self.job))
+            self.printer.show(self.fetched.describe(self.job))
         if outcome.reason == "done":
             self._notices.conclude(outcome, self.inquiry.records.made_no_call())
-            began_at = self.watching.began_at
-            self.printer.show(missing_timeline(self.job, began_at, outcome.members or [0]))
         return outcome
 
     def _explained(self) -> Outcome:
@@ -319,7 +404,10 @@ class Supervisor:
         pythons = {host.name: facts["python"] for host, facts in found if facts}
         how = self.failure, ending.reason, ending.signum, tails, diagnosis, pythons
         outcome = ended(self.job, *how, policy.stopped_because or "")
-        outcome.results = verified_results(self.job, self._results)
+        outcome.results = {  # b"" if a rank wrote none, None if its signature is not valid
+            rank: self.job.verified_result(rank, bytes(data)) if data else b""
+            for rank, data in self.results.items()
+        }
         return outcome
 
     def show_killed(self) -> None:
@@ -329,21 +417,25 @@ class Supervisor:
             self.printer.show(f"{ranks_text(ranks)} on {', '.join(hosts)}: {how}")
 
 
-_FRAMES: Mapping[int, Callable[[Supervisor, HostJob, Frame], None]] = {
-    framing.STDOUT: Supervisor._printed,
-    framing.STDERR: Supervisor._printed,
-    framing.RESULT: Supervisor._returned,
+_FRAMES: Mapping[int, Callable[[Supervisor, HostJob, Frame], object]] = {
+    framing.STDOUT: lambda it, _, frame: it.printer.printed(frame.rank, STDOUT, frame.data),
+    framing.STDERR: lambda it, _, frame: it.printer.printed(frame.rank, STDERR, frame.data),
+    framing.RESULT: lambda it, _, frame: it.results.setdefault(frame.rank, bytearray()).extend(frame.data),
     framing.RECORD: Supervisor._recorded,
-    framing.FILE: Supervisor._sent_file,
-    framing.NUMBERS: Supervisor._counted,
+    framing.FILE: lambda it, host, frame: it.fetched.take(
+        host.name, frame.data, it.job.fetch if host.gets_code else ()
+    ),
+    framing.NUMBERS: lambda it, _, frame: it.watching.take(frame.rank, frame.data),
 }
 _EVENTS: Mapping[str, Callable[[Supervisor, HostJob, int, Facts], None]] = {
     "ready": Supervisor._is_ready,
-    "problem": Supervisor._has_problem,
-    "lacks": Supervisor._lacks,
-    "needs": Supervisor._needs,
+    "problem": lambda it, host, _, facts: it.problem(
+        host, host_problem(host.name, facts, host.is_local, how_to_install)
+    ),
+    "lacks": lambda it, host, _, facts: it.supply.send(host, facts),
+    "needs": lambda it, host, _, facts: it.supply.provision(host, facts),
     "started": Supervisor._started,
-    "asked": Supervisor._asked,
+    "asked": lambda it, *_: it.inquiry.for_the_user(),  # a rank got SIGUSR1
     "exit": Supervisor._exited,
     "done": Supervisor._is_done,
 }

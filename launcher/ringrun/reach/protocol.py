@@ -15,19 +15,7 @@ from typing import Dict, Iterator, List, Mapping, NamedTuple
 from ringcomm.errors import ProtocolError
 from ringcomm.storage import files, folders
 
-from ..agent import (
-    agent,
-    binding,
-    checks,
-    framing,
-    job_folder,
-    output,
-    preparation,
-    processes,
-    recorders,
-    shipped,
-    threads,
-)  # fmt: skip
+from ..agent import agent, checks, framing, processes, recorders, shipped, threads
 
 BOOT = (
     "import os,sys;v=sys.version_info;"
@@ -55,10 +43,7 @@ class Frame(NamedTuple):
 @lru_cache(maxsize=1)
 def agent_program() -> bytes:
     """Return the agent's compressed program."""
-    modules = (
-        folders, files, processes, framing, output, checks, recorders, shipped, job_folder, preparation,
-        binding, threads, agent,
-    )  # fmt: skip
+    modules = (folders, files, processes, framing, recorders, shipped, checks, threads, agent)
     return compressed_program({item.__name__: Path(str(item.__file__)) for item in modules})
 
 

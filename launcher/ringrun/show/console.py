@@ -1,4 +1,4 @@
-"""Destinations of the output: a terminal or pipes, the cell of a notebook, and files per rank."""
+"""Destinations of the output: descriptors of this process, its ``sys.stdout``, and files per rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import deque
 from pathlib import Path
-from typing import Callable, Collection, Deque, Dict, Mapping, Optional, Sequence, Set, Tuple
+from typing import Callable, Deque, Dict, Mapping, Optional, Sequence, Set, Tuple
 
 from ringcomm.clock import Deadline
 from ringcomm.errors import ConfigError
@@ -21,8 +21,6 @@ from ringcomm.storage.folders import inner_folder, own_folder
 from .visible import COLOUR, cut
 
 FULL_BYTES, ROOM_BYTES = 1 << 20, 1 << 18
-NOTEBOOK_COLUMNS = 100
-"""Width of the line that is rewritten in a notebook, in characters."""
 _COLOUR = re.compile(f"({COLOUR.pattern})")
 
 
@@ -36,8 +34,12 @@ class Console:
     """The system's error if the output could not be written; "" for a closed pipe."""
 
     def coloured(self, environ: Mapping[str, str]) -> Dict[int, bool]:
-        """Return by stream whether prefixes may have colours."""
-        return {1: False, 2: False}
+        """Return by stream whether prefixes have colours (no-color.org)."""
+        has_colours = not environ.get("NO_COLOR") and environ.get("TERM", "") != "dumb"
+        return {stream: has_colours and self.is_terminal(stream) for stream in (1, 2)}
+
+    def is_terminal(self, stream: int) -> bool:
+        return False
 
     def write(self, stream: int, data: bytes) -> None:
         """Write whole lines to stream 1 (stdout) or 2 (stderr), without blocking for long or raising."""
@@ -54,10 +56,8 @@ class Console:
         except (OSError, ValueError):  # the pipe or the file is closed
             self.broken = True
 
-    @property
-    def terminals(self) -> Collection[int]:
-        """The streams that are terminals, on which a line can be overwritten."""
-        return ()
+    terminals: Sequence[int] = ()
+    """The streams that are terminals, on which a line can be overwritten."""
 
     def show_state(self, stream: int, lines: Sequence[bytes]) -> None:
         """Show lines (without ends, cut to the width) at the bottom of a terminal until the next output."""
@@ -90,13 +90,14 @@ class DescriptorConsole(Console):
         self._was_full = False
         self._closing = False
         self._closed: Set[int] = set()
-        self._terminals = [stream for stream in (1, 2) if _is_terminal(stream)]
+        has_cursor = os.environ.get("TERM", "") not in ("", "dumb")
+        self.terminals = [stream for stream in (1, 2) if has_cursor and os.isatty(stream)]
         self._state_at: Optional[Tuple[int, int]] = None  # the stream and the number of lines shown
         self._thread = threading.Thread(target=self._run, name="ringrun-console", daemon=True)
         self._thread.start()
 
-    def coloured(self, environ: Mapping[str, str]) -> Dict[int, bool]:
-        return {stream: uses_colour(environ, os.isatty(stream)) for stream in (1, 2)}
+    def is_terminal(self, stream: int) -> bool:
+        return os.isatty(stream)
 
     def on_change(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -108,12 +109,8 @@ class DescriptorConsole(Console):
         return full
 
     @property
-    def terminals(self) -> Collection[int]:
-        return self._terminals
-
-    @property
     def rows(self) -> int:
-        return _size(self._terminals[0]).lines if self._terminals else super().rows
+        return _size(self.terminals[0]).lines if self.terminals else super().rows
 
     def show_state(self, stream: int, lines: Sequence[bytes]) -> None:
         self._clear_state()
@@ -183,10 +180,6 @@ class DescriptorConsole(Console):
         self._wake()
 
 
-def _is_terminal(stream: int) -> bool:
-    return os.isatty(stream) and os.environ.get("TERM", "") not in ("", "dumb")
-
-
 def _size(stream: int) -> os.terminal_size:
     with contextlib.suppress(OSError):
         size = os.get_terminal_size(stream)
@@ -204,45 +197,6 @@ def _write_all(descriptor: int, data: bytes) -> None:
             select.select([], [descriptor], [], Deadline(1.0).remaining_s())
 
 
-class NotebookConsole(Console):
-    """Writes to ``sys.stdout`` and ``sys.stderr`` of a kernel."""
-
-    def __init__(self) -> None:
-        self._state: Optional[Tuple[int, int]] = None  # the stream and the length of the line
-
-    @property
-    def terminals(self) -> Collection[int]:
-        return (1, 2)
-
-    def show_state(self, stream: int, lines: Sequence[bytes]) -> None:
-        if self._state is not None and (not lines or self._state[0] != stream):
-            self._clear()
-        if lines:
-            line = cut_to_width(lines[-1], NOTEBOOK_COLUMNS)
-            before = 0 if self._state is None else self._state[1]
-            super().write(stream, b"\r" + line.ljust(before))
-            self._state = stream, len(line)
-
-    def _clear(self) -> None:
-        shown, self._state = self._state, None
-        if shown is not None:
-            super().write(shown[0], b"\r" + b" " * shown[1] + b"\r")
-
-    def write(self, stream: int, data: bytes) -> None:
-        if data:
-            self._clear()
-            super().write(stream, data)
-
-    def close(self, timeout_s: Optional[float] = None) -> None:
-        self._clear()
-
-
-def own_console() -> Console:
-    """Return the console for a function that this process runs as a job, in Jupyter the notebook's."""
-    in_kernel = type(sys.stdout).__module__.split(".")[0] == "ipykernel"
-    return NotebookConsole() if in_kernel else Console()
-
-
 def cut_to_width(line: bytes, columns: int) -> bytes:
     """Return the beginning of a line that fits into a row of a terminal, with its colours and their end."""
     kept, room = [], max(1, columns - 1)
@@ -256,20 +210,12 @@ def cut_to_width(line: bytes, columns: int) -> bytes:
     return ("".join(kept) + coloured).encode()
 
 
-def uses_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
-    """Return whether to use colours: on a terminal, without ``NO_COLOR`` and ``TERM=dumb`` (no-color.org)."""
-    return is_terminal and not environ.get("NO_COLOR") and environ.get("TERM", "") != "dumb"
-
-
 class OutputFiles:
     """``DIR/rank.N/stdout`` and ``stderr``: the unchanged output of each rank."""
 
-    def __init__(self, folder: Path, ranks: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self._files: Dict[Tuple[int, int], Tuple[Path, int]] = {}
         self._folder = folder
-        self.problem = ""
-        for rank in range(ranks):
-            self.add(rank)
 
     def add(self, rank: int) -> None:
         """Create the files of a rank; ConfigError if that fails."""
@@ -294,16 +240,17 @@ class OutputFiles:
             if file is not None:
                 os.close(file[1])
 
-    def write(self, rank: int, stream: int, data: bytes) -> None:
-        """Append to a rank's file. On an error set ``problem``, and write no more to that file."""
+    def write(self, rank: int, stream: int, data: bytes) -> str:
+        """Append to a rank's file. After an error, which is returned, no more is written to that file."""
         file = self._files.get((rank, stream))
         if file is not None:
             try:
                 write_all(file[1], data)
             except OSError as problem:
-                self.problem = f"{file[0]}: {problem.strerror}; further output is not written to it."
                 os.close(file[1])
                 del self._files[rank, stream]
+                return f"{file[0]}: {problem.strerror}; further output is not written to it."
+        return ""
 
     def close(self) -> None:
         """Close all files."""

@@ -4,23 +4,21 @@ wait for. Pure.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from typing import Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ringcomm.errors import ProtocolError
 
-from ..reach.incoming import json_of
+from ..reach.incoming import amount, decoded, fields, flag, items, row, table, whole
 
 MAX_RANKS = _MAX_ENTRIES = 4096
 _TEXT_CHARACTERS = 1000
-_GAUGES = ("local_steps", "local_drift")
 WINDOW_S = 10.0
 """Rates of the live view are averages over this time."""
 MIN_S = 0.5
 """Shorter periods, such as the last one of a job, are too short for rates."""
 MAX_POINTS = 480
-"""A curve with more points is reduced to half of them."""
+"""A curve with more points loses every second one."""
 MIN_SHARE = 0.1
 """A rank computes longest if the others wait for this part of the time more than it does."""
 MIN_BUSY = 0.3
@@ -69,20 +67,10 @@ class Sample(NamedTuple):
     doing: str  # the present or the last collective
     inside: bool  # it is in that collective
     waits_for: Tuple[int, ...]  # ranks from which it waits to receive
-    gauges: Dict[str, float]  # other known counters by name
 
     @property
     def calls(self) -> int:
         return sum(kind.runs for kind in self.kinds.values())
-
-    @property
-    def local_steps(self) -> str:
-        """Interval of synchronization of ranks that make local steps, in words; "" if they make none."""
-        steps, drift = self.gauges.get("local_steps"), self.gauges.get("local_drift")
-        if steps is None:
-            return ""
-        apart = "" if drift is None else f", their weights were {100 * drift:.2g} % apart"
-        return f"local steps: the ranks synchronize every {steps:.0f} steps{apart}"
 
     @property
     def sent_bytes(self) -> int:
@@ -93,61 +81,34 @@ class Sample(NamedTuple):
         return sum(peer.received_bytes for peer in self.peers.values())
 
 
+def _named(value: Any) -> str:
+    return str(value)[:_TEXT_CHARACTERS]
+
+
+_KINDS = table(_named, row(whole(), amount, whole()), _MAX_ENTRIES)
+_SAMPLE = fields({
+    "rank": whole(), "generation": whole(), "elapsed_s": amount, "steps": whole(), "step_s": amount,
+    "waited_s": amount, "kinds": _KINDS, "operations": _KINDS, "late": table(int, amount, _MAX_ENTRIES),
+    "peers": table(int, row(whole(), whole(), amount, whole(), amount), _MAX_ENTRIES),
+    "doing": _named, "inside": flag, "waits_for": items(whole(), _MAX_ENTRIES),
+})  # fmt: skip
+
+
 def parse_sample(data: bytes, at_s: float, size: int = MAX_RANKS) -> Optional[Sample]:
     """Return a rank's report from JSON; None if it is not valid."""
     try:
-        found = json_of(data)
-        return Sample(
-            at_s,
-            _whole(found["rank"]),
-            _whole(found["generation"]),
-            _amount(found["elapsed_s"]),
-            _whole(found["steps"]),
-            _amount(found["step_s"]),
-            _amount(found["waited_s"]),
-            {
-                _whole(rank): PeerNumbers(
-                    _whole(sent), _whole(received), _amount(slept_s), _whole(delivered), _amount(busy_s)
-                )
-                for rank, (sent, received, slept_s, delivered, busy_s) in _entries(found["peers"])
-                if _whole(rank) < size
-            },
-            _kinds(found["kinds"]),
-            _kinds(found["operations"]),
-            {_whole(rank): _amount(seconds) for rank, seconds in _entries(found["late"])
-             if _whole(rank) < size},
-            str(found["doing"])[:_TEXT_CHARACTERS],
-            bool(found["inside"]),
-            tuple(rank for rank in map(_whole, list(found["waits_for"])[:_MAX_ENTRIES]) if rank < size),
-            {name: _amount(found["gauges"][name]) for name in _GAUGES if name in found["gauges"]},
-        )
-    except (ProtocolError, ValueError, TypeError, LookupError, OverflowError, AttributeError):
+        found = decoded(data, _SAMPLE)
+    except ProtocolError:
         return None
-
-
-def _whole(value: Any) -> int:
-    number = int(value)
-    if not 0 <= number < 1 << 63:
-        raise ValueError(f"{number} is out of range")
-    return number
-
-
-def _amount(value: Any) -> float:
-    number = float(value)
-    if not (math.isfinite(number) and number >= 0.0):
-        raise ValueError(f"{number} is out of range")
-    return number
-
-
-def _entries(table: Mapping[str, Any]) -> List[Tuple[str, Any]]:
-    return list(table.items())[:_MAX_ENTRIES]
-
-
-def _kinds(table: Mapping[str, Any]) -> Dict[str, KindNumbers]:
-    return {
-        str(name)[:_TEXT_CHARACTERS]: KindNumbers(_whole(runs), _amount(took_s), _whole(moved_bytes))
-        for name, (runs, took_s, moved_bytes) in _entries(table)
-    }
+    peers = {rank: PeerNumbers(*values) for rank, values in found["peers"].items() if 0 <= rank < size}
+    kinds, operations = (
+        {name: KindNumbers(*values) for name, values in found[part].items()}
+        for part in ("kinds", "operations")
+    )
+    late_s = {rank: seconds for rank, seconds in found.pop("late").items() if 0 <= rank < size}
+    waits_for = tuple(rank for rank in found["waits_for"] if rank < size)
+    changed = {"peers": peers, "kinds": kinds, "operations": operations, "waits_for": waits_for}
+    return Sample(**{**found, **changed, "at_s": at_s, "late_s": late_s})
 
 
 # -- waiting times ----------------------------------------------------------------------------
@@ -310,8 +271,6 @@ class RankHistory:
     def __init__(self, began_s: float) -> None:
         self.latest: Optional[Sample] = None  # the last sample
         self.points: List[Point] = []  # the curves
-        # by rank, the highest rate of sending to it between two samples, in bytes/s
-        self.peak_bytes: Dict[int, float] = {}
         self._began_s = began_s
         self._recent: Deque[Sample] = deque()
         self._point_from: Optional[Sample] = None
@@ -322,21 +281,10 @@ class RankHistory:
         if last is not None and last.generation != sample.generation:
             self._recent.clear()
             self._point_from = None
-        elif last is not None:
-            self._note_peaks(last, sample)
         self._recent.append(sample)
         while len(self._recent) > 2 and sample.at_s - self._recent[1].at_s >= WINDOW_S:
             self._recent.popleft()
         self._add_point(sample)
-
-    def _note_peaks(self, before: Sample, after: Sample) -> None:
-        period_s = after.elapsed_s - before.elapsed_s
-        if period_s < MIN_S:
-            return
-        for rank, peer in after.peers.items():
-            earlier = before.peers.get(rank)
-            sent_bytes = peer.sent_bytes - (0 if earlier is None else earlier.sent_bytes)
-            self.peak_bytes[rank] = max(self.peak_bytes.get(rank, 0.0), sent_bytes / period_s)
 
     def _add_point(self, sample: Sample) -> None:
         start = self._point_from
@@ -351,7 +299,7 @@ class RankHistory:
         self.points.append(Point((start.at_s + sample.at_s) / 2 - self._began_s, rates))
         self._point_from = sample
         if len(self.points) >= MAX_POINTS:
-            self.points = [_mean(*pair) for pair in zip(self.points[::2], self.points[1::2])]
+            del self.points[::2]
             self._interval_s = 2 * max(self._interval_s, 1.0)
 
     @property
@@ -364,14 +312,6 @@ class RankHistory:
         """The rates in the present window."""
         first, last = self.window
         return None if first is None or last is None else rates_between(first, last)
-
-
-def _mean(one: Point, other: Point) -> Point:
-    """Merge two neighbouring points."""
-    first_s, second_s = one.rates.period_s, other.rates.period_s
-    total_s = first_s + second_s
-    means = [(a * first_s + b * second_s) / total_s for a, b in zip(one.rates[1:], other.rates[1:])]
-    return Point((one.at_s + other.at_s) / 2, RankRates(total_s, *means))
 
 
 class History:
@@ -400,11 +340,11 @@ class History:
         """Take the links of an epoch (:func:`ringcomm.rendezvous.routing.link_rows`); no rows: unknown."""
         if links:
             self.interfaces = {}
-        for row in links:
-            rank, peer = int(row["rank"]), int(row["peer"])
-            by = f" (relayed over {row['relay']})" if row.get("relay") else ""
-            self.interfaces[rank, peer] = f"{row['iface']}{by}"
-            self.interfaces[peer, rank] = f"{row['peer_iface']}{by}"
+        for link in links:
+            rank, peer = int(link["rank"]), int(link["peer"])
+            by = f" (relayed over {link['relay']})" if link.get("relay") else ""
+            self.interfaces[rank, peer] = f"{link['iface']}{by}"
+            self.interfaces[peer, rank] = f"{link['peer_iface']}{by}"
 
     def interfaces_of(self, rank: int) -> List[str]:
         """Return the interfaces over which a rank reaches other hosts, sorted by name."""
@@ -419,12 +359,6 @@ class History:
             rank: number for rank, number in sorted(rows.items())
             if (sample := latest.get(number)) is not None and sample.rank == rank
         }
-
-    def local_steps(self) -> List[str]:
-        """Return rank 0's report about its local steps: one text, or none."""
-        number = self.present().get(0)
-        sample = None if number is None else self.processes[number].latest
-        return [sample.local_steps] if sample is not None and sample.local_steps else []
 
     def slowest_now(self, hosts: Mapping[int, str]) -> Optional[Slowest]:
         """Return the rank that the others wait for in the present window; `hosts` are by process."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import time
 from html import escape as escape_html
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ..show.visible import visible
-from .history import MIN_DELIVERED_BYTES, History, KindNumbers, RankHistory, Sample
+from .history import MIN_DELIVERED_BYTES, History, KindNumbers, Sample
 from .table import duration, slowest_text
 
 _MB = 1e6
-_MAX_RANKS_IN_MAP = 32
-_LINKS_SHOWN = 200
-_OPERATIONS_SHOWN = 12
+_RANKS_SHOWN, _LINKS_SHOWN, _OPERATIONS_SHOWN = 32, 200, 12
 _STYLE = """
 body{font:15px/1.45 system-ui,sans-serif;color:#222;background:#fff}
 body{max-width:900px;margin:24px auto;padding:0 16px}
@@ -26,17 +24,15 @@ th{font-weight:600}td.t,th.t{text-align:left;overflow-wrap:anywhere;white-space:
 tr.slow td{background:#fde8e6;font-weight:600}
 pre{background:#f5f5f5;padding:10px;white-space:pre-wrap;overflow-wrap:anywhere;font-size:13px}
 .note{color:#555;font-size:13px}.slowest{background:#fde8e6;padding:8px 12px;border-left:4px solid #c0392b}
-svg{max-width:100%;height:auto;font:12px system-ui,sans-serif}.lines,.bars{width:100%;min-width:600px}
-.grid{stroke:#e3e3e3}.curve{fill:none;stroke-linejoin:round}.bar{fill:#4a7ba6}
-.frame{fill:none;stroke:#c0392b;stroke-width:2.5}.end{text-anchor:end}.middle{text-anchor:middle}
+svg{max-width:100%;height:auto;font:12px system-ui,sans-serif}.lines{width:100%;min-width:600px}
+.grid{stroke:#e3e3e3}.curve{fill:none;stroke-linejoin:round}
+.end{text-anchor:end}.middle{text-anchor:middle}
 .legend{font-size:13px}.key{margin-right:12px;white-space:nowrap}
 .key i{display:inline-block;width:12px;height:4px;margin-right:5px;vertical-align:middle}
 .wide{overflow-x:auto}
 """
 _WIDTH, _HEIGHT = 760, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 10, 34
-_CELL = 44
-_BAR = 22
 
 
 class ReportFacts(NamedTuple):
@@ -75,7 +71,7 @@ def html_report(facts: ReportFacts, history: History, hosts: Mapping[int, str]) 
         parts.append(f"<h2>Failure</h2><pre>{escape(facts.failure)}</pre>")
     if samples:
         parts += [_ranks(history, hosts, bool(facts.changes)), _curves(history, hosts)]
-        parts += [_waiting(history, hosts), _kinds(samples)]
+        parts += [_waiting(history), _kinds(samples)]
         parts += [_links(history, hosts), _operations(samples)]
     else:
         parts.append(
@@ -143,27 +139,24 @@ def _ranks(history: History, hosts: Mapping[int, str], has_changed: bool) -> str
     )
     if has_changed:
         note += '<p class="note">All numbers of this table are since the last change of the ranks.</p>'
-    note += "".join(f'<p class="note">{escape(text)} at the end.</p>' for text in history.local_steps())
     return "<h2>Ranks</h2>" + _table(titles, rows, (1, 9), slow) + note
 
 
 def _curves(history: History, hosts: Mapping[int, str]) -> str:
-    slowest = history.slowest(hosts)
-    present = history.present()
+    slowest, present = history.slowest(hosts), history.present()
     by_number = {number: rank for rank, number in present.items()}
+    has_steps = any(sample.steps for _, sample in history.samples())
     steps: List[Curve] = []
     waited: List[Curve] = []
     sent: List[Curve] = []
-    has_steps = any(sample.steps for _, sample in history.samples())
     for number, process in sorted(history.processes.items()):
         rank = by_number.get(number, number)
         label = f"rank {rank} ({hosts.get(number, '?')})"
-        bold = slowest is not None and number in by_number and rank == slowest.rank
-        style = (colour_of(number), bold)
-        points = process.points
-        steps.append(Curve(label, _steps_or_calls(process, has_steps), *style))
-        waited.append(Curve(label, [(item.at_s, 100 * item.rates.waited) for item in points], *style))
-        sent.append(Curve(label, [(item.at_s, item.rates.sent_bytes / _MB) for item in points], *style))
+        style = colour_of(number), slowest is not None and number in by_number and rank == slowest.rank
+        rows = [(item.at_s, item.rates) for item in process.points]
+        steps.append(Curve(label, [(at, row.steps if has_steps else row.calls) for at, row in rows], *style))
+        waited.append(Curve(label, [(at, 100 * row.waited) for at, row in rows], *style))
+        sent.append(Curve(label, [(at, row.sent_bytes / _MB) for at, row in rows], *style))
     title, what = ("Steps", "steps/s") if has_steps else ("Collectives", "collectives/s")
     return (
         f"<h2>{title} per second</h2>{_wide(diagram(steps, 'seconds', what))}"
@@ -172,26 +165,28 @@ def _curves(history: History, hosts: Mapping[int, str]) -> str:
     )
 
 
-def _steps_or_calls(process: RankHistory, steps: bool) -> List[Tuple[float, float]]:
-    return [(item.at_s, item.rates.steps if steps else item.rates.calls) for item in process.points]
-
-
-def _waiting(history: History, hosts: Mapping[int, str]) -> str:
-    matrix, slowest = history.matrix(), history.slowest(hosts)
-    ranks = sorted(history.present())
+def _waiting(history: History) -> str:
+    """Return the seconds that each rank has waited for each other one; larger ones are darker."""
+    matrix, ranks = history.matrix(), sorted(history.present())[:_RANKS_SHOWN]
     if len(ranks) < 2:
         return ""
+    most = max(matrix.values(), default=0.0) or 1.0
+    rows = []
+    for rank in ranks:
+        cells = [f"<th>{rank}</th>"]
+        for other in ranks:
+            seconds = matrix.get((rank, other), 0.0)
+            shade = f"rgba(192,57,43,{0.8 * seconds / most:.2f})"
+            cell = f'<td style="background:{shade}">{seconds:.3g}</td>'
+            cells.append("<td></td>" if rank == other else cell)
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    head = "".join(f"<th>{rank}</th>" for rank in ranks)
     note = (
         '<p class="note">Seconds that the rank of the row has waited for data of the rank of the column, '
         "which may have waited itself meanwhile.</p>"
     )
-    if len(ranks) <= _MAX_RANKS_IN_MAP:
-        marked = None if slowest is None else slowest.rank
-        return f"<h2>Waiting between ranks</h2>{_wide(heat_map(ranks, matrix, marked, 'seconds'))}{note}"
-    sums = {rank: sum(matrix.get((other, rank), 0.0) for other in ranks) for rank in ranks}
-    top = sorted(ranks, key=lambda rank: -sums[rank])[:_OPERATIONS_SHOWN]
-    rows = [(str(rank), f"{sums[rank]:.1f}") for rank in top]
-    return "<h2>Ranks that others waited for</h2>" + _table(("rank", "seconds of all other ranks"), rows)
+    table = _wide(f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>")
+    return f"<h2>Waiting between ranks</h2>{table}{note}"
 
 
 def _sum(tables: Sequence[Mapping[str, KindNumbers]]) -> Dict[str, KindNumbers]:
@@ -206,20 +201,18 @@ def _sum(tables: Sequence[Mapping[str, KindNumbers]]) -> Dict[str, KindNumbers]:
 
 
 def _kinds(samples: Sequence[Tuple[int, Sample]]) -> str:
-    kinds = _sum([sample.kinds for _, sample in samples])
-    values = {
-        kind: item.moved_bytes / 2 / _MB  # each byte is sent by one rank and received by another one
-        for kind, item in sorted(kinds.items(), key=lambda pair: -pair[1].moved_bytes)
-    }
-    return f"<h2>Bytes by kind of collective</h2>{_wide(bars(values, 'MB'))}" if values else ""
+    kinds = sorted(_sum([sample.kinds for _, sample in samples]).items(), key=lambda it: -it[1].moved_bytes)
+    # Each byte is sent by one rank and received by another one.
+    rows = [(kind, str(item.runs), shown(item.moved_bytes / 2 / _MB)) for kind, item in kinds]
+    titles = ("collective", "runs of all ranks", "MB")
+    return "<h2>Bytes by kind of collective</h2>" + _table(titles, rows, (0,)) if rows else ""
 
 
 def _links(history: History, hosts: Mapping[int, str]) -> str:
     rows = []
     present = history.present()
     for rank, number in sorted(present.items()):
-        process = history.processes[number]
-        sample = process.latest
+        sample = history.processes[number].latest
         assert sample is not None
         elapsed_s = max(sample.elapsed_s, 1e-9)
         for other, peer in sorted(sample.peers.items()):
@@ -229,7 +222,6 @@ def _links(history: History, hosts: Mapping[int, str]) -> str:
                 f"{rank} ({hosts.get(number, '?')})", f"{other} ({hosts.get(present.get(other, -1), '?')})",
                 _interfaces(history, rank, other),
                 shown(peer.sent_bytes / _MB), shown(peer.sent_bytes / _MB / elapsed_s),
-                shown(process.peak_bytes.get(other, 0.0) / _MB),
                 f"{speed:.3g}" if speed else "-",
                 f"{100 * min(1.0, peer.busy_s / elapsed_s):.0f} %" if speed else "-",
             ))  # fmt: skip
@@ -237,12 +229,11 @@ def _links(history: History, hosts: Mapping[int, str]) -> str:
         return ""
     more = f"<p>and {len(rows) - _LINKS_SHOWN} more</p>" if len(rows) > _LINKS_SHOWN else ""
     titles = (
-        "from rank", "to rank", "interfaces", "MB", "MB/s on average", "MB/s at most", "MB/s while busy",
-        "busy",
+        "from rank", "to rank", "interfaces", "MB", "MB/s on average", "MB/s while busy", "busy",
     )  # fmt: skip
     note = (
-        '<p class="note">"at most": the highest average over about a second. "busy": while the TCP '
-        "connection had something to send, as the system counts it; inside a host nothing is counted.</p>"
+        '<p class="note">"busy": while the TCP connection had something to send, as the system counts it; '
+        "inside a host nothing is counted.</p>"
     )
     return f"<h2>Links</h2>{_table(titles, rows[:_LINKS_SHOWN], (0, 1, 2))}{more}{note}"
 
@@ -365,52 +356,3 @@ def _legend(curves: Sequence[Curve]) -> str:
         for curve in curves
     ]
     return f'<p class="legend">{" ".join(items)}</p>'
-
-
-def heat_map(
-    ranks: Sequence[int], values: Mapping[Tuple[int, int], float], marked: Optional[int], title: str
-) -> str:
-    """Return a table of numbers by (row, column), darker if larger; the column `marked` has a frame."""
-    most = max([values.get((row, column), 0.0) for row in ranks for column in ranks], default=0.0)
-    side = _CELL * (len(ranks) + 1) + 10
-    parts = [f'<svg class="map" viewBox="0 0 {side} {side}" width="{side}" role="img" '
-             f'aria-label="{escape(title)}">']  # fmt: skip
-    for index, rank in enumerate(ranks):
-        place = _CELL * (index + 1) + _CELL / 2
-        bold = ' font-weight="bold"' if rank == marked else ""
-        parts.append(f'<text x="{place}" y="{_CELL - 10}" class="middle"{bold}>{rank}</text>')
-        parts.append(f'<text x="{_CELL - 10}" y="{place + 4}" class="end">{rank}</text>')
-    for row_index, row in enumerate(ranks):
-        for column_index, column in enumerate(ranks):
-            if row != column:
-                value = values.get((row, column), 0.0)
-                parts.append(_cell(column_index, row_index, value, value / most if most else 0.0))
-    if marked in ranks:
-        x = _CELL * (ranks.index(marked) + 1)
-        size = _CELL * len(ranks)
-        parts.append(f'<rect x="{x}" y="{_CELL}" width="{_CELL}" height="{size}" class="frame"/>')
-    return "".join(parts) + "</svg>"
-
-
-def _cell(column: int, row: int, value: float, share: float) -> str:
-    x, y = _CELL * (column + 1), _CELL * (row + 1)
-    colour = "#fff" if share > 0.55 else "#222"
-    return (
-        f'<rect x="{x}" y="{y}" width="{_CELL - 2}" height="{_CELL - 2}" '
-        f'fill="rgb({250 - 90 * share:.0f},{245 - 190 * share:.0f},{240 - 200 * share:.0f})"/>'
-        f'<text x="{x + _CELL / 2 - 1}" y="{y + _CELL / 2 + 3}" class="middle" fill="{colour}">'
-        f"{round(value, 2):.3g}</text>"
-    )
-
-
-def bars(values: Dict[str, float], unit: str) -> str:
-    """Return horizontal bars with their labels."""
-    most = max(values.values(), default=0.0)
-    height = _BAR * len(values) + 6
-    parts = [f'<svg class="bars" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(unit)}">']
-    for index, (label, value) in enumerate(values.items()):
-        y, width = _BAR * index + 3, 420 * value / most if most else 0.0
-        parts.append(f'<text x="170" y="{y + 14}" class="end">{escape(label)}</text>')
-        parts.append(f'<rect x="178" y="{y}" width="{width:.1f}" height="{_BAR - 5}" class="bar"/>')
-        parts.append(f'<text x="{184 + width:.1f}" y="{y + 14}">{shown(value)} {escape(unit)}</text>')
-    return "".join(parts) + "</svg>"

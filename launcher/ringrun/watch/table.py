@@ -41,9 +41,9 @@ def table(
     """
     present = sorted(history.present().items())
     slowest = history.slowest_now(hosts)
-    local_steps = history.local_steps()
-    below = [] if slowest is None else [slowest_text(slowest, history, hosts)]
-    below = [piece for text in [*below, *local_steps] for piece in wrap(text, WIDTH, subsequent_indent="  ")]
+    below = [] if slowest is None else wrap(
+        slowest_text(slowest, history, hosts), WIDTH, subsequent_indent="  "
+    )  # fmt: skip
     shown = present[: max(1, rows - 4 - len(below) + (slowest is not None))]
     cells: List[Tuple[str, ...]] = [_TITLES]
     cells += [
@@ -129,7 +129,6 @@ def line(history: History, hosts: Mapping[int, str]) -> str:
     parts.append(f"{amount(sum(item.sent_bytes for item in known) / 1e6)} MB/s sent by all ranks")
     waited = [item.waited for item in known]
     parts.append(f"waiting {100 * min(waited):.0f} to {100 * max(waited):.0f} % of the time")
-    parts += history.local_steps()
     slowest: Optional[Slowest] = history.slowest_now(hosts)
     text = ", ".join(parts)
     return text if slowest is None else f"{text}; {slowest_text(slowest, history, hosts)}"

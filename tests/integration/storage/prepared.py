@@ -24,7 +24,7 @@ from ringcomm.storage.files import open_named
 from ringcomm.storage.keys import read_key
 from ringrun import project
 from ringrun.agent import framing, shipped
-from ringrun.agent.job_folder import JobFolder
+from ringrun.agent.shipped import JobFolder
 from ringrun.diagnosis import records
 from ringrun.job.files import FetchedFiles
 from ringrun.job.launch import prepare

@@ -15,8 +15,7 @@ import pytest
 
 from ringcomm.clock import Deadline
 from ringrun.agent import framing
-from ringrun.agent.framing import CODE, EVENT, FILE, RESULT, STDERR, STDOUT
-from ringrun.diagnosis.failure_report import host_problem
+from ringrun.agent.framing import CODE, EVENT, FILE, STDERR, STDOUT
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
 from ringrun.reach.agent_process import AgentLink
@@ -145,63 +144,6 @@ def test_output_and_ends_of_ranks_are_reported(start: Callable[..., Agent]) -> N
         assert agent.event("started", rank)["pid"] > 0
 
 
-def test_bytes_for_the_ranks_and_their_results(start: Callable[..., Agent]) -> None:
-    program = "cat <&$1 >&$2; wc -c </proc/self/fd/$RINGCOMM_KEY_FD"
-    argv = ["bash", "-c", program, "rank"]
-    agent = start(*argv, np=2, payload=b"call" * 50_000).go()
-    agent.dismiss()
-    for rank in range(2):
-        assert agent.data(RESULT, rank) == b"call" * 50_000
-        assert int(agent.data(STDOUT, rank)) == 64, "the key, in hexadecimal digits"
-
-
-def test_ranks_of_an_elastic_job_come_and_go(start: Callable[..., Agent]) -> None:
-    agent = start("sh", "-c", "echo here; exec sleep 1000", elastic=True, ranks=[]).go()
-    for rank in (3, 4):
-        agent.send({"do": "start", "rank": {"rank": rank, "env": {"RINGCOMM_SLOT": f"0:{rank}"}}})
-    agent.until(lambda: agent.data(STDOUT, 3) == b"here\n" == agent.data(STDOUT, 4))
-    agent.send({"do": "end", "rank": 3, "steps": [[15, 0.0]]})
-    end = agent.event("exit", 3)
-    assert (end["code"], end["signal"], end["sent"]) == (None, 15, 15)
-    assert is_running(agent.event("started", 4)["pid"])
-    agent.send({"do": "stop", "steps": [[2, 0.0], [9, 60.0]]})
-    agent.send({"do": "start", "rank": {"rank": 5, "env": {}}})
-    end = agent.event("exit", 4)
-    assert end["signal"] == end["sent"] == 2
-    agent.dismiss()
-    assert not [item for item in agent.events if item["rank"] == 5], "none is started after that"
-
-
-def test_a_program_that_cannot_be_executed(start: Callable[..., Agent], tmp_path: Path) -> None:
-    """It is there and may be executed, so that only the attempt shows it."""
-    program = tmp_path / "train"
-    program.write_bytes(b"\x7fELF, but nothing more")
-    program.chmod(0o755)
-    agent = start(str(program)).go()
-    problem = agent.event("problem")
-    assert problem["problem"] == "start" and problem["path"] == str(program) and "format" in problem["why"]
-    agent.dismiss()
-
-
-@pytest.mark.parametrize("argv", [["true"], ["x.py"]], ids=["rank", "trial import"])
-def test_more_variables_than_the_system_allows(start: Callable[..., Agent], argv: List[str]) -> None:
-    agent = start(*argv, env={"A": "x" * 200_000}, script=None)
-    if argv == ["true"]:
-        agent.event("ready")
-        agent.send(GO)
-    problem = agent.event("problem")
-    assert problem["problem"] == "start" and "too long" in problem["why"]
-    assert "--no-env passes none" in host_problem("a", problem, False, str)
-    agent.dismiss()
-
-
-def test_a_job_that_ends_during_the_trial_import(start: Callable[..., Agent]) -> None:
-    agent = start(sys.executable, "-c", "print('hi')")
-    agent.send({"do": "stop", "steps": [[9, 0.0]]}, GO)
-    agent.dismiss()
-    assert agent.data(STDOUT) == b""
-
-
 def test_a_package_that_the_host_does_not_have_is_asked_for(
     start: Callable[..., Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,18 +188,6 @@ def test_files_are_sent_there_and_back(
 # ---- ends ---------------------------------------------------------------------------------------------
 
 
-def test_what_ranks_leave_behind_is_ended(start: Callable[..., Agent], tmp_path: Path) -> None:
-    """One is in the rank's group, one in a group of its own; both ignore SIGTERM, and have the pipes open."""
-    (tmp_path / "stubborn").write_text("trap '' TERM\necho $$ >$1\nexec sleep 1000\n")
-    files = [tmp_path / "one", tmp_path / "two"]
-    starts = f"sh {tmp_path}/stubborn {files[0]} & setsid sh {tmp_path}/stubborn {files[1]} &"
-    wait = f"until [ -s {files[0]} ] && [ -s {files[1]} ]; do sleep 0.01; done"
-    agent = start("sh", "-c", f"{starts} {wait}; exit 4").go()
-    assert agent.event("exit", 0)["code"] == 4
-    agent.dismiss()
-    assert eventually(lambda: not [path for path in files if is_running(int(path.read_text()))], LIMIT_S)
-
-
 @pytest.mark.parametrize("way", ["stdin", "terminated", pytest.param("silence", marks=pytest.mark.full)])
 def test_an_agent_that_loses_its_launcher_ends_its_ranks(start: Callable[..., Agent], way: str) -> None:
     agent = start("sh", "-c", "echo $$; exec sleep 1000", silence_s=3.0 if way == "silence" else None).go()
@@ -287,12 +217,3 @@ def test_an_agent_that_is_signalled_with_its_launcher_reports_all(start: Callabl
     agent.send(TERM_IS_ENOUGH)
     agent.dismiss()
     assert agent.data(STDOUT) == b"up\nsaved\n" and agent.event("exit", 0)["code"] == 5
-
-
-def test_a_launcher_that_no_longer_reads_ends_the_ranks(start: Callable[..., Agent], tmp_path: Path) -> None:
-    agent = start("sh", "-c", f"echo $$ >{tmp_path}/pid; while :; do echo step || sleep 1000; done").go()
-    agent.until(lambda: agent.data(STDOUT))
-    assert agent.link.process is not None and agent.link.process.stdout is not None
-    agent.link.process.stdout.close()
-    assert agent.link.process.wait(LIMIT_S) == 0
-    assert eventually(lambda: not is_running(int((tmp_path / "pid").read_text())), LIMIT_S)

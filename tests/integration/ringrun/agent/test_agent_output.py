@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 from typing import Iterator, List, Tuple
 
 import pytest
 
-from ringrun.agent import output as module
-from ringrun.agent.framing import EVENT, MARKER, STDERR, STDOUT
-from ringrun.agent.output import PAUSE_BYTES, RESUME_BYTES, Output
+from ringrun.agent import framing as module
+from ringrun.agent.framing import MARKER, PAUSE_BYTES, RESUME_BYTES, STDERR, STDOUT, Output
 from ringrun.reach.protocol import Frame, FrameReader
 
 
@@ -74,24 +72,6 @@ def pipe_of(agent: Agent, kind: int, rank: int) -> Tuple[int, int]:
     return reader, writer
 
 
-def test_output_comes_in_frames_until_its_end(agent: Agent) -> None:
-    reader, writer = pipe_of(agent, STDOUT, 3)
-    os.write(writer, b"loss 0.5\n")
-    agent.turn()
-    agent.output.event("exit", 3, code=0)
-    agent.output.flush()
-    assert agent.frames() == [
-        Frame(STDOUT, 3, b"loss 0.5\n"),
-        Frame(EVENT, 3, json.dumps({"code": 0, "event": "exit"}).encode()),
-    ]
-    os.close(writer)
-    agent.turn()
-    assert not agent.output.pipes and not agent.output.read(reader)
-    assert reader not in agent.selector.get_map(), "another pipe may have its number soon"
-    with pytest.raises(OSError):
-        os.fstat(reader)
-
-
 def test_a_launcher_that_reads_slowly_is_not_flooded(agent: Agent) -> None:
     """Nothing more is read from the ranks while too much is unsent, and nothing is lost."""
     _, writer = pipe_of(agent, STDOUT, 0)
@@ -133,14 +113,3 @@ def test_nothing_is_sent_to_a_launcher_that_is_lost(agent: Agent) -> None:
     os.close(writer)
     agent.turn()
     assert not agent.output.pipes and not agent.output.unsent
-
-
-def test_a_terminal_that_no_process_has_open_is_at_its_end(agent: Agent) -> None:
-    controlling, terminal = os.openpty()
-    agent.output.add(controlling, STDOUT, 0)
-    os.write(terminal, b"(Pdb) ")
-    agent.turn(30.0)  # the kernel passes it on when it has time
-    assert b"(Pdb) " in agent.output.unsent
-    os.close(terminal)  # reading is an error now
-    agent.turn(30.0)
-    assert not agent.output.pipes

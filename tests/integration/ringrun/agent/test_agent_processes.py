@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import uuid
-from pathlib import Path
 from typing import Any, Iterator, List
 
 import pytest
@@ -68,60 +67,3 @@ def test_all_descendants_are_found_whatever_their_environment(
     processes.sweep("none", 0, process.pid, limit_s=60.0)
     assert process.wait(60) == 0
     assert processes.strays("none", 0, process.pid) == []
-
-
-IN_A_PROCESS = """
-import os, sys
-from types import SimpleNamespace
-from ringrun.agent import processes
-"""
-
-
-def run(program: str, data: bytes = b"", **changes: Any) -> subprocess.CompletedProcess[bytes]:
-    argv = [sys.executable, "-c", IN_A_PROCESS + program]
-    return subprocess.run(argv, input=data, stdout=subprocess.PIPE, timeout=100, check=False, **changes)
-
-
-def test_more_bytes_than_a_pipe_holds_come_from_a_process() -> None:
-    """Where there is no memory without a name. The reader may end early, too."""
-    program = """
-del os.memfd_create
-data = bytes(range(256)) * 4000
-inherited = processes.InheritedBytes(data, SimpleNamespace())
-descriptors = [inherited.descriptor() for _ in range(2)]
-os.close(descriptors[1])
-with open(descriptors[0], "rb") as file:
-    assert file.read() == data
-for _ in range(2):
-    os.wait()
-print("read")
-"""
-    assert run(program).stdout == b"read\n"
-
-
-def test_a_launcher_that_is_lost_ends_the_process_that_reads_from_it() -> None:
-    program = """
-print(len(processes.read_exactly(5)), flush=True)
-processes.read_exactly(5)
-print("more")
-"""
-    done = run(program, b"12345678")
-    assert (done.returncode, done.stdout) == (0, b"5\n")
-
-
-@pytest.mark.parametrize(("end", "code"), [("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", 128 + 9)])
-def test_the_guard_ends_as_the_agent_and_leaves_nothing(end: str, code: int) -> None:
-    program = f"""
-import subprocess
-child = os.fork()
-if child == 0:
-    {end}
-processes.prctl(processes.load_libc(), processes.PR_SET_CHILD_SUBREAPER, 1)
-left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
-print(left.pid, flush=True)
-processes.run_guard(child, "none", 0)
-"""
-    done = run(program)
-    assert done.returncode == code
-    stat = Path(f"/proc/{int(done.stdout)}/stat")  # init may not have waited for it yet
-    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"

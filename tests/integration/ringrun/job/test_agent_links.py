@@ -8,10 +8,9 @@ from typing import Callable, Iterator, List, Optional, Tuple
 import pytest
 
 from ringcomm.clock import Deadline
-from ringrun.job.agents import FORCE_S, LINGER_S, PING_S, Agents
-from ringrun.job.ending import END
-from ringrun.job.event_loop import Loop
+from ringrun.job.agents import FORCE_S, LINGER_S, Agents, Loop
 from ringrun.job.launch import prepare
+from ringrun.job.supervise import END
 from ringrun.plan.job import HostJob, Job
 from ringrun.plan.options import Options
 from ringrun.reach import doors
@@ -102,14 +101,6 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Started]]:
         item.loop.close()
 
 
-def test_a_program_that_cannot_be_started_is_a_problem_of_its_host(start: Callable[..., Started]) -> None:
-    job = start("", argv=("/no/such/program",))
-    job.turn()
-    (text,) = job.handler.problems
-    assert "h0" in text and "/no/such/program" in text and "No such file or directory" in text
-    assert job.agents.all_closed and job.handler.ended == []
-
-
 def test_a_host_is_tried_again_after_a_while(start: Callable[..., Started]) -> None:
     job = start("exit 3")
     job.handler.again = True
@@ -130,24 +121,6 @@ def test_a_login_that_is_not_over_is_ended(start: Callable[..., Started]) -> Non
     assert job.handler.ended == [-9] and job.links[1].alive
     job.pass_time(max(after_s for _, after_s in END) + FORCE_S)
     assert job.agents.all_closed and job.handler.ended == [-9], "the other one has not answered in time"
-
-
-def test_a_host_whose_output_is_no_agents(start: Callable[..., Started]) -> None:
-    job = start(ANSWERS + "printf 'this is not a frame of the agent'; " + STAYS)
-    job.until(lambda: job.agents.all_closed)
-    (why,) = job.handler.confusion
-    assert why.startswith("h0: its agent sent invalid data: ") and job.handler.ended == [-9]
-
-
-@pytest.mark.parametrize("is_local", [False, True])
-def test_only_agents_of_other_hosts_are_pinged(start: Callable[..., Started], is_local: bool) -> None:
-    """An agent of this machine sees by its stdin that the launcher has ended."""
-    job = start(ANSWERS + READS, is_local=is_local)
-    job.until(lambda: job.links[0].answered and not job.links[0].has_outgoing)
-    job.agents.ping()
-    assert job.links[0].has_outgoing is not is_local and job.loop.is_set("ping")
-    job.pass_time(PING_S)
-    assert job.loop.is_set("ping"), "again and again"
 
 
 def test_a_connection_that_does_not_end_after_its_agent_is_cut(start: Callable[..., Started]) -> None:

@@ -8,7 +8,7 @@ from typing import Iterator, List, Optional, Sequence
 
 import pytest
 
-from ringrun.elastic.discovery import Discovery, ScriptError, run_script
+from ringrun.elastic.job import Discovery, ScriptError, run_script
 from ringrun.plan.hosts import HostSpec
 from tests.support.service import eventually
 
@@ -69,13 +69,6 @@ def test_a_script_that_takes_too_long_is_ended_with_its_children(tmp_path: Path)
     stat = Path(f"/proc/{children.read_text().strip()}/stat")
     assert eventually(lambda: not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX")
     assert run_script(script, LIMIT_S, threading.Event()) == "one\n"
-
-
-def test_a_job_that_ends_does_not_wait_for_the_script() -> None:
-    stopped = threading.Event()
-    stopped.set()
-    with pytest.raises(ScriptError, match="has not ended"):
-        run_script("sleep 1000", LIMIT_S, stopped)
 
 
 @pytest.mark.parametrize(

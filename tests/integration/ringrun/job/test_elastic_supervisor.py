@@ -13,7 +13,7 @@ from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
 from ringrun.elastic.job import ElasticJob
 from ringrun.job import elastic_ranks as module
-from ringrun.job import ending
+from ringrun.job import supervise
 from ringrun.job.control import send_command
 from ringrun.job.elastic_ranks import ElasticRanks
 from ringrun.job.launch import prepare
@@ -45,7 +45,7 @@ class Running(Supervised):
 @pytest.fixture
 def folder(runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory of the ranks."""
-    monkeypatch.setattr(ending, "GRACE_S", 0.1)
+    monkeypatch.setattr(supervise, "GRACE_S", 0.1)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PWD", str(tmp_path))
     return tmp_path
@@ -91,13 +91,6 @@ def test_a_job_without_changes(job: Callable[..., Running], folder: Path) -> Non
     assert running.server.member_places == {0: (Slot(0, 0), "local"), 1: (Slot(0, 1), "local")}
     assert sorted(running.server.exits) == [(0, "exit code 0", True), (1, "exit code 0", True)]
     assert "ringrun: 2 ranks\n" in running.console.text, "the table of links"
-
-
-def test_a_program_that_does_not_use_ringcomm_ends_well(job: Callable[..., Running]) -> None:
-    running = job("echo $RINGCOMM_MEMBER of $RINGCOMM_SIZE: $RINGCOMM_ELASTIC", size=99, min_np=2)
-    outcome = running.run()
-    assert (outcome.exit_code, outcome.reason, outcome.report) == (0, "done", "")
-    assert running.console.lines == ["[local:0] 0 of 2: 1", "[local:1] 1 of 2: 1"]
 
 
 def test_a_process_that_fails_is_started_again(job: Callable[..., Running], folder: Path) -> None:
@@ -173,44 +166,6 @@ def test_hosts_are_added_by_the_name_of_a_list_and_dropped(
 # ---- hosts --------------------------------------------------------------------------------------------
 
 
-def test_the_hosts_of_a_script(job: Callable[..., Running], folder: Path) -> None:
-    running = job(STAYS, hosts=None, host_discovery_script="echo local:2")
-    running.server.react = enough(folder, 1)
-    assert running.run().exit_code == 0
-    assert [host.name for host in running.job.hosts] == ["local"]
-
-
-def test_a_first_failure_of_the_script_ends_the_job(job: Callable[..., Running]) -> None:
-    outcome = job(STAYS, hosts=None, host_discovery_script="echo it is broken >&2; exit 5").run()
-    assert (outcome.exit_code, outcome.reason) == (1, "failure")
-    assert "failed at its first run" in outcome.report and "exit code 5: it is broken" in outcome.report
-
-
-def test_no_host_starts(job: Callable[..., Running]) -> None:
-    outcome = job(STAYS, hosts="local:1,other:1", size=2, min_np=2, python=("/no/such/python",)).run()
-    assert (outcome.exit_code, outcome.reason) == (1, "start")
-    assert "/no/such/python" in outcome.report
-
-
-def test_the_other_hosts_go_on_without_one_that_says_what_it_may_not(
-    job: Callable[..., Running], folder: Path
-) -> None:
-    python, event = folder / "python", '{"event": "ready", "port": 1, "limits": {}}'
-    python.write_text(
-        f"#!{sys.executable}\nimport os, struct\ndata = b'{event}'\n"
-        "os.write(1, b'\\nringrun-agent/1\\n' + struct.pack('!BiI', 4, -1, len(data)) + data + b'\\n')\n"
-        "while os.read(0, 65536):\n    pass\n"
-    )
-    python.chmod(0o755)
-    running = job(f"until grep -q invalid said; do sleep 0.02; done; {STAYS}", "local:2,other:1",
-                  python=(f"other={python}",))  # fmt: skip
-    running.console.react = lambda text: (folder / "said").write_text(text) and None
-    running.server.react = enough(folder, 1)
-    outcome = running.run()
-    assert outcome.exit_code == 0, outcome.report
-    assert running.console.text.count("other: its agent sent invalid data: an invalid event: ") >= 1
-
-
 def test_a_host_that_is_lost(job: Callable[..., Running], folder: Path) -> None:
     """Its process is reported as lost; another host goes on."""
     running = job(f'[ -n "$TEST_HOST" ] && kill -9 $PPID; {WAIT}', hosts="local:1,other:1")
@@ -269,28 +224,4 @@ def test_a_member_that_is_declared_lost_is_ended(
     assert "no heartbeat for 30 s" in outcome.report
 
 
-def test_while_ranks_are_missing_it_is_shown_where_they_may_come_from(
-    job: Callable[..., Running], folder: Path
-) -> None:
-    running = job(STAYS, hosts=None, host_discovery_script="echo local:2")
-
-    def react(members: Sequence[int]) -> None:
-        running.server.notify(notice("waiting", "1 of 2 ranks"))
-        running.server.notify(notice("warning", "a warning"))
-        (folder / "enough").touch()
-
-    running.server.react = react
-    assert running.run().exit_code == 0
-    assert "ringrun: 1 of 2 ranks" in running.console.text
-    assert "echo local:2 may name other hosts" in running.console.text
-    assert "ringrun: a warning\n" in running.console.text
-
-
 # ---- ends ---------------------------------------------------------------------------------------------
-
-
-def test_a_signal_ends_all_processes(job: Callable[..., Running]) -> None:
-    running = job(STAYS)
-    running.once(lambda: running.supervisor.interrupt(2), "up 0", "up 1")
-    outcome = running.run()
-    assert (outcome.exit_code, outcome.reason, outcome.report) == (130, "interrupt", "")

@@ -12,10 +12,9 @@ from typing import Any, Dict, Iterator, List, Tuple
 import pytest
 
 from ringcomm.clock import Deadline, monotonic
-from ringcomm.errors import ConfigError
 from ringrun.agent import framing
 from ringrun.job import files
-from ringrun.job.event_loop import Loop
+from ringrun.job.agents import Loop
 from ringrun.job.files import Supply
 from ringrun.job.launch import prepare
 from ringrun.plan.job import Job
@@ -98,9 +97,7 @@ def test_wheels_are_downloaded_once_for_equal_hosts(hosts: Hosts, monkeypatch: p
     monkeypatch.setattr(files, "fetch_wheels", fetch)
     for host in hosts.job.hosts[:2]:
         hosts.supply.provision(host, NEEDS)
-        assert hosts.supply.waits_for(host) == "numpy and psutil"
     hosts.until(2)
-    assert hosts.supply.waits_for(hosts.job.hosts[0]) == ""
     assert asked == [(Target("3.9", "aarch64", "2.31"), ("numpy", "psutil"))]
     use = {"do": "use", "package": WHEELS.digest}
     assert hosts.commands == [("a", use), ("b", use)] and hosts.problems == []
@@ -114,17 +111,3 @@ def test_wheels_are_downloaded_once_for_equal_hosts(hosts: Hosts, monkeypatch: p
     hosts.until(3)
     assert asked[1:] == [(Target("3.9", "x86_64", "2.31"), ("psutil",))]
     assert not any("wheels for c" in line for line in hosts.shown), "they were not downloaded now"
-
-
-@pytest.mark.parametrize("problem", [ConfigError("no wheel of numpy for it"), OSError("no network")])
-def test_wheels_that_cannot_be_downloaded(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, problem: Exception
-) -> None:
-    def fail(_: Target, names: Tuple[str, ...]) -> None:
-        raise problem
-
-    monkeypatch.setattr(files, "fetch_wheels", fail)
-    for host in hosts.job.hosts[:2]:
-        hosts.supply.provision(host, NEEDS)
-    hosts.until(2)
-    assert hosts.problems == [(name, f"{name}: {problem}") for name in ("a", "b")] and hosts.commands == []

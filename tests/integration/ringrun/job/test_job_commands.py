@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import tempfile
 import time
@@ -17,18 +16,13 @@ from ringrun import cli
 from ringrun.job.control import (
     REQUEST_LIMIT_BYTES,
     ControlSocket,
-    ForeignFolderError,
     change_hosts,
-    control_folder,
-    job_facts,
     jobs_of,
     running_jobs,
     send_command,
     show_jobs,
     stop_job,
 )
-from ringrun.job.launch import prepare
-from ringrun.plan.options import Options
 
 ABC, ABD, XYZ, FIXED, LEFT, GOING = (name.ljust(16, "0") for name in ("abc", "abd", "7", "f", "1ef", "90"))
 
@@ -98,29 +92,6 @@ def agree(*_: str) -> bool:
     return True
 
 
-def test_the_only_job_is_ended(jobs: Jobs) -> None:
-    with pytest.raises(ConfigError, match="No job of yours was started"):
-        stop_job("", jobs.environ, agree)
-    jobs.start(ABC, elastic=False)
-    assert stop_job("", jobs.environ, agree) == f"{ABC} is being ended"
-    assert jobs.commands == [(ABC, {"do": "stop"})]
-
-
-def test_the_only_job_continues_if_that_is_the_answer(jobs: Jobs) -> None:
-    jobs.start(ABC, program="train.py\n")
-    asked: List[Tuple[str, ...]] = []
-
-    def refuse(*words: str) -> bool:
-        asked.append(words)
-        return False
-
-    with pytest.raises(ConfigError, match=f"The job {ABC} continues"):
-        stop_job("", jobs.environ, refuse)
-    assert len(asked) == 1 and asked[0][0] == ABC and "\n" not in asked[0][1]
-    stop_job(ABC[:3], jobs.environ, refuse)  # it is named: no question
-    assert jobs.commands == [(ABC, {"do": "stop"})] and len(asked) == 1
-
-
 def test_of_several_jobs_one_is_named_by_its_beginning(jobs: Jobs) -> None:
     jobs.start(ABC)
     jobs.start(ABD, program="eval.py\x1b[2J\n")
@@ -148,14 +119,6 @@ def test_hosts_of_elastic_jobs_only_can_be_changed(jobs: Jobs) -> None:
         change_hosts("drop", "jetson1", "", jobs.environ)
 
 
-def test_with_one_job_its_name_is_not_needed_but_must_be_right(jobs: Jobs) -> None:
-    jobs.start(ABC)
-    change_hosts("drop", "jetson1", "", jobs.environ)
-    assert jobs.commands == [(ABC, {"do": "drop", "host": "jetson1"})]
-    with pytest.raises(ConfigError, match=f"begins with 'x'. 1 job runs: {ABC}"):
-        change_hosts("drop", "jetson1", "x", jobs.environ)
-
-
 @pytest.mark.parametrize(
     "words",
     [["add", "--job", "ab", "h:2"], ["add", "h:2", "--job", "ab"], ["add", "--job=ab", "h:2"], ["stop", "ab"],
@@ -176,14 +139,6 @@ def test_each_command_names_a_job_in_the_same_way(
 
 
 # ---- the socket ---------------------------------------------------------------------------------------
-
-
-def test_what_a_job_answers_about_itself() -> None:
-    job = prepare(Options(np=3), ["train.py"], {"PATH": "/"})
-    assert json.loads(job_facts(job, 12.5, 1)) == {
-        "pid": os.getpid(), "program": "train.py", "began_at": 12.5, "ranks": 2, "hosts": ["localhost"],
-        "elastic": False,
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -212,32 +167,3 @@ def test_sockets_without_a_job(jobs: Jobs) -> None:
     assert not (jobs.folder / f"{LEFT}.sock").exists() and running_jobs(Path("/nonexistent")) == []
     with pytest.raises(ConfigError, match=f"The job {GOING} does not answer: "):
         send_command(jobs.folder, GOING, {"do": "stop"})
-
-
-def test_what_is_no_identifier_is_refused(jobs: Jobs) -> None:
-    for name in ("", "../abc", ABC.upper(), ABC + "0"):
-        with pytest.raises(ConfigError, match="is no identifier of a job"):
-            send_command(jobs.folder, name, {"do": "stop"})
-
-
-def test_a_directory_that_others_may_write_is_no_place_for_sockets(jobs: Jobs) -> None:
-    jobs.start(ABC)
-    jobs.folder.chmod(0o777)
-    with pytest.raises(ForeignFolderError, match=f"{jobs.folder} is a directory that other users may write"):
-        running_jobs(jobs.folder)
-    jobs.folder.chmod(0o700)
-    for name in ("notes", "odd.sock", f"{ABC}.txt"):
-        (jobs.folder / name).touch()
-    (jobs.folder / f"{XYZ}.sock").symlink_to(f"{XYZ}.sock")  # a loop
-    assert running_jobs(jobs.folder) == [XYZ, ABC], "what cannot be opened is named by the next command"
-    (jobs.folder / f"{XYZ}.sock").unlink()
-    file = jobs.folder / "notes"
-    for path, text in ((file, "is no directory"), (file / "below", "cannot be read: Not a directory")):
-        with pytest.raises(ConfigError, match=text):
-            running_jobs(path)
-
-
-def test_the_directory_is_the_users_own(tmp_path: Path) -> None:
-    own = Path(f"/tmp/ringrun-{os.getuid()}")
-    assert control_folder({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path / "ringrun"
-    assert control_folder({"XDG_RUNTIME_DIR": "relative"}) == control_folder({}) == own

@@ -106,15 +106,6 @@ def test_a_job_says_that_its_socket_has_no_place(runtime: Path) -> None:
         ControlSocket(JOB, str, runtime / "ringrun").start()
 
 
-def test_a_job_closes_its_own_directory(runtime: Path) -> None:
-    (runtime / "ringrun").mkdir()
-    (runtime / "ringrun").chmod(0o777)
-    server = ControlSocket(JOB, str, runtime / "ringrun")
-    server.start()
-    server.stop()
-    assert (runtime / "ringrun").stat().st_mode & 0o777 == 0o700
-
-
 CONNECTS = """
 sock = socket.socket(socket.AF_UNIX)
 sock.connect(sys.argv[1])

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, List, Tuple
 
 import pytest
 
-from ringrun.agent.threads import available_cores
-from ringrun.job import ending
-from ringrun.job.outcome import BROKEN_PIPE
+from ringrun.job import supervise
 from ringrun.plan.job import Job
-from tests.integration.ringrun.job.supervised import STAYS, Kept, Running, notice, shell_job
+from tests.integration.ringrun.job.supervised import STAYS, Running, notice, shell_job
 
 AGENT = """
 import os, struct, sys
@@ -67,16 +64,6 @@ def job(runtime: Path, tmp_path: Path) -> Callable[..., Job]:
     return partial(shell_job, tmp_path)
 
 
-def test_ranks_of_several_hosts_run_to_their_end(job: Callable[..., Job]) -> None:
-    running = Running(job("echo $RANK on $TEST_HOST at $RINGCOMM_RENDEZVOUS", hosts="localhost,a,b:2"))
-    outcome = running.run()
-    assert (outcome.exit_code, outcome.reason, outcome.report) == (0, "done", "")
-    assert sorted(outcome.exits) == [0, 1, 2, 3] and all(end.ok for end in outcome.exits.values())
-    assert running.console.lines == [
-        "[a:1] 1 on a at", "[b:2] 2 on b at", "[b:3] 3 on b at", "[localhost:0] 0 on at"
-    ]  # fmt: skip
-
-
 def test_the_ranks_get_the_address_of_the_rendezvous(job: Callable[..., Job]) -> None:
     rendezvous = Rendezvous()
     running = Running(job("echo $RINGCOMM_RENDEZVOUS"), rendezvous)
@@ -84,32 +71,6 @@ def test_the_ranks_get_the_address_of_the_rendezvous(job: Callable[..., Job]) ->
     assert running.console.lines == [f"[localhost:{rank}] 127.0.0.1:7" for rank in range(2)]
     assert rendezvous.events == ["start", "stop"]
     assert sorted(rendezvous.exits) == [(rank, "exit code 0", True) for rank in range(2)]
-
-
-def test_one_rank_needs_no_rendezvous(job: Callable[..., Job]) -> None:
-    rendezvous = Rendezvous()
-    assert Running(job("true", hosts="localhost"), rendezvous).run().exit_code == 0
-    assert rendezvous.events == []
-
-
-def test_the_others_end_after_the_first_failure(
-    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ending, "GRACE_S", 0.1)
-    running = Running(job("[ $RANK = 1 ] && echo broken >&2 && exit 3; exec sleep 1000", hosts="a,b"))
-    outcome = running.run()
-    assert (outcome.exit_code, outcome.reason) == (3, "failure")
-    assert "rank 1 on b failed first: exit code 3" in outcome.report and "broken" in outcome.report
-    assert outcome.exits[0].signal == outcome.exits[0].sent == 15
-
-
-def test_what_a_login_writes_is_shown_with_verbose_only(job: Callable[..., Job]) -> None:
-    for verbose in (False, True):
-        plain = job("true", hosts="a", settings={"verbose": verbose})
-        argv = ["sh", "-c", 'echo Welcome >&2; exec "$@"', "login", *plain.hosts[0].argv]
-        running = Running(replace(plain, hosts=(replace(plain.hosts[0], argv=tuple(argv)),)))
-        assert running.run().exit_code == 0
-        assert ("ringrun: a: Welcome\n" in running.console.text) is verbose
 
 
 # ---- hosts that do not start --------------------------------------------------------------------------
@@ -124,12 +85,6 @@ def test_a_host_that_does_not_start_ends_the_job(job: Callable[..., Job]) -> Non
     assert "started" not in running.console.text
 
 
-def test_a_number_of_slots_that_looks_like_a_port_is_refused(job: Callable[..., Job]) -> None:
-    slots = next(number for number in (22, 2222) if number > available_cores())
-    outcome = Running(job("echo up", hosts=f"me@a:{slots},b")).run()
-    assert outcome.reason == "start" and f"write me@a:1@{slots}" in outcome.report, outcome.report
-
-
 def test_each_host_has_a_short_time_to_report_what_it_lacks(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -139,23 +94,10 @@ def test_each_host_has_a_short_time_to_report_what_it_lacks(
     assert outcome.reason == "start" and f"{tmp_path}/gone" in outcome.report
 
 
-def test_a_host_that_is_not_ready_in_time(job: Callable[..., Job]) -> None:
-    outcome = Running(job("true", hosts="a", argv=["sleep", "1000"], settings={"start_timeout_s": 0.3})).run()
-    assert outcome.reason == "start"
-    text = " ".join(outcome.report.replace("│", " ").split())
-    assert "a: not ready within 0.3 s (--start-timeout): " in text
-
-
-def test_an_agent_that_is_lost_before_the_ranks_run(job: Callable[..., Job]) -> None:
-    lost = ["sh", "-c", r"printf '\nringrun-agent/1\n'; echo killed >&2; exit 7"]
-    outcome = Running(job("true", hosts="a", argv=lost)).run()
-    assert outcome.reason == "start" and "ended with status 7" in outcome.report
-
-
 def test_a_host_that_says_what_it_may_not_ends_the_job_in_order(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "GRACE_S", 0.1)
+    monkeypatch.setattr(supervise, "GRACE_S", 0.1)
     argv = [sys.executable, "-c", AGENT, "never", json.dumps(READY), json.dumps(READY)]
     running = Running(job("exec sleep 1000", hosts="a,localhost", argv=argv))
     outcome = running.run()
@@ -168,7 +110,7 @@ def test_a_host_that_says_what_it_may_not_ends_the_job_in_order(
 
 
 def test_a_host_that_is_lost_has_failed(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "GRACE_S", 0.1)
+    monkeypatch.setattr(supervise, "GRACE_S", 0.1)
     rendezvous = Rendezvous()
     program = "[ $RANK = 1 ] && kill -9 $PPID; exec sleep 1000"
     running = Running(job(program, hosts="a,localhost"), rendezvous)
@@ -178,23 +120,10 @@ def test_a_host_that_is_lost_has_failed(job: Callable[..., Job], monkeypatch: py
     assert (1, "lost with its host", False) in rendezvous.exits
 
 
-def test_data_that_makes_no_sense_ends_the_link_of_a_host(
-    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While ranks run, that is shown; the host counts as lost."""
-    monkeypatch.setattr(ending, "GRACE_S", 0.1)
-    argv = [sys.executable, "-c", AGENT, '"do": "go"', json.dumps(READY)]
-    running = Running(job("exec sleep 1000", hosts="a,b", argv=argv))
-    outcome = running.run()
-    assert "ringrun: a: its agent sent invalid data: " in running.console.text
-    assert outcome.reason == "failure"
-    assert outcome.cause is not None and outcome.cause.host_index == 0
-
-
 def test_a_cut_connection_is_named_by_the_rendezvous(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "GRACE_S", 0.1)
+    monkeypatch.setattr(supervise, "GRACE_S", 0.1)
     rendezvous = Rendezvous()
     running = Running(job(STAYS), rendezvous)
 
@@ -203,47 +132,11 @@ def test_a_cut_connection_is_named_by_the_rendezvous(
         detail = {"kind": "cut", "leaving": True}
         rendezvous.notify(notice("failed", "the network between a and b", culprit=1, detail=detail))
 
-    monkeypatch.setattr(ending, "LEAVING_S", 0.1)
+    monkeypatch.setattr(supervise, "LEAVING_S", 0.1)
     running.once(cut, "up 0", "up 1")
     outcome = running.run()
     assert outcome.reason == "failure" and "the network between a and b" in outcome.report
     assert outcome.exit_code == 255
-
-
-def test_output_that_cannot_be_written_ends_the_job(job: Callable[..., Job]) -> None:
-    running = Running(job(STAYS))
-
-    def react(text: str) -> None:
-        running.console.broken = "up" in text
-
-    running.console.react = react
-    outcome = running.run()
-    assert (outcome.exit_code, outcome.reason, outcome.report) == (BROKEN_PIPE, "pipe", "")
-
-
-class Full(Kept):
-    """A console that is full for some time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = 3
-        self.wake: Callable[[], None] = lambda: None
-
-    def on_change(self, wake: Callable[[], None]) -> None:
-        self.wake = wake
-
-    @property
-    def full(self) -> bool:
-        self.left -= self.left > 0
-        self.wake()
-        return self.left > 0
-
-
-def test_a_console_that_is_full_delays_the_ranks_only(job: Callable[..., Job]) -> None:
-    running = Running(job("echo one; echo two", hosts="localhost"))
-    running.console = running.supervisor.printer.console = Full()
-    assert running.run().exit_code == 0
-    assert running.console.lines == ["[localhost:0] one", "[localhost:0] two"] and running.console.left == 0
 
 
 def test_files_come_back_from_the_hosts(

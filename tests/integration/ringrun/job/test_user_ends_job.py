@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import threading
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Callable
 
 import pytest
 
-from ringcomm.errors import ConfigError
-from ringrun.job.control import send_command
 from ringrun.plan.job import Job
-from tests.integration.ringrun.job.supervised import LIMIT_S, STAYS, Running, none_remain, shell_job
+from tests.integration.ringrun.job.supervised import Running, shell_job
 
 
 @pytest.fixture
 def job(runtime: Path, tmp_path: Path) -> Callable[..., Job]:
     """`job(program, **options)`: a job whose ranks run a shell program."""
     return partial(shell_job, tmp_path)
-
-
-@pytest.mark.parametrize(("signum", "code"), [(2, 130), (15, 143)])
-def test_a_signal_ends_all_ranks(job: Callable[..., Job], signum: int, code: int) -> None:
-    running = Running(job(STAYS, hosts="a,b"))
-    running.once(lambda: running.supervisor.interrupt(signum), "up 0", "up 1")
-    outcome = running.run()
-    assert (outcome.exit_code, outcome.reason, outcome.report) == (code, "interrupt", "")
-    assert {end.sent for end in outcome.exits.values()} == {signum}
-    assert "ending all ranks on all hosts (once more: at once)" in running.console.text
 
 
 HANDLES = """
@@ -80,7 +65,7 @@ def test_ranks_that_do_not_end_in_time_are_named(job: Callable[..., Job]) -> Non
 
 
 def test_a_second_signal_does_not_wait(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringrun.job.ending.INTERRUPT", ((2, 0.0), (15, 1000.0)))
+    monkeypatch.setattr("ringrun.job.supervise.INTERRUPT", ((2, 0.0), (15, 1000.0)))
     running = Running(job("trap '' INT TERM; echo up $RANK; while :; do sleep 1000; done", hosts="localhost"))
 
     def react(text: str) -> None:
@@ -93,42 +78,6 @@ def test_a_second_signal_does_not_wait(job: Callable[..., Job], monkeypatch: pyt
     running.console.react = react
     outcome = running.run()
     assert outcome.exit_code == 130 and outcome.exits[0].signal == 9
-
-
-def test_an_exception_of_the_caller_leaves_nothing_behind(job: Callable[..., Job]) -> None:
-    running = Running(job(STAYS))
-
-    def leave() -> None:
-        raise KeyboardInterrupt
-
-    running.once(leave, "up")
-    with pytest.raises(KeyboardInterrupt):
-        running.run()
-    assert none_remain(running.job)
-
-
-def test_commands_of_the_user_reach_the_job(job: Callable[..., Job], runtime: Path) -> None:
-    running = Running(job(STAYS))
-    answers: List[Any] = []
-
-    def command() -> None:
-        answers.append(json.loads(send_command(runtime, running.job.id, {"do": "info"})))
-        try:
-            send_command(runtime, running.job.id, {"do": "add", "host": "c"})
-        except ConfigError as problem:
-            answers.append(str(problem))
-        answers.append(send_command(runtime, running.job.id, {"do": "stop"}))
-
-    thread = threading.Thread(target=command)
-    running.once(thread.start, "up 0", "up 1")
-    outcome = running.run()
-    thread.join(LIMIT_S)
-    facts, refused, stopped = answers
-    assert facts["ranks"] == 2 and facts["hosts"] == ["localhost"] and facts["pid"] == os.getpid()
-    assert refused == "There is no command 'add' for this job."
-    assert stopped == f"the job {running.job.id} ({running.job.command.shown}) is being ended"
-    assert (outcome.exit_code, outcome.reason) == (143, "interrupt")
-    assert list(runtime.iterdir()) == []
 
 
 def test_a_job_that_commands_cannot_reach_runs_all_the_same(job: Callable[..., Job], runtime: Path) -> None:

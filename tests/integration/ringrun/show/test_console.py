@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import io
 import os
 import select
 import struct
-import sys
 import termios
 import threading
 from pathlib import Path
@@ -17,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.show.console import FULL_BYTES, Console, DescriptorConsole, OutputFiles
+from ringrun.show.console import FULL_BYTES, DescriptorConsole, OutputFiles
 from tests.support.service import opened, remains
 
 LIMIT_S = 60.0
@@ -86,20 +83,6 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Streams]:
     made = Streams()
     yield made
     made.end()
-
-
-def test_lines_arrive_in_the_sequence_in_which_they_were_written(streams: Streams) -> None:
-    streams.pipe(1)
-    streams.pipe(2)
-    console = streams.console()
-    assert list(console.terminals) == [] and console.rows == 24
-    assert console.coloured({"TERM": "xterm"}) == {1: False, 2: False}
-    for number in range(100):
-        console.write(1 + number % 2, b"%02d\n" % number)
-    console.write(1, b"")
-    console.close()
-    assert streams.read(1, 150) == b"".join(b"%02d\n" % number for number in range(0, 100, 2))
-    assert streams.read(2, 150) == b"".join(b"%02d\n" % number for number in range(1, 100, 2))
 
 
 def test_a_slow_reader_is_waited_for(streams: Streams) -> None:
@@ -176,18 +159,6 @@ def test_the_state_at_the_bottom_of_a_terminal_is_written_over(streams: Streams)
 # ---- the console of a process that calls run() ----------------------------------------------------
 
 
-@pytest.mark.parametrize("problem", [OSError(errno.EPIPE, "Broken pipe"), ValueError("closed file")])
-def test_a_stream_that_is_closed(problem: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Closed(io.StringIO):
-        def write(self, text: str) -> int:
-            raise problem
-
-    monkeypatch.setattr(sys, "stdout", Closed())
-    console = Console()
-    console.write(1, b"a line\n")
-    assert console.broken
-
-
 # ---- the files of ranks ---------------------------------------------------------------------------
 
 
@@ -199,6 +170,8 @@ def test_a_stream_that_is_closed(problem: Exception, monkeypatch: pytest.MonkeyP
 def test_a_directory_that_cannot_be_made(tmp_path: Path, spoil: Callable[[Path], object]) -> None:
     before = opened()
     spoil(tmp_path / "out")
+    files = OutputFiles(tmp_path / "out")
     with pytest.raises(ConfigError, match=f"--output-dir {tmp_path}/out: .*Name a directory"):
-        OutputFiles(tmp_path / "out", 2)
+        for rank in range(2):
+            files.add(rank)
     assert not remains(before), "the files of rank 0 are closed"

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import platform
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Dict, Optional
@@ -10,8 +8,6 @@ from typing import Any, Dict, Optional
 import pytest
 
 from ringrun.agent.checks import (
-    CHECK_SOURCE,
-    can_be_provisioned,
     check_result,
     find_problem,
 )
@@ -58,30 +54,6 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert find_problem(config, sys.executable, str(tmp_path), None) is None
 
 
-@pytest.mark.parametrize(
-    ("path", "why"),
-    [("t.json", ""), ("there/t.json", ""), ("no/t.json", "no directory"), ("there", "Is a directory"),
-     ("file/t.json", "Not a directory"), ("/dev/null", "")],
-)  # fmt: skip
-def test_files_that_cannot_be_written(tmp_path: Path, path: str, why: str) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "file").touch()
-    config = {"script": None, "python": False, "horovod": False, "writes": [["--timeline", path]]}
-    found = find_problem(config, sys.executable, str(tmp_path), None)
-    assert (found is None) is (why == "")
-    if found is not None:
-        assert (found["problem"], found["option"]) == ("write", "--timeline") and why in found["why"]
-
-
-def test_the_trial_import_finds_everything_that_is_lacking() -> None:
-    modules = ["json", "no_such_module", "no_other_module"]
-    output = subprocess.run(
-        [sys.executable, "-c", CHECK_SOURCE, "/", *modules], stdout=subprocess.PIPE, check=True
-    ).stdout
-    found = check_result(output, "/p", {**CONFIG, "bytecode": ""}, HOW)["found"]
-    assert found["missing"] == "no_such_module" and found["lacks"] == ["no_such_module", "no_other_module"]
-
-
 @pytest.mark.parametrize("name", ["horovod.py", "horovod/__init__.py"])
 def test_a_horovod_next_to_the_script_is_in_the_way(tmp_path: Path, name: str) -> None:
     (tmp_path / "train.py").touch()
@@ -92,22 +64,3 @@ def test_a_horovod_next_to_the_script_is_in_the_way(tmp_path: Path, name: str) -
     wanted = {"problem": "shadow", "path": str(tmp_path / name)}
     assert find_problem(config, sys.executable, str(tmp_path), None) == wanted
     assert find_problem({**config, "horovod": False}, sys.executable, str(tmp_path), None) is None
-
-
-@pytest.mark.parametrize(
-    ("facts", "provision", "expected"),
-    [
-        ({"problem": "missing", "found": {"missing": "numpy"}}, True, True),
-        ({"problem": "missing", "found": {"missing": "psutil"}}, True, True),
-        ({"problem": "missing", "found": {"missing": "psutil"}}, False, False),
-        ({"problem": "missing", "found": {"missing": "cloudpickle"}}, True, False),
-        ({"problem": "old", "found": {"old": True}}, True, False),
-        ({"found": {}}, True, False),
-    ],
-)
-def test_what_the_launcher_can_send(facts: Dict[str, Any], provision: bool, expected: bool) -> None:
-    before = set(facts)
-    assert can_be_provisioned(facts, {"provision": provision}) is expected
-    assert set(facts) - before == ({"machine", "glibc"} if expected else set())
-    if expected:
-        assert facts["machine"] == platform.machine()

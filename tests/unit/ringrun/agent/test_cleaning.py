@@ -20,7 +20,6 @@ DIGEST = "ab" * 16
 def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dict[str, str]]:
     """A host on which jobs have left one thing of every kind, and the user other ones."""
     monkeypatch.setattr(shipped, "SHARED_PLACES", ())
-    monkeypatch.setattr(cleaning, "MORE_PLACES", ())
     monkeypatch.setattr(shipped, "_held", {})
     temporary = tmp_path / "tmp"
     monkeypatch.setattr(cleaning.tempfile, "gettempdir", lambda: str(temporary))

@@ -6,8 +6,8 @@ from typing import Dict, List, Tuple
 
 import pytest
 
-from ringrun.agent import job_folder, shipped
-from ringrun.agent.job_folder import JobFolder
+from ringrun.agent import shipped
+from ringrun.agent.shipped import JobFolder
 from ringrun.job.files import FetchedFiles
 from ringrun.ship.package import Package
 from ringrun.ship.source_tree import SourceTree
@@ -84,7 +84,7 @@ def test_the_directories_of_the_last_jobs_are_kept(tree: SourceTree, environ: Di
         os.close(folder._lock)  # as at the end of its agent
     left = sorted(path.name for path in Path(str(running.path)).parent.iterdir() if path.is_dir())
     assert "running" in left and "job4" in left and "job0" not in left
-    assert len(left) == job_folder.KEPT_JOBS + 1
+    assert len(left) == shipped.KEPT_JOBS + 1
 
 
 @pytest.mark.parametrize("name", ["../a", "/a", "a/../../b", ""])
@@ -95,33 +95,10 @@ def test_paths_that_leave_the_directory_are_refused(name: str, environ: Dict[str
     assert facts["problem"] == "package" and "leaves the directory" in facts["why"]
 
 
-def test_contents_that_were_not_announced_are_refused(tree: SourceTree, environ: Dict[str, str]) -> None:
-    folder = JobFolder("job", tree.files, environ)
-    facts = folder.prepare(Package("", {tree.files[0].digest: b"other"}).archive)
-    assert "not what the launcher announced" in facts["why"]
-    facts = folder.prepare(Package("", {}).archive)
-    assert "did not arrive" in facts["why"]
-
-
-def test_the_cache_has_a_limit(
-    tree: SourceTree, environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_folder, "CACHE_BYTES", 25)
-    place("one", tree, environ)
-    cache = Path(environ["XDG_CACHE_HOME"], "ringcomm", "files")
-    for file in cache.iterdir():
-        os.utime(file, (0, 0))
-    (tree.root / "lib" / "a.sh").write_text("echo something longer")
-    (tree.root / "copy.py").unlink()
-    (tree.root / "train.py").unlink()
-    place("two", SourceTree(tree.root), environ)
-    assert [file.read_text() for file in cache.iterdir()] == ["echo something longer"]
-
-
 def test_files_are_fetched_in_pieces(
     tree: SourceTree, environ: Dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_folder, "PIECE_BYTES", 10)
+    monkeypatch.setattr(shipped, "PIECE_BYTES", 10)
     folder, _ = place("job", tree, environ)
     root = Path(str(folder.path))
     (root / "out" / "deep").mkdir(parents=True)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 from pathlib import Path
 from typing import Dict
@@ -58,30 +57,6 @@ def test_a_package_that_was_changed_is_not_used(
     assert contents(shipped.unpack(package.archive, package.digest, environ)) == FILES
 
 
-def test_the_bytecode_that_python_adds_is_no_change(package: Package, environ: Dict[str, str]) -> None:
-    path = Path(shipped.unpack(package.archive, package.digest, environ))
-    (path / "a" / "__pycache__").mkdir()
-    (path / "a" / "__pycache__" / "b.cpython-311.pyc").write_bytes(b"")
-    assert shipped.find(package.digest, environ) == str(path)
-
-
-def test_a_directory_that_others_can_write_is_not_used(
-    package: Package, environ: Dict[str, str], tmp_path: Path
-) -> None:
-    first = tmp_path / "cache" / "ringcomm"
-    shipped.unpack(package.archive, package.digest, environ)
-    first.chmod(0o777)
-    assert shipped.find(package.digest, environ) is None
-    path = shipped.unpack(package.archive, package.digest, environ)
-    assert path.startswith(f"{tmp_path}/temporary/ringcomm-{os.getuid()}/")
-    (tmp_path / "temporary").rename(tmp_path / "elsewhere")
-    (tmp_path / "temporary").symlink_to(tmp_path / "elsewhere")  # a link in the given path is the user's own
-    assert shipped.find(package.digest, environ) == path
-    (tmp_path / "elsewhere").chmod(0o777)  # not sticky: other users could exchange what is in it
-    with pytest.raises(shipped.NoPlace, match=r"cache/ringcomm: other users may .*elsewhere above it: other"):
-        shipped.unpack(package.archive, package.digest, environ)
-
-
 @pytest.mark.parametrize("above", ["home", "cache"])
 def test_a_package_below_a_folder_that_a_group_writes_is_not_used(
     package: Package, environ: Dict[str, str], tmp_path: Path, above: str
@@ -94,15 +69,6 @@ def test_a_package_below_a_folder_that_a_group_writes_is_not_used(
     (home if above == "home" else home / "cache").chmod(0o770)
     assert shipped.find(package.digest, environ) is None
     assert shipped.unpack(package.archive, package.digest, environ).startswith(f"{tmp_path}/temporary/")
-
-
-def test_bytecode_of_another_user_is_not_used(package: Package, environ: Dict[str, str]) -> None:
-    path = Path(shipped.unpack(package.archive, package.digest, environ))
-    (path / "a" / "__pycache__").mkdir()
-    bytecode = path / "a" / "__pycache__" / "b.cpython-311.pyc"
-    bytecode.write_bytes(b"")
-    bytecode.chmod(0o666)
-    assert shipped.find(package.digest, environ) is None
 
 
 def test_the_agents_program_is_kept_and_nothing_else_is_removed(tmp_path: Path) -> None:
@@ -123,14 +89,6 @@ def test_the_agents_program_is_kept_and_nothing_else_is_removed(tmp_path: Path) 
     (tmp_path / "cache").chmod(0o777)  # another user has put the link there
     shipped.keep_program(b"other", environ)
     assert [path.name for path in documents.iterdir()] == ["a"]
-
-
-def test_packages_without_use_are_removed(package: Package, environ: Dict[str, str]) -> None:
-    path = shipped.unpack(package.archive, package.digest, environ)
-    other = Package("other", {"b.py": b""})
-    os.utime(path, (0, 0))
-    shipped.unpack(other.archive, other.digest, environ)
-    assert {entry.name for entry in Path(path).parent.iterdir()} == {other.digest, shipped.IN_USE}
 
 
 def archive_of(*names: str) -> bytes:

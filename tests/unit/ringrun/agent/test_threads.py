@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Set
 
 import pytest
 
@@ -44,14 +45,6 @@ def test_the_line_names_hosts_numbers_and_the_option() -> None:
     )
 
 
-def test_nothing_is_said_of_what_the_user_has_asked_for() -> None:
-    assert threads.describe({"a": threads.limit({}, "3", 2, 4.0)}, "3") == ""
-    assert threads.describe({"a": threads.limit({}, "none", 2, 4.0)}, "none") == ""
-    assert "OMP_NUM_THREADS=1 is kept" in threads.describe(
-        {"a": threads.limit({"OMP_NUM_THREADS": "1"}, "3", 2, 4.0)}, "3"
-    )
-
-
 @pytest.mark.parametrize(
     ("lines", "files", "expected"),
     [
@@ -71,3 +64,53 @@ def test_quotas_of_cgroups(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content + "\n")
     assert threads.quotas(lines, str(tmp_path)) == expected
+
+
+# ---- --bind ---------------------------------------------------------------------------------------
+
+
+def machine(cores: int, per_core: int = 1, sockets: int = 1, slow: int = 0) -> List[threads.Processor]:
+    """Processors numbered as Linux does: first one of each core, then the second ones."""
+    return [
+        threads.Processor(
+            thread * cores + core, core, core * sockets // cores, 400 if core >= cores - slow else 1024
+        )
+        for thread in range(per_core)
+        for core in range(cores)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("processors", "ranks", "expected"),
+    [
+        (machine(4), 2, [{0, 1}, {2, 3}]),
+        (machine(4), 3, [{0}, {1}, {2}]),
+        (machine(4), 1, [{0, 1, 2, 3}]),
+        (machine(4, per_core=2), 2, [{0, 4, 1, 5}, {2, 6, 3, 7}]),
+        (machine(4, slow=2), 2, [{0, 2}, {1, 3}]),  # each rank gets a fast one and a slow one
+        (machine(2), 3, [set(), set(), set()]),  # too few: no rank is bound
+        ([], 2, [set(), set()]),
+    ],
+)
+def test_cores(processors: List[threads.Processor], ranks: int, expected: List[Set[int]]) -> None:
+    assert threads.shares("core", processors, ranks) == expected
+
+
+def test_shares_that_the_system_permits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert threads.usable_shares("none", 2) == ([set(), set()], "")
+    found, why = threads.usable_shares("core", 1)
+    assert not why and set.union(*found) <= os.sched_getaffinity(0) and all(found)
+    found, why = threads.usable_shares("core", 5000)
+    assert not any(found) and len(found) == 5000
+    text = "--bind has no effect on a: there are fewer cores than its 5000 ranks"
+    assert threads.describe_unbound("a", why) == text
+    assert threads.describe_unbound("a", "") == ""
+
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refused)
+    assert threads.usable_shares("core", 1) == ([set()], "sched_setaffinity: Operation not permitted")
+    monkeypatch.setattr(os, "sched_getaffinity", refused)
+    assert threads.usable_shares("none", 1) == ([set()], "")
+    assert threads.usable_shares("core", 1)[1] == "the system does not report the processors of a process"

@@ -4,7 +4,6 @@ import os
 import sys
 import tempfile
 import threading
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 import pytest
@@ -19,12 +18,6 @@ from ringrun.plan.signed import about_call, about_result, signed, verified
 
 KEY = b"k" * 32
 SIGNER = Signer(KEY, "job")
-
-
-def test_what_is_signed_is_verified() -> None:
-    assert verified(signed(b"call", SIGNER, *about_call()), SIGNER, *about_call()) == b"call"
-    about = about_result(Slot(1, 0))
-    assert verified(signed(b"", SIGNER, *about), SIGNER, *about) == b""
 
 
 @pytest.mark.parametrize(
@@ -116,28 +109,6 @@ def test_what_the_function_raises_is_sent_and_ends_the_process(rank: Any) -> Non
     assert not found["ok"] and found["summary"] == "KeyError: 'no such thing'"
     assert "in fail" in found["traceback"] and "in main" not in found["traceback"]
     assert caught.traceback[-1].name == "fail"
-
-
-def test_a_result_that_cannot_be_sent_is_an_error(rank: Any) -> None:
-    with pytest.raises(Misuse, match="a lock, cannot be sent back"):
-        rank(own(pack_call(Call(threading.Lock, (), {}), [])))
-    assert "a lock, cannot be sent back" in result_of(rank.results[0])["summary"]
-
-
-def test_the_descriptors_are_not_for_processes_that_the_function_starts(rank: Any) -> None:
-    def inheritable() -> List[int]:
-        numbers = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
-        found = []
-        for number in numbers:
-            try:
-                if number > 2 and os.get_inheritable(number):
-                    found.append(number)
-            except OSError:
-                continue  # that of the listing
-        return found
-
-    before = inheritable()
-    assert result_of(rank(own(pack_call(Call(inheritable, (), {}), []))))["value"] == before
 
 
 @pytest.mark.parametrize(

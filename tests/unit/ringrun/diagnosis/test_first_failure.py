@@ -6,7 +6,7 @@ from typing import Any, Optional, Sequence, Set
 
 import pytest
 
-from ringrun.diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
+from ringrun.diagnosis.first_failure import Complaint, Exit, FirstFailure
 
 LEFT = "exit code 0, while others still needed it"
 FROZEN = "still running, ended by ringrun with SIGKILL"
@@ -77,13 +77,3 @@ def test_the_cause(
 def test_nothing_failed(events: Sequence[Any]) -> None:
     found = failure(*events)
     assert not found.failed and found.cause() is None and found.exit_code() == 0
-
-
-def test_the_details_are_the_ranks_own_words_or_those_about_it() -> None:
-    about = failure(Complaint(0, 1, "0 lost 1"), Exit(1, 1, None)).cause()
-    own = failure(Complaint(0, 1, "0 lost 1"), Complaint(1, None, "its own"), Exit(1, 1, None)).cause()
-    assert about is not None and about.detail == "0 lost 1" and own is not None and own.detail == "its own"
-
-
-def test_signal_names() -> None:
-    assert [signal_name(number) for number in (15, 0, 12345)] == ["SIGTERM", "signal 0", "signal 12345"]

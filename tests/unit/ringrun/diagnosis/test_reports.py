@@ -37,29 +37,6 @@ def frames(*frames: List[Any]) -> Dict[str, Any]:
     return record(threads=[{"name": "x", "main": True, "frames": list(frames)}])
 
 
-def test_a_record() -> None:
-    report = read_report(record())
-    assert (report.rank, report.host, report.reason, report.blocked) == (1, "jetson1", "asked", True)
-    (channel,) = report.channels
-    assert channel.ordered and channel.members == (0, 1)
-    assert channel.operations[0].text() == "allreduce `conv3.grad` (op 812, train.py:88)"
-
-
-def test_the_messages_of_a_record() -> None:
-    row = {
-        "op": 5, "kind": "recv", "name": "activations of microbatch 2 of 4 for stage 1", "peer": 0, "at": 3.0,
-        "what": "64 bytes of float32", "site": "/home/me/train.py:9", "state": "running",
-    }  # fmt: skip
-    rows = [row, {**row, "kind": "send", "name": "", "peer": None}]
-    channel = {"name": "m", "ordered": False, "members": [0, 1], "operations": rows}
-    channel["messages"] = {"0": [4, 5]}
-    (found,) = read_report(record(lanes=[channel])).channels
-    assert found.messages == {0: (4, 5)} and [item.peer for item in found.operations] == [0, None]
-    use = "activations of microbatch 2 of 4 for stage 1, 64 bytes of float32, train.py:9"
-    assert found.operations[0].text() == f"message 5 from rank 0 ({use})"
-    assert found.operations[1].text() == "message 5 to any rank (64 bytes of float32, train.py:9)"
-
-
 @pytest.mark.parametrize(
     ("stack", "where", "blocked"),
     [

@@ -77,11 +77,3 @@ def test_frames_inside_ringcomm_are_left_out() -> None:
     calls = [user[0], frame(inner), user[1], user[2], frame(sent), frame("C:\\ringcomm\\errors.py")]
     lines = [TRACE[0], *(line for call in calls for line in call), *ERROR]
     assert without_inner_frames(lines) == [TRACE[0], *(line for call in user for line in call), *ERROR]
-
-
-def test_all_frames_count_if_the_error_is_not_one_of_ringcomms() -> None:
-    inner = frame("/lib/ringcomm/api.py")
-    lines = [TRACE[0], *frame("train.py"), *inner, "TypeError: x"]
-    assert without_inner_frames(lines) == lines
-    lines = [TRACE[0], *inner, *ERROR]
-    assert without_inner_frames(lines) == lines, "there are no others"

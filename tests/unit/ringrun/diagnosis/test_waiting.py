@@ -145,24 +145,6 @@ def test_operations_by_name(ops: Tuple[List[ReportedOperation], ...], waits: Dic
     assert waits_for(reports) == waits
 
 
-def test_a_different_order() -> None:
-    text = told(report(0, (), [named("a")]), report(1, (), [named("b")]), report(2, (), [named("b")]))
-    assert text[-1] == ("Ranks 0-2 wait for each other: they do not make the same calls in the same order.")
-
-
-def test_ranks_in_a_transfer_do_not_wait_for_the_one_that_waits_for_them() -> None:
-    """They were said to wait for each other, and to make other calls."""
-    reports = report(0, [call(5, "done")], [named("a")]), report(1, [call(5)]), report(2, [call(5)])
-    assert waits_for({item.rank: item for item in reports}) == {0: {1, 2}, 1: set(), 2: set()}
-    assert told(*reports)[-1].endswith("they wait for the network.")
-
-
-def test_all_are_there() -> None:
-    text = told(*(report(rank, [call(812, moved=rank)]) for rank in MEMBERS))
-    assert text[0] == "Rank 0 (host0) waits in allreduce `conv3.grad` (op 812, train.py:88), nothing moved."
-    assert text[-1] == "All ranks that answered have entered this operation: they wait for the network."
-
-
 def test_different_calls_with_the_same_number() -> None:
     one, other = call(7), call(7, label="barrier", place="eval.py:3")
     called = "barrier (op 7, eval.py:3)", "allreduce `conv3.grad` (op 7, train.py:88)"
@@ -204,56 +186,6 @@ def test_a_rank_outside_the_group_that_disagrees_waits_and_its_members_do_not(er
     ]
 
 
-def test_no_rank_waits() -> None:
-    text = told(*(busy(rank, [call(3, "done")]) for rank in MEMBERS))
-    assert text[-1] == "No rank waits for another."
-
-
-def test_many_ranks_are_cut_short() -> None:
-    reports = {rank: RankReport(rank, f"host{rank}", end=f"exit code {rank}") for rank in range(40)}
-    lines = diagnose(reports)
-    assert len(lines) < 20
-    assert "(28 more are in the files.)" in lines
-
-
-def test_ranks_with_the_same_mismatch_are_one_line() -> None:
-    error = "uncaught MismatchError: Mismatched shapes: rank 0: x; rank 1: y.\nmore"
-    ended = [busy(rank, [call(7, "done")], reason="failure", error=error) for rank in (0, 1)]
-    other = busy(2, [call(8, "done")], reason="failure", error=error)
-    told_of = "ended with an uncaught MismatchError: Mismatched shapes: rank 0: x; rank 1: y"
-    assert told(*ended, other)[:2] == [
-        f"Ranks 0, 1 {told_of}; their last operation was allreduce `conv3.grad` (op 7, train.py:88).",
-        f"Rank 2 (host2) {told_of}; its last operation was allreduce `conv3.grad` (op 8, train.py:88).",
-    ]
-
-
-
-
-def test_what_the_user_has_read_is_not_repeated() -> None:
-    read = "ringcomm.errors.MismatchError: Mismatched shapes: rank 0: x.\nValueError: bad sample"
-    for error, short in (
-        ("MismatchError: Mismatched shapes: rank 0: x.\nmore", "MismatchError (see above)"),
-        ("ValueError: bad sample", "ValueError (see above)"),
-        ("ValueError: another", "ValueError: another"),
-    ):
-        ended = {
-            rank: busy(rank, [call(7, "done")], reason="failure", error=f"uncaught {error}")
-            for rank in (0, 1)
-        }
-        (line, _) = diagnose(ended, read)
-        assert line.startswith(f"Ranks 0, 1 ended with an uncaught {short}; their last operation was "), line
-    alone = busy(0, [call(7, "done")], reason="failure", error="uncaught ValueError: bad sample")
-    assert diagnose({0: alone}, read)[0].startswith("Rank 0 (host0) ended with an uncaught ValueError: bad")
-
-
-def test_calls_that_the_user_has_read_are_named_again_only_for_a_group() -> None:
-    calls = [call(7), call(7, label="barrier"), call(7)]
-    reports = {rank: report(rank, [item]) for rank, item in enumerate(calls)}
-    assert len(diagnose(reports)) == 1 and diagnose(reports, "", True) == []
-    del reports[2]
-    assert diagnose(reports, "", True) == diagnose(reports)
-
-
 def messages(
     rank: int, counts: Dict[int, Tuple[int, int]], waited: Optional[ReportedOperation] = None, **more: Any
 ) -> RankReport:
@@ -283,20 +215,3 @@ def test_the_message_that_a_stage_waits_for() -> None:
         "in forward (train.py:12).",
         "Ranks 0, 2 wait for rank 1.",
     ]
-
-
-def test_a_long_message_waits_for_its_receive() -> None:
-    text = told(messages(0, {1: (5, 4)}, message(5, 1, "to")), messages(1, {0: (4, 4)}))
-    assert text[0].endswith("train.py:9) to be taken, which has asked for 4.")
-    assert text[-1] == "Rank 0 waits for rank 1."
-
-
-def test_a_message_that_was_sent_and_one_from_any_rank() -> None:
-    reports = {0: messages(0, {1: (0, 5)}, message(5, 1)), 1: messages(1, {0: (5, 0)})}
-    assert waits_for(reports) == {0: set()}
-    silent = RankReport(1, "host1", "silent", state="T")
-    assert waits_for({**reports, 1: silent}) == {0: {1}}
-    ended = {"reason": "failure", "error": "PeerLostError: x"}
-    failing = messages(0, {1: (0, 5)}, message(5, None, state="failed"), **ended)
-    assert waits_for({**reports, 0: failing}) == {0: {1}}
-    assert told(failing, silent)[0].startswith("Rank 0 (host0) waits for message 5 from any rank (gradients")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Tuple
 
-from ringrun.elastic.changes import Change
 from ringrun.elastic.job import HostLimits
-from ringrun.elastic.membership import Membership, OpenHost, Say, StartProcess
+from ringrun.elastic.membership import Change, Membership, OpenHost, Say, StartProcess
 from ringrun.plan.hosts import parse_hosts
 
 

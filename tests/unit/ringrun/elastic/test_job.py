@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.elastic.job import (
+    MAX_HOSTS,
     ElasticJob,
     HostLimits,
-    check_limits,
     failed_text,
     fixed_hosts,
+    host_key,
     limits_of,
-    refuse_without_effect,
+    parse_discovered,
     timeout_text,
 )
 from ringrun.job.launch import prepare
 from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
-from ringrun.plan.ranks import Place
 
 HERE, FAR = HostSpec("localhost", slots=2), HostSpec("far")
 
 
 @pytest.mark.parametrize(
-    ("changes", "text"),
+    ("options", "text"),
     [
-        ({"min_np": 1, "max_np": 4}, ""),
-        ({"max_np": 2}, "--max-np 2 is less than --min-np 3"),
-        ({"min_np": 4}, "-np 3 is less than --min-np 4"),
-        ({"min_np": 1, "max_np": 2}, "-np 3 is more than --max-np 2"),
+        (Options(np=3, max_np=2), "--max-np 2 is less than --min-np 3"),
+        (Options(np=3, min_np=4), "-np 3 is less than --min-np 4"),
+        (Options(np=3, min_np=1, max_np=2), "-np 3 is more than --max-np 2"),
     ],
 )
-def test_limits_that_contradict_each_other_are_refused(changes: Dict[str, Any], text: str) -> None:
-    limits = replace(HostLimits(3, 3), **changes)
-    if not text:
-        assert check_limits(limits) is limits
-        return
+def test_limits_that_contradict_each_other_are_refused(options: Options, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        check_limits(limits)
+        limits_of(options)
 
 
 @pytest.mark.parametrize("horovod, name", [(True, "Horovod"), (False, "ringrun")])
@@ -55,35 +49,6 @@ def test_texts_that_programs_search_for(horovod: bool, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "is_elastic"),
-    [({}, False), ({"max_np": 3}, False), ({"min_np": 1}, True), ({"host_discovery_script": "./h"}, True)],
-)
-def test_what_makes_a_job_elastic(options: Dict[str, Any], is_elastic: bool) -> None:
-    assert Options(**options).is_elastic is is_elastic
-
-
-@pytest.mark.parametrize(
-    ("options", "limits"),
-    [
-        (Options(min_np=2), HostLimits(2, 2)),
-        (Options(np=3, min_np=2, max_np=4), HostLimits(3, 2, 4)),
-        (Options(host_discovery_script="./hosts.sh"), HostLimits(1, 1, script="./hosts.sh")),
-        (Options(np=4, host_discovery_script="./hosts.sh", slots_per_host=2),
-         HostLimits(4, 4, script="./hosts.sh", slots=2)),
-        (Options(min_np=1, horovod=True), HostLimits(1, 1, horovod=True)),
-    ],
-)  # fmt: skip
-def test_limits(options: Options, limits: HostLimits) -> None:
-    assert limits_of(options) == limits
-
-
-def test_an_option_that_would_have_no_effect() -> None:
-    with pytest.raises(ConfigError, match="^--max-np needs --min-np or --host-discovery-script"):
-        refuse_without_effect(Options(max_np=3))
-    refuse_without_effect(Options(min_np=1, max_np=3))
-
-
-@pytest.mark.parametrize(
     ("options", "slots"),
     [(Options(np=3, min_np=1), 3), (Options(min_np=1, max_np=4), 4), (Options(min_np=2), 2)],
 )
@@ -91,38 +56,10 @@ def test_without_a_list_the_host_is_this_machine(options: Options, slots: int) -
     assert fixed_hosts(options, []) == [HostSpec("localhost", slots=slots)]
 
 
-@pytest.mark.parametrize(
-    ("specs", "np", "text"),
-    [
-        ([HostSpec("a")], 2, "The hosts have 1 slot, but the job needs 2"),
-        ([HostSpec("a"), HostSpec("b")], None, "The hosts have 2 slots, but the job needs 3"),
-    ],
-)
-def test_too_few_slots(specs: Any, np: Any, text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        fixed_hosts(Options(np=np, min_np=3), specs)
-    assert text in str(caught.value)
-
-
 def elastic_job(**options: Any) -> ElasticJob:
     job = prepare(Options(np=2, hosts="localhost:2,far", min_np=1, max_np=4, **options), ["train.py"], {})
     assert isinstance(job, ElasticJob)
     return job
-
-
-def test_processes_are_numbered_as_members() -> None:
-    job = elastic_job()
-    job.open_host(0, HERE, 2, True)
-    assert job.add_member(0, 0, 0, 0, 2) == {
-        "rank": 0,
-        "env": {"RINGCOMM_SLOT": "0:0", "RINGCOMM_ELASTIC": "1", "RINGCOMM_MEMBER": "0"},
-    }
-    job.open_host(1, FAR, 1, False)
-    assert job.add_member(1, 1, 0, 1, 2)["env"]["RINGCOMM_SLOT"] == "1:0"
-    assert job.plan.places == [Place(0, 0, 0, 2, 0, 1), Place(1, 1, 0, 1, 1, 2)]
-    assert job.host_of(1).name == "far"
-    with pytest.raises(AssertionError):
-        job.add_member(3, 0, 1, 1, 2)
 
 
 def test_horovods_variables_have_the_rank_that_a_process_will_probably_have() -> None:
@@ -135,13 +72,29 @@ def test_horovods_variables_have_the_rank_that_a_process_will_probably_have() ->
     assert "HOROVOD_CONTROLLER" not in env, "variables of -x keep their values"
 
 
-def test_an_agent_starts_no_process_by_itself() -> None:
-    job = elastic_job()
-    job.open_host(0, HERE, 2, True)
-    job.open_host(1, FAR, 1, False)
-    configs = [job.agent_config(host) for host in job.hosts]
-    assert [(config["elastic"], config["slots"], config["ranks"]) for config in configs] == [
-        (True, 2, []),
-        (True, 1, []),
-    ]
-    assert configs[0]["env"]["RINGCOMM_SIZE"] == "2"
+# ---- the output of the script -----------------------------------------------------------------------
+
+
+def test_the_order_is_that_of_the_lines() -> None:
+    found = parse_discovered("b:2\n\n a \nme@c:3\n[::1]:4\nb:2\n", slots=5)
+    assert found == [
+        HostSpec("b", slots=2), HostSpec("a", slots=5), HostSpec("c", "me", 3), HostSpec("::1", slots=4),
+    ]  # fmt: skip
+    assert [host_key(spec) for spec in found] == ["b", "a", "me@c", "::1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a\nb:0", ["line 2", "'0'"]),
+        ("a b", ["line 1", "'a b'"]),
+        ("a:1\nA:2", ["line 2", "2 slots", "1 in an earlier line"]),
+        ("-oProxyCommand=x", ["line 1"]),
+        ("$(reboot)", ["line 1"]),
+        ("\n".join(f"h{number}" for number in range(MAX_HOSTS + 1)), [f"line {MAX_HOSTS + 1}", "1024"]),
+    ],
+)
+def test_invalid_output_is_refused_with_its_line(text: str, words: list) -> None:
+    with pytest.raises(ConfigError) as problem:
+        parse_discovered(text)
+    assert [word for word in words if word not in str(problem.value)] == []

@@ -7,8 +7,8 @@ from typing import Any, Dict, Iterator, List, Tuple
 import pytest
 
 from ringrun.diagnosis.first_failure import Exit
-from ringrun.job.ending import END, GRACE_S, INTERRUPT, KILL, LEAVING_S, SAME_S, Ending, killed_text, term
-from ringrun.job.event_loop import Loop
+from ringrun.job.agents import Loop
+from ringrun.job.supervise import END, GRACE_S, INTERRUPT, KILL, LEAVING_S, SAME_S, Ending, term
 
 
 class Job:
@@ -83,28 +83,9 @@ def test_the_second_signal_ends_ranks_at_once_unless_it_is_the_same_request(
     assert "ending all ranks on all hosts (once more: at once)" in lines[0] and not any(lines[1:])
 
 
-def test_a_signal_does_not_replace_a_failure(job: Job) -> None:
-    assert job.signal(2, has_failed=True) == ""
-    assert job.steps == [END] and job.ending.reason == "failure"
-    job.signal(2)
-    assert job.steps == [END, KILL] and job.ending.reason == "failure"
-
-
 def test_ranks_that_did_not_end_in_time_are_named_once(job: Job) -> None:
     job.signal(15)
     job.exit(0, 15)
     job.exit(1, 9)
     text = "killed 30 s after SIGTERM, while handling it; --grace S gives them longer"
     assert (job.ending.killed(), job.ending.killed()) == ({text: [1]}, {})
-
-
-@pytest.mark.parametrize(
-    ("steps", "at_once_s", "text"),
-    [
-        (term(30.0), 40.0, "killed 30 s after SIGTERM, while handling it; --grace S gives them longer"),
-        (term(30.0), 4.04, "killed by the second signal, 4.0 s after SIGTERM, while handling it"),
-        (INTERRUPT, None, "killed 3.5 s after SIGINT, while handling it"),
-    ],
-)
-def test_the_time_that_killed_ranks_had(steps: Any, at_once_s: Any, text: str) -> None:
-    assert killed_text(steps, at_once_s) == text

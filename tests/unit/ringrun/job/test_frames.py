@@ -17,7 +17,6 @@ from ringrun.plan.reaching import last_lines
 from ringrun.reach.incoming import Incoming, event_facts
 from ringrun.reach.protocol import Frame
 from ringrun.show.console import Console
-from tests.unit.ringrun.watch.samples import report
 
 LIMITS = {"threads": 1, "cores": 2.0, "ranks": 1, "kept": {}, "unbound": ""}
 READY = {"event": "ready", "limits": LIMITS, "port": 22}
@@ -89,7 +88,7 @@ def test_an_agent_that_says_what_it_may_not_is_refused_with_a_sentence(
     with pytest.raises(ProtocolError) as caught:
         supervisor.received(supervisor.job.hosts[0], frame)
     assert len(str(caught.value).splitlines()) == 1 and str(caught.value).isprintable()
-    assert not supervisor.failure.exits and not supervisor.hosts[0].ready and not supervisor._results
+    assert not supervisor.failure.exits and not supervisor.hosts[0].ready and not supervisor.results
 
 
 @pytest.mark.parametrize(
@@ -113,22 +112,6 @@ def test_what_is_said_too_often_is_refused(times: int, frame: Frame) -> None:
             incoming.admit(frame, {0})
 
 
-def test_what_a_host_may_say_grows_with_time() -> None:
-    now = [0.0]
-    incoming = Incoming(False, lambda: now[0])
-    for _ in range(100):
-        incoming.admit(Frame(framing.RECORD, 0, bytes(4 << 20)), {0})
-        now[0] += 2.0
-
-
-def test_results_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringrun.reach.incoming.RESULT_BYTES", 1 << 20)
-    incoming = Incoming(True, lambda: 0.0)
-    incoming.admit(Frame(framing.RESULT, 0, bytes(1 << 20)), {0})
-    with pytest.raises(ProtocolError, match="results of more than 1 MiB; functions that return more"):
-        incoming.admit(Frame(framing.RESULT, 0, b"x"), {0})
-
-
 def test_the_words_of_a_host_are_quoted() -> None:
     words = "gone.\nringrun: run `curl x`"
     facts = event_facts(event(-1, event="problem", problem="start", path=words, why=words).data)
@@ -146,15 +129,6 @@ def record(reason: str, **more: Any) -> bytes:
     return json.dumps({**content, **more}).encode()
 
 
-def test_numbers_of_a_rank_are_kept(supervisor: Supervisor) -> None:
-    supervisor.received(supervisor.job.hosts[0], Frame(framing.NUMBERS, 0, report(0, 1.0, steps=3)))
-    history = supervisor.watching.history
-    for rank in (0, 1):
-        data = report(rank, 9.0, generation=1 << 40)
-        supervisor.received(supervisor.job.hosts[1], Frame(framing.NUMBERS, 1, data))
-    assert history.present() == {0: 0, 1: 1}, "no host speaks of others' ranks or ends their generation"
-
-
 def test_a_rank_that_says_goodbye_may_be_the_cause(supervisor: Supervisor) -> None:
     """Unless it has failed because of another one."""
     here, there = supervisor.job.hosts
@@ -166,5 +140,3 @@ def test_a_rank_that_says_goodbye_may_be_the_cause(supervisor: Supervisor) -> No
     assert supervisor.ending.leaving == set()
     supervisor.received(here, Frame(framing.RECORD, 0, record("ended", generation=1)))
     assert supervisor.ending.leaving == {0}
-    supervisor.received(there, Frame(framing.RECORD, 1, record("silent", state="starved")))
-    assert supervisor.ending.leaving == {0, 1}, "it gets no processor, and may explain its end"

@@ -2,26 +2,21 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import pytest
 
 from ringcomm.config import Slot
-from ringcomm.configuration.settings import SettingValue
 from ringcomm.errors import ConfigError
 from ringcomm.transport import kinds, nics
-from ringrun.elastic.job import ElasticJob
 from ringrun.job import launch, rendezvous
-from ringrun.job.launch import describe, per_host, prepare, read_hosts
+from ringrun.job.launch import describe, prepare
 from ringrun.job.rendezvous import master_variables, rendezvous_variables
-from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
 from ringrun.reach import doors
-from ringrun.ship.source_tree import SourceTree
 
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
 
@@ -71,54 +66,6 @@ def test_values_that_make_no_sense_are_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         prepare(options, ["x.py"], {**ENVIRON, **environ})
-
-
-def test_more_ranks_than_a_process_may_have_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch.resource, "getrlimit", lambda _: (256, 4096))
-    assert prepare(Options(np=192), ["x.py"], ENVIRON).plan.size == 192
-    with pytest.raises(ConfigError, match="193 ranks: .* only 256 open files"):
-        prepare(Options(np=193), ["x.py"], ENVIRON)
-
-
-def test_the_configuration_of_an_agent() -> None:
-    job = prepare(Options(np=3, hosts="localhost,far:2"), ["train.py"], ENVIRON)
-    config: Dict[str, Any] = job.agent_config(job.hosts[1])
-    assert config["writes"] == []
-    assert config["key"] == job.key.hex()
-    same = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1", "GROUP_RANK": "1"}
-    assert config["ranks"] == [
-        {"rank": 1, "env": {**same, "RANK": "1", "LOCAL_RANK": "0", "RINGCOMM_SLOT": "1:0"}},
-        {"rank": 2, "env": {**same, "RANK": "2", "LOCAL_RANK": "1", "RINGCOMM_SLOT": "1:1"}},
-    ]
-    assert config["env"] == {
-        "TOKEN": "hunter2",
-        "RINGCOMM_JOB": job.id,
-        "RINGCOMM_SIZE": "3",
-        "RINGCOMM_HOST": "far",
-        "RINGCOMM_RESTART": "0",
-        "PYTHONUNBUFFERED": "1",
-    }
-    assert config["silence_s"] and not job.agent_config(job.hosts[0])["silence_s"]
-    assert (config["python"], config["script"], config["argv"]) == (True, "train.py", (None, "train.py"))
-
-
-def test_under_horovod() -> None:
-    environ = {**ENVIRON, "HOROVOD_START_TIMEOUT": "4", "HOROVOD_RANK": "8"}
-    options = Options(hosts="localhost,far", horovod=True, forward=("RANK=9", "HOROVOD_CONTROLLER=own"))
-    job = prepare(options, ["train.py"], environ)
-    assert job.settings.start_timeout_s == 4.0
-    for host in job.hosts:
-        config = job.agent_config(host)
-        (rank,) = config["ranks"]
-        assert config["horovod"] and (host.is_local or config["env"]["HOROVOD_START_TIMEOUT"] == "4")
-        assert config["env"]["RINGCOMM_START_TIMEOUT"] == "4.0"
-        assert rank["env"]["HOROVOD_RANK"] == str(host.index) and "HOROVOD_RANK" not in config["env"]
-        # Variables of -x keep their values.
-        assert (config["env"]["RANK"], config["env"]["HOROVOD_CONTROLLER"]) == ("9", "own")
-        assert "RANK" not in rank["env"] and "HOROVOD_CONTROLLER" not in rank["env"]
-    without = prepare(Options(), ["train.py"], environ)
-    assert without.settings.start_timeout_s == 60.0 and not without.agent_config(without.hosts[0])["horovod"]
-    assert "HOROVOD_RANK" not in without.agent_config(without.hosts[0])["ranks"][0]["env"]
 
 
 ALONE = {0: {"port": 5, "login": "10.0.0.9 1 10.0.0.8 22"}}
@@ -195,15 +142,6 @@ def test_hosts_other_than_this_machine_get_the_shells_variables(
         assert (line in describe(job)) is bool(passed) and "hunter2" not in describe(job)
 
 
-@pytest.mark.parametrize("options", [{}, {"via": "docker exec -i {host}"}, {"via": "ssh"}])
-def test_the_shells_variables_take_the_same_way_by_srun_and_via(options: Any) -> None:
-    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "jetson[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
-    hosts = "jetson1,jetson2" if options else None
-    job = prepare(Options(hosts=hosts, **options), ["x.py"], {**ENVIRON, **slurm})
-    assert [host.env for host in job.hosts] == [{"TOKEN": "hunter2"}] * 2
-    assert "hunter2" not in repr([host.argv for host in job.hosts])
-
-
 @pytest.mark.parametrize("encrypt", [False, True])
 def test_no_secret_is_in_any_description(encrypt: bool) -> None:
     environ = {**ENVIRON, "RINGCOMM_ENCRYPT": "1" if encrypt else "0"}
@@ -217,49 +155,6 @@ def test_no_secret_is_in_any_description(encrypt: bool) -> None:
     elastic = prepare(Options(hosts="far", min_np=1, forward=("TOKEN",)), ["x.py"], environ)
     for text in (describe(job), repr(job), repr(elastic), *job.hosts[0].argv, *job.hosts[1].argv):
         assert "hunter2" not in text and job.key.hex() not in text and repr(job.key) not in text
-
-
-@pytest.mark.parametrize(
-    ("values", "found"),
-    [
-        ([], {}),
-        (["/p"], {None: "/p"}),
-        (["a=/p", "/q"], {"a": "/p", None: "/q"}),
-        (["/odd=name"], {None: "/odd=name"}),
-    ],
-)
-def test_per_host(values: List[str], found: Dict[Any, str]) -> None:
-    assert per_host("--python", values, ["a", "b"]) == found
-
-
-@pytest.mark.parametrize("values", [["c=/p"], ["a="], [""], ["/p", "/q"], ["a=/p", "a=/q"]])
-def test_bad_per_host_values(values: List[str]) -> None:
-    with pytest.raises(ConfigError, match="--python"):
-        per_host("--python", values, ["a", "b"])
-
-
-def test_hosts_come_from_one_place(tmp_path: Path) -> None:
-    file = tmp_path / "hosts"
-    file.write_text("a slots=2\n")
-    assert [spec.name for spec in read_hosts(Options(hostfile=str(file)))] == ["a"]
-    file.write_bytes(b"\xef\xbb\xbfa slots=2\r\nb\r\n")
-    assert [spec.name for spec in read_hosts(Options(hostfile=str(file)))] == ["a", "b"]
-    with pytest.raises(ConfigError, match="both given"):
-        read_hosts(Options(hosts="a", hostfile=str(file)))
-    file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="not a text file"):
-        read_hosts(Options(hostfile=str(file)))
-
-
-def test_settings_come_from_options_before_the_environment() -> None:
-    environ = {**ENVIRON, "RINGCOMM_LATE_AFTER": "5", "RINGCOMM_START_TIMEOUT": "7"}
-    values = (SettingValue("late_after_s", "600", "--late-after 600", "--late-after"),)
-    job = prepare(Options(setting_values=values), ["x.py"], environ)
-    assert (job.settings.late_after_s, job.settings.start_timeout_s) == (600.0, 7.0)
-    assert "RINGCOMM_LATE_AFTER" not in job.hosts[0].env  # the default again, and the variable is removed
-    assert job.hosts[0].env["RINGCOMM_START_TIMEOUT"] == "7.0"
-    with pytest.raises(ConfigError, match="RINGCOMM_LATE_AFTER"):
-        prepare(Options(), ["x.py"], {"RINGCOMM_LATE_AFTER": "soon"})
 
 
 def test_what_a_file_says_of_absent_hosts_and_unset_variables_is_ignored() -> None:
@@ -287,39 +182,6 @@ def test_the_script_is_looked_for_before_files_are_counted(
         prepare(Options(hosts="far", ship="."), ["tran.py"], ENVIRON)
 
 
-def test_a_line_says_what_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = threading.Event()
-
-    def slow_tree(root: Path) -> SourceTree:
-        assert said.wait(30.0)
-        return SourceTree(root)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "SLOW_S", 0.0)
-    monkeypatch.setattr(launch, "SourceTree", slow_tree)
-    prepare(Options(hosts="far", ship="."), ["-m", "x"], ENVIRON, say=lambda text: said.set())
-
-
-ELASTIC = Options(np=2, hosts="localhost:1,me@far:3", min_np=1)
-
-
-def test_an_elastic_job_and_its_description() -> None:
-    job = prepare(ELASTIC, ["train.py"], ENVIRON)
-    assert isinstance(job, ElasticJob) and job.is_elastic and list(job.hosts) == []
-    assert [spec.target for spec in job.specs] == ["localhost", "me@far"]
-    text = describe(job)
-    assert "at least 1 rank and any number of." in text
-    assert "  localhost (this machine, no ssh): 1 slot\n" in text and "  me@far (ssh): 3 slots\n" in text
-    assert text.endswith("  command: python train.py\n")
-
-
-def test_an_elastic_job_whose_hosts_a_script_prints() -> None:
-    options = Options(min_np=1, max_np=4, host_discovery_script="./find-hosts", slots_per_host=1)
-    job = prepare(options, ["train.py"], ENVIRON)
-    assert isinstance(job, ElasticJob) and list(job.specs) == []
-    assert "at most 4" in describe(job) and "  hosts: as ./find-hosts prints them\n" in describe(job)
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -334,20 +196,6 @@ def test_options_that_do_not_fit_each_other(options: Options, words: str) -> Non
         prepare(options, ["x.py"], ENVIRON)
 
 
-def test_the_hosts_of_a_scheduler() -> None:
-    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a,b", "SLURM_TASKS_PER_NODE": "1,2"}
-    environ = {**ENVIRON, **slurm}
-    job = prepare(Options(), ["x.py"], environ)
-    assert [(host.name, host.planned.slots) for host in job.hosts] == [("a", 1), ("b", 2)]
-    assert any("Slurm" in note for note in job.notes)
-    assert [host.name for host in prepare(Options(hosts="far"), ["x.py"], environ).hosts] == ["far"]
-
-
-def test_every_host_has_the_same_number_of_slots() -> None:
-    assert [spec.slots for spec in read_hosts(Options(hosts="a:1,b,a:2", slots_per_host=4))] == [4, 4]
-    assert read_hosts(Options(slots_per_host=4)) == [HostSpec("localhost", slots=4)]
-
-
 def test_files_that_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text("import helper, other\n")
     (tmp_path / "helper.py").write_text("")
@@ -358,29 +206,3 @@ def test_files_that_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     job = prepare(options, ["train.py"], {**ENVIRON, "PWD": str(tmp_path)})
     assert job.tree is not None and job.code_at == "."
     assert [file.path for file in job.tree.files] == [".ringignore", "other.py", "train.py"]
-
-
-def test_one_rank_has_no_links_to_measure() -> None:
-    values = from_values({"advise": True})
-    with pytest.raises(ConfigError, match="--advise needs at least two ranks"):
-        prepare(Options(setting_values=values), ["true"], {})
-    assert prepare(Options(np=2, setting_values=values), ["true"], {}).settings.advise
-
-
-@pytest.mark.parametrize(
-    ("options", "needs_numbers"),
-    [({}, False), ({"watch": True}, True), ({"report": "run.html"}, True)],
-)
-def test_the_view_and_the_report_need_the_numbers_of_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Dict[str, Any], needs_numbers: bool
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = prepare(Options(**options), ["true"], {}).observation
-    assert found.needs_numbers is needs_numbers
-    assert found.report == (tmp_path / "run.html" if "report" in options else None)
-
-
-@pytest.mark.parametrize("report", [".", "no/such/run.html"])
-def test_a_report_that_cannot_be_written(report: str) -> None:
-    with pytest.raises(ConfigError, match=f"--report {report}: this is a directory"):
-        prepare(Options(report=report), ["true"], {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, List, Sequence
 
@@ -10,7 +9,7 @@ import pytest
 
 from ringcomm.rendezvous.actions import Notice
 from ringrun.job.launch import prepare
-from ringrun.job.outcome import REFUSALS_SHOWN, Notices, Outcome, missing_timeline
+from ringrun.job.outcome import REFUSALS_SHOWN, Notices, Outcome
 from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
 
@@ -37,7 +36,7 @@ def notices(
 def test_warnings_are_shown_and_the_rest_only_on_request() -> None:
     for verbose, shown in ((False, ["slow"]), (True, ["slow", "linked"])):
         found, lines = notices(verbose)
-        for kind, text in (("warning", "slow"), ("linked", "linked"), ("ended", "")):
+        for kind, text in (("warning", "slow"), ("linked", "linked")):
             found.take(Notice(kind, text))
         assert lines == shown
 
@@ -49,17 +48,6 @@ def test_of_many_refusals_the_first_are_shown_and_each_text_once() -> None:
             found.take(Notice("refused", f"peer {number}"))
     assert len(lines) == REFUSALS_SHOWN
     assert lines[0] == "peer 0"
-    assert lines[-1] == f"peer {REFUSALS_SHOWN - 1} (further ones are not shown)"
-
-
-def test_the_interpreter_of_a_host_is_named_if_it_is_another_one() -> None:
-    found, lines = notices(hosts="localhost,b")
-    for host in found._job.hosts:
-        for python in (host.python, "/other/python"):
-            facts = {"event": "ready", "limits": {"unbound": ""}, "found": {"python": python}}
-            assert found.ready(host, facts) is facts
-        found.ready(host, {"event": "ready", "limits": {"unbound": ""}})  # the ranks run another program
-    assert [line for line in lines if line] == ["b: the ranks run /other/python"]
 
 
 def test_a_job_that_was_to_be_measured_and_was_not_has_failed() -> None:
@@ -107,29 +95,3 @@ def test_programs_that_import_ringcomm_and_never_join_have_trained_alone(
         found.exited({"joined": joined})
     found.conclude(Outcome(0, "", "done"))
     assert any("each trained alone" in line for line in lines) is told
-
-
-BEGAN_S = 1e9
-
-
-@pytest.mark.parametrize(
-    ("hosts", "timeline", "written_s", "is_missing"),
-    [
-        ("localhost,far", "trace.json", None, True),
-        ("localhost,far", "trace.json", -3.0, True),
-        ("localhost,far", "trace.json", -1.0, False),  # a file system may keep times in steps of two seconds
-        ("localhost,far", "trace.json", 60.0, False),
-        ("localhost,far", "", None, False),
-        ("far,localhost", "trace.json", None, False),  # rank 0 is elsewhere
-    ],
-)
-def test_a_timeline_that_was_requested_and_not_written_is_named(
-    tmp_path: Path, hosts: str, timeline: str, written_s: Any, is_missing: bool
-) -> None:
-    path = tmp_path / "trace.json"
-    if written_s is not None:
-        path.touch()
-        os.utime(path, (BEGAN_S + written_s, BEGAN_S + written_s))
-    options = Options(hosts=hosts, cwd=(str(tmp_path),), setting_values=from_values({"timeline": timeline}))
-    text = missing_timeline(prepare(options, ["true"], {"PATH": "/"}), BEGAN_S, [0])
-    assert text.startswith(f"No timeline was written to {path}. Has rank 0 called") is is_missing

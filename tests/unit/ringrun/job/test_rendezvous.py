@@ -40,18 +40,6 @@ def test_a_machine_that_other_hosts_cannot_reach(
         rendezvous_addresses(job)
 
 
-def test_interfaces_that_only_other_hosts_of_an_elastic_job_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    def own_addresses(spec: str = "") -> List[nics.Interface]:
-        if spec == "ib0":
-            raise ConfigError("--iface 'ib0' matches none of this machine's interfaces.")
-        return [WIRED] if spec == "eth0" else [WIRED, LOOPBACK]
-
-    monkeypatch.setattr(nics, "own_addresses", own_addresses)
-    for iface, addresses in (("ib0", ["192.0.2.1", "127.0.0.1"]), ("eth0", ["192.0.2.1"])):
-        job = prepare(Options(hosts="a,b", min_np=1, iface=(iface,)), ["true"], {"PATH": "/"})
-        assert rendezvous_addresses(job) == addresses
-
-
 @pytest.mark.parametrize("login", ["203.0.113.9 43117 10.0.0.2 5", "203.0.113.9 x 10.0.0.2 5", ""])
 def test_a_machine_that_has_joined_gets_the_address_that_it_has_dialled(
     interfaces: List[nics.Interface], login: str

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ringrun.show.visible import columns
 from ringrun.watch import table
-from ringrun.watch.history import History, Slowest
-from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report, running
+from ringrun.watch.history import History
+from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report
 
 
 def test_a_line_for_each_rank_and_the_slowest_marked():
@@ -19,15 +19,6 @@ def test_a_line_for_each_rank_and_the_slowest_marked():
 def test_a_low_terminal_leaves_ranks_out():
     lines = table.table(SLOW_2, HOSTS, 20.0, False, True, 6)
     assert len(lines) == 6 and lines[3] == "  and 1 more ranks"
-
-
-def test_local_steps():
-    history = History(0.0)
-    for rank in range(3):
-        history.take(rank, report(rank, 1.0, gauges={"local_steps": 4}), 1.0)
-    text = "local steps: the ranks synchronize every 4 steps"
-    assert table.table(history, HOSTS, 1.0, False, False, 24)[4:] == [text]
-    assert table.table(history, HOSTS, 1.0, False, True, 6)[2:] == ["  and 2 more ranks", text, table.KEYS]
 
 
 def test_where_ranks_are():
@@ -56,23 +47,3 @@ def test_one_line_for_a_file():
     assert "rank 2 (jetson2) is the slowest" in text
     assert table.line(History(0.0), HOSTS) == ""
     assert "slowest" not in table.line(EQUAL, HOSTS)
-
-
-def test_the_interfaces_of_a_slow_link_are_named():
-    history = running(2, [0.5, 0.5, 0.5], {})
-    history.linked([
-        {"rank": 0, "peer": 2, "iface": "eth0", "peer_iface": "wlan0"},
-        {"rank": 1, "peer": 2, "iface": "eth0", "peer_iface": "usb0"},
-    ])  # fmt: skip
-    text = table.slowest_text(Slowest(2, 0.9, 5.0, 110.0), history, HOSTS)
-    assert "rank 2 (jetson2) is the slowest: its link over usb0 and wlan0 carries 5 MB/s" in text
-
-
-def test_the_line_about_a_slow_link_is_whole_at_80_columns(monkeypatch):
-    slow = Slowest(2, 0.9, 5.0, 110.0)
-    monkeypatch.setattr(SLOW_2, "slowest_now", lambda hosts: slow)
-    lines = table.table(SLOW_2, HOSTS, 20.0, False, True, 24)
-    text = table.slowest_text(slow, SLOW_2, HOSTS)
-    assert len(text) > 80 and max(map(columns, lines)) < 80
-    assert " ".join(line.strip() for line in lines[4:-1]) == text
-    assert len(table.table(SLOW_2, HOSTS, 20.0, False, True, 6)) == 6

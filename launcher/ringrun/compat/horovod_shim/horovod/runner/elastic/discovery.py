@@ -6,7 +6,7 @@ import threading
 from typing import Dict, Optional
 
 from ringcomm.errors import ConfigError
-from ringrun.elastic.discovery import SCRIPT_LIMIT_S, ScriptError, parse_discovered, run_script
+from ringrun.elastic.job import SCRIPT_LIMIT_S, ScriptError, parse_discovered, run_script
 
 
 class HostDiscovery:
