@@ -23,7 +23,7 @@ from ringcomm.errors import ConfigError
 from ringcomm.storage.files import read_at, write_file
 from ringcomm.storage.folders import trusted_folder
 
-from .flags import Flag
+from .flags import Flag, settings_of
 from .hints import did_you_mean
 from .plan.options import INSTEAD
 from .plan.reaching import quoted
@@ -69,7 +69,10 @@ def with_project(
     project = parse_project(content, path, command)
     typed = {name for name in given if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     replaced = set(_OF_HOSTS) if typed & set(_OF_HOSTS) else set()
-    used = {n: v for n, v in project.options.items() if n in given and n not in typed | replaced}
+    used = {
+        name: value for name, value in project.options.items()
+        if name in given and name not in typed | replaced and not name.startswith("tunable_")
+    }  # fmt: skip
     if project.keys:
         say(project.line)
     _allow_programs(path, content, {n: used[n] for n in PROGRAMS if used.get(n) not in (None, "ssh")})
@@ -153,9 +156,7 @@ def parse_project(content: str, path: Path, command: click.Command) -> Project:
         name: value for name, value in inner.params.items()
         if inner.get_parameter_source(name) is ParameterSource.COMMANDLINE and name != "command"
     }  # fmt: skip
-    settings = [v._replace(source=str(path)) for v in found.values() if isinstance(v, SettingValue)]
-    options = {name: value for name, value in found.items() if not isinstance(value, SettingValue)}
-    return Project(path, options, tuple(settings), tuple(values))
+    return Project(path, found, settings_of(found, str(path)), tuple(values))
 
 
 def _parser(path: Path) -> Any:
