@@ -126,10 +126,6 @@ def read_trusted(path: Path, say: Callable[[str], None]) -> Optional[str]:
         with trusted_folder(path.parent, make=False) as folder:
             return read_at(folder, path.name, LIMIT_BYTES).decode("utf-8-sig")
     except OSError as problem:
-        if path.is_symlink():
-            say(f"{path} is not used: it is a symbolic link. Copy the file there, or start ringrun in the "
-                f"folder of {os.path.realpath(path)}")  # fmt: skip
-            return None
         why = problem.strerror or str(problem)
         say(f"{path} is not used: {why}. The file, its folder and those above must belong to you or to root, "
             "and others must not be able to write them (chmod go-w)")  # fmt: skip
