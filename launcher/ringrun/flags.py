@@ -58,9 +58,7 @@ class _Setting(_ParamType):
 
 
 class Flag(click.Option):
-    """A flag that the help lists under its purpose, in ``--help`` with `brief` if that is not "". A switch
-    may stand alone; a value follows "=".
-    """
+    """A flag with its section of the help; a switch may stand alone, and its value follows "="."""
 
     def __init__(
         self, names: Sequence[str], purpose: str, brief: str = "", is_switch: bool = False, **more: Any
@@ -181,9 +179,7 @@ def _with(command: _Command, made: Iterable[click.Option]) -> _Command:
 
 
 def refuse_unknown(ctx: click.Context, word: str, known: Mapping[str, int]) -> None:
-    """Raise a UsageError for an unknown option, with the nearest one that has an effect, or for one of
-    another launcher without its values.
-    """
+    """Raise a UsageError for an unknown option, or for one of another launcher without its values."""
     name = word.partition("=")[0]
     if name in known or (not word.startswith("--") and word[:2] in known):  # the second: -iFILE
         return

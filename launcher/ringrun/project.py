@@ -55,10 +55,7 @@ class Project(NamedTuple):
 def with_project(
     ctx: click.Context, command: click.Command, given: Mapping[str, Any], say: Callable[[str], None]
 ) -> Dict[str, Any]:
-    """Return the values of flags (by click's parameter names), with those of the project file where the
-    command line has none. `command`, ``ringrun``, has the file's options. ConfigError if the file is not
-    valid.
-    """
+    """Return the values of flags, with those of the project file where the command line has none."""
     try:
         path = find_file(Path.cwd())
     except FileNotFoundError:
@@ -80,9 +77,7 @@ def with_project(
 
 
 def _allow_programs(path: Path, content: str, programs: Mapping[str, str]) -> None:
-    """Ask the user to allow the programs of a file, once per path and content. ConfigError if they are
-    refused, or there is no terminal.
-    """
+    """Ask the user to allow the programs of a file, once per path and content."""
     folder = folder_of_configuration(os.environ) / "project-files"
     digest = hashlib.sha256(os.fsencode(path) + b"\0" + content.encode()).hexdigest()
     if not programs or _is_known(folder, digest):
@@ -119,9 +114,7 @@ def find_file(folder: Path) -> Optional[Path]:
 
 
 def read_trusted(path: Path, say: Callable[[str], None]) -> Optional[str]:
-    """Return the content of a project file; None, with a message, if another user could change it.
-    ConfigError if it is not text.
-    """
+    """Return the content of a project file; None, with a message, if another user could change it."""
     try:
         with trusted_folder(path.parent, make=False) as folder:
             return read_at(folder, path.name, LIMIT_BYTES).decode("utf-8-sig")
@@ -135,9 +128,7 @@ def read_trusted(path: Path, say: Callable[[str], None]) -> Optional[str]:
 
 
 def parse_project(content: str, path: Path, command: click.Command) -> Project:
-    """Return the values in a project file with options of `command`, ``ringrun``. ConfigError if it is not
-    valid TOML, or an option is unknown or has an invalid value.
-    """
+    """Return the values in a project file with options of `command`, ``ringrun``."""
     toml = _parser(path)
     try:
         values = toml.loads(content)

@@ -54,10 +54,7 @@ def parse_command(words: Sequence[str]) -> Command:
 
 
 def in_tree(command: Command, root: Path, cwd: Path) -> Command:
-    """Return the command with the absolute path of a script inside the tree `root` made relative to the
-    working directory `cwd`, so that a copy of the tree has it. ConfigError if a relative path leads out of
-    the tree.
-    """
+    """Return the command with a script's absolute path in the tree `root` made relative to `cwd`."""
     script = command.script
     if script is None:
         return command
