@@ -28,7 +28,7 @@ from .flags import (
     with_project_option,
     write_options,
 )  # fmt: skip
-from .hints import misplaced_options, missing_program
+from .hints import misplaced_options
 from .plan import launchers
 from .plan.options import INSTEAD, Options
 from .project import with_project
@@ -229,9 +229,6 @@ def _run_job(
 
     job = prepare(options, command, joined=joined)
     _compare_hosts(click.get_current_context().meta.get(_HOSTS), job)
-    meant = missing_program(job, list(commands.commands))
-    if meant:
-        raise ConfigError(f"There is no {meant[0]}. Did you mean `{meant[1]}`?")
     own = {
         name for option in ringrun.params if not getattr(option, "hidden", False)
         for name in (*option.opts, *option.secondary_opts) if name.startswith("--") or name in ("-np", "-H")

@@ -41,28 +41,24 @@ else:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-class _Text(_ParamType):
-    """A flag's value that is validated by its setting's parser and becomes a :class:`SettingValue`."""
+class _Setting(_ParamType):
+    """The text of a setting, which its parser takes."""
 
     name = "value"
 
-    def __init__(self, setting: str, flag: str) -> None:
-        self.setting, self.flag = setting, flag
+    def __init__(self, setting: str) -> None:
+        self.setting = setting
 
     def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Any:
-        if isinstance(value, SettingValue):
-            return value
         try:
             parse_setting(self.setting, value, repr(value))
         except ConfigError as problem:
             self.fail(str(problem), param, ctx)
-        return SettingValue(self.setting, value, f"{self.flag} {value}", self.flag)
+        return value
 
 
 class Flag(click.Option):
-    """A flag that the help lists under its purpose, in ``--help`` with `brief` if that is not "". A switch
-    may stand alone; a value follows "=".
-    """
+    """A flag with its section of the help; a switch may stand alone, and its value follows "="."""
 
     def __init__(
         self, names: Sequence[str], purpose: str, brief: str = "", is_switch: bool = False, **more: Any
@@ -121,10 +117,21 @@ def _job_options(only: Callable[[options.Option], bool]) -> Iterator[click.Optio
 def options_of(given: Mapping[str, Any]) -> options.Options:
     """Return the options of a job from the values of flags by click's parameter names."""
     job = {item.name: given[item.name] for item, _ in options.table() if item.name in given}
-    values = [value for name, value in given.items() if name.startswith("tunable_") and value is not None]
-    names = ("project_values", "project_names")
-    project: Dict[str, Any] = {name: tuple(given.get(name, ())) for name in names}
-    return options.Options(setting_values=tuple(values), **project, **job)
+    project: Dict[str, Any] = {name: given.get(name, ()) for name in ("project_values", "project_names")}
+    return options.Options(setting_values=settings_of(given), **project, **job)
+
+
+def settings_of(given: Mapping[str, Any], source: str = "") -> Tuple[SettingValue, ...]:
+    """Return the settings among the values of flags; `source` is "" for the flags themselves."""
+    found = []
+    for item in tunables():
+        value, flag = given.get(f"tunable_{item.name}"), item.metadata["flag"]
+        if isinstance(value, bool):
+            written = flag if value else f"--no-{flag[2:]}"
+            found.append(SettingValue(item.name, str(int(value)), written, source or written))
+        elif value is not None:
+            found.append(SettingValue(item.name, value, f"{flag} {value}", source or flag))
+    return tuple(found)
 
 
 def _settings() -> Iterator[click.Option]:
@@ -136,22 +143,10 @@ def _settings() -> Iterator[click.Option]:
         more: Dict[str, Any] = {"purpose": options.SETTINGS, "brief": item.metadata["brief"]}
         more["help"] = options.summary(item.metadata["doc"]) + shown
         if isinstance(default, bool):
-            names = [f"{flag}/--no-{flag[2:]}", f"tunable_{item.name}"]
-            yield Flag(names, default=None, callback=_switch(item.name, flag), **more)
+            yield Flag([f"{flag}/--no-{flag[2:]}", f"tunable_{item.name}"], default=None, **more)
         else:
-            kind = _Text(item.name, flag)
-            metavar = item.metadata["metavar"] or "NAME"
-            yield Flag([flag, f"tunable_{item.name}"], type=kind, metavar=metavar, **more)
-
-
-def _switch(setting: str, flag: str) -> Callable[..., Any]:
-    def convert(ctx: click.Context, param: click.Parameter, value: Optional[bool]) -> Optional[SettingValue]:
-        if value is None:
-            return None
-        written = flag if value else f"--no-{flag[2:]}"
-        return SettingValue(setting, str(int(value)), written, written)
-
-    return convert
+            more["metavar"] = item.metadata["metavar"] or "NAME"
+            yield Flag([flag, f"tunable_{item.name}"], type=_Setting(item.name), **more)
 
 
 def with_job_options(command: _Command) -> _Command:
@@ -184,9 +179,7 @@ def _with(command: _Command, made: Iterable[click.Option]) -> _Command:
 
 
 def refuse_unknown(ctx: click.Context, word: str, known: Mapping[str, int]) -> None:
-    """Raise a UsageError for an unknown option, with the nearest one that has an effect, or for one of
-    another launcher without its values.
-    """
+    """Raise a UsageError for an unknown option, or for one of another launcher without its values."""
     name = word.partition("=")[0]
     if name in known or (not word.startswith("--") and word[:2] in known):  # the second: -iFILE
         return

@@ -90,9 +90,7 @@ def run(
 
 
 def options_of(given: Mapping[str, Any], setting_values: Tuple[SettingValue, ...] = ()) -> Options:
-    """Return the options of a job from the arguments of :func:`run`. ConfigError names an argument of the
-    wrong type; TypeError if there is no such argument.
-    """
+    """Return the options of a job from the arguments of :func:`run`, after a check of their types."""
     known = {option.argument: (item.name, option) for item, option in table() if option.argument}
     found: Dict[str, Any] = {}
     for name, value in given.items():
@@ -143,9 +141,7 @@ def _check_text(name: str, value: object, may_be_path: bool) -> None:
 
 
 def unpack_results(job: Job, outcome: Outcome) -> List[Any]:
-    """Return the functions' values in rank order; RemoteError if the job failed, caused by the exception of
-    the rank that failed first.
-    """
+    """Return the functions' values in rank order; RemoteError if the job failed."""
     ranks = range(job.plan.size) if outcome.members is None else outcome.members
     forged = next((rank for rank, data in outcome.results.items() if data is None), None)
     if forged is not None and outcome.exit_code == 0:

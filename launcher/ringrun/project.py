@@ -23,7 +23,7 @@ from ringcomm.errors import ConfigError
 from ringcomm.storage.files import read_at, write_file
 from ringcomm.storage.folders import trusted_folder
 
-from .flags import Flag
+from .flags import Flag, settings_of
 from .hints import did_you_mean
 from .plan.options import INSTEAD
 from .plan.reaching import quoted
@@ -55,10 +55,7 @@ class Project(NamedTuple):
 def with_project(
     ctx: click.Context, command: click.Command, given: Mapping[str, Any], say: Callable[[str], None]
 ) -> Dict[str, Any]:
-    """Return the values of flags (by click's parameter names), with those of the project file where the
-    command line has none. `command`, ``ringrun``, has the file's options. ConfigError if the file is not
-    valid.
-    """
+    """Return the values of flags, with those of the project file where the command line has none."""
     try:
         path = find_file(Path.cwd())
     except FileNotFoundError:
@@ -69,7 +66,10 @@ def with_project(
     project = parse_project(content, path, command)
     typed = {name for name in given if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     replaced = set(_OF_HOSTS) if typed & set(_OF_HOSTS) else set()
-    used = {n: v for n, v in project.options.items() if n in given and n not in typed | replaced}
+    used = {
+        name: value for name, value in project.options.items()
+        if name in given and name not in typed | replaced and not name.startswith("tunable_")
+    }  # fmt: skip
     if project.keys:
         say(project.line)
     _allow_programs(path, content, {n: used[n] for n in PROGRAMS if used.get(n) not in (None, "ssh")})
@@ -77,9 +77,7 @@ def with_project(
 
 
 def _allow_programs(path: Path, content: str, programs: Mapping[str, str]) -> None:
-    """Ask the user to allow the programs of a file, once per path and content. ConfigError if they are
-    refused, or there is no terminal.
-    """
+    """Ask the user to allow the programs of a file, once per path and content."""
     folder = folder_of_configuration(os.environ) / "project-files"
     digest = hashlib.sha256(os.fsencode(path) + b"\0" + content.encode()).hexdigest()
     if not programs or _is_known(folder, digest):
@@ -116,17 +114,11 @@ def find_file(folder: Path) -> Optional[Path]:
 
 
 def read_trusted(path: Path, say: Callable[[str], None]) -> Optional[str]:
-    """Return the content of a project file; None, with a message, if another user could change it.
-    ConfigError if it is not text.
-    """
+    """Return the content of a project file; None, with a message, if another user could change it."""
     try:
         with trusted_folder(path.parent, make=False) as folder:
             return read_at(folder, path.name, LIMIT_BYTES).decode("utf-8-sig")
     except OSError as problem:
-        if path.is_symlink():
-            say(f"{path} is not used: it is a symbolic link. Copy the file there, or start ringrun in the "
-                f"folder of {os.path.realpath(path)}")  # fmt: skip
-            return None
         why = problem.strerror or str(problem)
         say(f"{path} is not used: {why}. The file, its folder and those above must belong to you or to root, "
             "and others must not be able to write them (chmod go-w)")  # fmt: skip
@@ -136,9 +128,7 @@ def read_trusted(path: Path, say: Callable[[str], None]) -> Optional[str]:
 
 
 def parse_project(content: str, path: Path, command: click.Command) -> Project:
-    """Return the values in a project file with options of `command`, ``ringrun``. ConfigError if it is not
-    valid TOML, or an option is unknown or has an invalid value.
-    """
+    """Return the values in a project file with options of `command`, ``ringrun``."""
     toml = _parser(path)
     try:
         values = toml.loads(content)
@@ -153,9 +143,7 @@ def parse_project(content: str, path: Path, command: click.Command) -> Project:
         name: value for name, value in inner.params.items()
         if inner.get_parameter_source(name) is ParameterSource.COMMANDLINE and name != "command"
     }  # fmt: skip
-    settings = [v._replace(source=str(path)) for v in found.values() if isinstance(v, SettingValue)]
-    options = {name: value for name, value in found.items() if not isinstance(value, SettingValue)}
-    return Project(path, options, tuple(settings), tuple(values))
+    return Project(path, found, settings_of(found, str(path)), tuple(values))
 
 
 def _parser(path: Path) -> Any:

@@ -27,12 +27,7 @@ class Job:
     """
 
     def __init__(
-        self,
-        lab: Lab,
-        *arguments: Any,
-        module_path: bool = True,
-        python: str = sys.executable,
-        **inputs: Any,
+        self, lab: Lab, *arguments: Any, module_path: bool = True, python: str = sys.executable, **inputs: Any
     ) -> None:
         self.lab = lab
         environment = {**os.environ, **lab.environ(), "PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"}
@@ -42,16 +37,10 @@ class Job:
         environment["RINGCOMM_DIAGNOSE_DIR"] = records
         forwarded = ["-x", "PYTHONPATH"] if module_path else []
         self.process = subprocess.Popen(
-            [python, "-m", "ringrun", *forwarded, *map(str, arguments)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            preexec_fn=system.interruptible,
-            **inputs,
-        )
+            [python, "-m", "ringrun", *forwarded, *map(str, arguments)], env=environment,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True, preexec_fn=system.interruptible, **inputs,
+        )  # fmt: skip
         self.output = ""
 
     def __enter__(self) -> Job:

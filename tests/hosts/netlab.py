@@ -58,26 +58,17 @@ class Lab(Cables):
     """A set of hosts, made by `start` (or `with`) and removed by `close`; see the module's text."""
 
     def __init__(
-        self,
-        *hosts: Union[str, Host],
-        ipv6_only: bool = False,
-        no_wlan: bool = False,
-        docker: bool = True,
+        self, *hosts: Union[str, Host], ipv6_only: bool = False, no_wlan: bool = False, docker: bool = True,
         bridged: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         wlan = None if no_wlan else "wlan0"
-        super().__init__(
-            [
-                host if isinstance(host, Host) else Host(host, wlan=wlan, ipv6_only=ipv6_only)
-                for host in hosts or ("jetson1", "jetson2")
-            ]
-        )
-        names = [host.name for host in self.hosts]
-        good = [
-            name for name in names if re.fullmatch(r"[a-z0-9-]+", name) and name not in (LOCALHOST, "switch")
-        ]
-        if len(set(good)) != len(names):
-            raise ValueError(f"bad or repeated host names: {names}")
+        super().__init__([
+            host if isinstance(host, Host) else Host(host, wlan=wlan, ipv6_only=ipv6_only)
+            for host in hosts or ("jetson1", "jetson2")
+        ])  # fmt: skip
+        names = {host.name for host in self.hosts if re.fullmatch(r"[a-z0-9-]+", host.name)}
+        if len(names - {LOCALHOST, "switch"}) != len(self.hosts):
+            raise ValueError(f"bad or repeated host names: {[host.name for host in self.hosts]}")
         self.docker = docker
         self.bridged = bridged
         self._lock: int | None = None
@@ -212,15 +203,10 @@ class Lab(Cables):
         inside += ["sh", "-c", plans.INIT, "init", str(home), sshd, root]
         with (home / "sshd.log").open("ab") as log:
             holder = subprocess.Popen(
-                [*TIED, *inside],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                env=system.tool_env(),
-                preexec_fn=system.interruptible,
+                [*TIED, *inside], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
+                env=system.tool_env(), preexec_fn=system.interruptible,
                 start_new_session=True,  # no Ctrl-C of ours: the hosts end when they are closed
-            )
+            )  # fmt: skip
         return Running(holder, len(self.addresses(name)))
 
     def _up(self, name: str, host: Running) -> bool:

@@ -50,14 +50,9 @@ class Cables:
         return ["-n", port.netns] if port.netns else [], port.iface
 
     def shape(
-        self,
-        host: str,
-        iface: str,
-        rate: str,
-        burst: str = "256kb",
-        latency: str = "10ms",
+        self, host: str, iface: str, rate: str, burst: str = "256kb", latency: str = "10ms",
         ways: Sequence[str] = WAYS,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Limit a link: `rate` as tc writes it, such as "100mbit", in both directions or in one of them.
 
         The other direction is not limited at all then. `ways` are the host's, as those of :meth:`cut`.
@@ -82,11 +77,7 @@ class Cables:
             self._tbf(port, *WLAN_RATE)
 
     def cut(
-        self,
-        host: str,
-        peers: Iterable[str] | None = None,
-        action: str = "drop",
-        ways: Sequence[str] = WAYS,
+        self, host: str, peers: Iterable[str] | None = None, action: str = "drop", ways: Sequence[str] = WAYS
     ) -> None:
         """Silently drop everything between a host and `peers` (by default all others, with "localhost").
 

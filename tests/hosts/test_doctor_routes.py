@@ -23,7 +23,6 @@ pytestmark = pytest.mark.release
 LOADS = (0, len(os.sched_getaffinity(0)))
 RUNS = 2
 """How often each case is tried when nothing else is asked for."""
-SLOW = r"reaches rank \d \((\w+)\) over (\S+) at ([\d.]+) MB/s.*start with"
 
 
 @pytest.fixture(scope="module")

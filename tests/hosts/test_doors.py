@@ -130,19 +130,6 @@ def test_the_mpi_operators_hosts_are_waited_for(
     assert "train-worker-0.train.jobs.svc:1" in job.output
 
 
-FUNCTION = """
-import sys
-import ringcomm as rc
-
-def place():
-    import socket
-    rc.init()
-    return rc.rank(), socket.gethostname()
-
-print(rc.run(place, hosts="jetson1,jetson2", via="box -i {host} --", env={"PYTHONPATH": sys.argv[1]}))
-"""
-
-
 def test_which_frameworks_hosts_have(lab: Lab, program: Program) -> None:
     program("box", 'host=$2; shift 3; enter_$host "$@"')
     job = ringrun(lab, "--via", "box -i {host} --", "-H", "jetson1:2,jetson2:2", "--check-build")

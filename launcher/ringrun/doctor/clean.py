@@ -25,9 +25,7 @@ ANSWER_LIMIT_S = 600.0
 
 
 def clean_hosts(options: Options, dry_run: bool) -> Tuple[str, int]:
-    """Clean this machine and the hosts of the options; without any, those of all named lists. Return the text
-    and the exit code: 1 if a host could not be cleaned, else 0.
-    """
+    """Clean this machine and the hosts of the options, or of all lists; return the text and the exit code."""
     hosts = _hosts(options)
     lines = _lines("this machine", cleaning.Cleaning(os.environ, dry_run).run(), dry_run)
     code = 0

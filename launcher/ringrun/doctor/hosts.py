@@ -191,9 +191,7 @@ class HostProbe:
         return started
 
     def ask(self, limit_s: float = ANSWER_LIMIT_S, **command: Any) -> Any:
-        """Send a command; return its answer in the form of :data:`FORMS`, or None if the host has
-        failed (see :attr:`problem`), also by an invalid answer.
-        """
+        """Send a command; return its answer in its form, or None if the host has failed."""
         if self.problem or self.link.process is None:
             return None
         self.link.put(json.dumps(command).encode() + b"\n")

@@ -80,9 +80,7 @@ class Examination(NamedTuple):
 
 
 def examine(job: Job) -> Examination:
-    """Start a program on each host, have them dial and measure each other, and end them. The job's command is
-    not run. ProtocolError if a host's answer is not valid.
-    """
+    """Start a program on each host, have them dial and measure each other, and end them."""
     probes = [HostProbe(host) for host in job.hosts]
     with ThreadPoolExecutor(max(1, len(probes))) as pool:
         try:

@@ -18,9 +18,7 @@ WIDTH = 100
 
 
 def run_doctor(options: Options, as_data: bool) -> Tuple[str, int]:
-    """Examine hosts and the network between them; return the text (JSON if `as_data`) and the exit code: 1 if
-    there is a problem, else 0.
-    """
+    """Examine hosts and the network between them; return the text and the exit code."""
     began = time.monotonic()
     found = examine(prepare(options, ["true"]))
     findings = all_findings(found)

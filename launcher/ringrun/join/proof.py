@@ -105,10 +105,7 @@ def parse_code(text: str) -> Code:
 
 
 class Proof:
-    """One end of the exchange.
-
-    Send :attr:`hello`; give the other end's to :meth:`meet`; then compare :meth:`check` and send :attr:`own`.
-    """
+    """One end of the exchange: send `hello`, `meet` the other's, `check` its proof, send `own`."""
 
     def __init__(self, role: Role, code: Code, name: str, fingerprint: bytes) -> None:
         self._role, self._code = role, code

@@ -10,8 +10,6 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 from ringcomm.errors import ConfigError
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?\Z")
-_HOST = re.compile(r"[^/=,]+@[^/=,]+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\](:\d+)?|,[^/=]*|[^/=]*,")
-_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _TAKES_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 
 
@@ -43,7 +41,6 @@ def parse_command(words: Sequence[str]) -> Command:
     if not words or not words[0]:
         raise ConfigError("There is no command to run. Give it last, like: ringrun -np 2 train.py --epochs 3")
     first = words[0]
-    _check_separated(first)
     if first == "-m":
         if len(words) < 2 or words[1].startswith("-"):
             raise ConfigError("-m is not followed by a module. Write it like: ringrun -np 2 -m pkg.mod")
@@ -56,20 +53,8 @@ def parse_command(words: Sequence[str]) -> Command:
     return Command(tuple(words))
 
 
-def _check_separated(first: str) -> None:
-    """Refuse a list of hosts or variables with blanks, the rest of which became the command."""
-    if _HOST.fullmatch(first) or _VARIABLE.match(first):
-        raise ConfigError(
-            f"{first!r} is no command. Hosts are separated by commas, without blanks, and each variable has "
-            "a -x of its own, like: ringrun -H localhost,user@host1 -x A=1 -x B train.py"
-        )
-
-
 def in_tree(command: Command, root: Path, cwd: Path) -> Command:
-    """Return the command with the absolute path of a script inside the tree `root` made relative to the
-    working directory `cwd`, so that a copy of the tree has it. ConfigError if a relative path leads out of
-    the tree.
-    """
+    """Return the command with a script's absolute path in the tree `root` made relative to `cwd`."""
     script = command.script
     if script is None:
         return command

@@ -70,9 +70,7 @@ def removed() -> List[str]:
 
 
 def rank_variables(place: Place, size: int, host: str, as_horovod: bool = False) -> Dict[str, str]:
-    """Return the variables that torchrun sets for a rank, and Horovod's if `as_horovod`. ``MASTER_ADDR`` and
-    ``MASTER_PORT`` follow when every host is ready (:func:`ringrun.job.rendezvous.master_variables`).
-    """
+    """Return the variables that torchrun sets for a rank but MASTER_*, and Horovod's if `as_horovod`."""
     common = {
         "RANK": str(place.rank),
         "WORLD_SIZE": str(size),
@@ -93,10 +91,7 @@ def of_the_shell(environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> Dict[str, str]:
-    """Return the variables that ``-x`` selects: ``NAME``, ``NAME=VALUE`` or a pattern like ``'NCCL_*'``. A
-    name that is not set here, or a pattern without a match, selects nothing (:func:`not_forwarded` lists
-    these). ConfigError for another form, or a variable that ringrun sets.
-    """
+    """Return the variables that ``-x`` selects by name, with a value, or by a pattern."""
     chosen: Dict[str, str] = {}
     for request in requests:
         name, equals, value = request.partition("=")

@@ -72,9 +72,7 @@ def counted(environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def from_program(environ: Mapping[str, str]) -> List[SettingValue]:
-    """Return the settings of ``HOROVOD_*`` variables that a program has set since ringrun started it, which
-    has merged the other variables with options and ``RINGCOMM_*`` variables.
-    """
+    """Return the settings of ``HOROVOD_*`` variables that a program has set since ringrun started it."""
     before = json.loads(environ.get(COUNTED, "{}"))
     return from_environment({name: text for name, text in environ.items() if before.get(name) != text})
 

@@ -302,9 +302,7 @@ _INSTEAD: Mapping[str, str] = {
 
 
 def without_launcher(words: Sequence[str]) -> Optional[Translated]:
-    """Return the command line of another launcher without its name, with lines for the user; None if the
-    command is not a launcher. ConfigError says what to write if ringrun cannot replace it.
-    """
+    """Return the command line of another launcher without its name; None if the command is none."""
     name = words[0] if words else ""
     if name in _INSTEAD:
         raise ConfigError(f"{name}: {_INSTEAD[name].format(name=name)}.")

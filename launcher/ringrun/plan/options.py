@@ -252,9 +252,7 @@ def described(name: str, option: Option) -> str:
 
 
 def with_options(doc: Optional[str], rows: Iterable[str]) -> str:
-    """Return a docstring in which a line ``{options}`` is replaced by rows of :func:`described`, with the
-    same indentation. Python 3.13 has removed the docstring's.
-    """
+    """Return a docstring in which a line ``{options}`` is replaced by rows of :func:`described`."""
     lines = "\n".join(rows)
     return re.sub(r"(?m)^( *)\{options\}$", lambda found: textwrap.indent(lines, found[1]), doc or "")
 
@@ -265,9 +263,7 @@ def arguments_of_run() -> List[str]:
 
 
 def takes_options(function: _Function) -> _Function:
-    """Decorator: give ``**options`` the names, types, defaults and descriptions of :class:`Options`. The
-    function's docstring has a line ``{options}``.
-    """
+    """Decorator: give ``**options`` the names, types, defaults and descriptions of :class:`Options`."""
     own = list(inspect.signature(function).parameters.values())[:-1]
     made = [argument(item, option.argument) for item, option in table() if option.argument]
     signature = inspect.signature(function).replace(parameters=[*own, *made])

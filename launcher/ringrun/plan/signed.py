@@ -13,9 +13,7 @@ from ringcomm.wire.signing import Signer
 
 
 def signed(data: bytes, signer: Signer, *about: object) -> bytes:
-    """Return the signature of data that the receiver will unpickle, followed by the data. It is bound to a
-    purpose: :func:`about_call` or :func:`about_result`.
-    """
+    """Return the signature of data that the receiver will unpickle, bound to a purpose, and the data."""
     return signer.sign(data, "ringrun", *about) + data
 
 

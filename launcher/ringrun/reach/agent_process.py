@@ -57,9 +57,7 @@ class AgentLink:
         self._stderr = bytearray()
 
     def start(self, config: Dict[str, Any], payload: Optional[bytes]) -> None:
-        """Start the agent (again) and queue its program, its configuration
-        (:meth:`ringrun.plan.job.Job.agent_config`) and the payload. OSError if the program cannot be started.
-        """
+        """Start the agent (again) and queue its program, its configuration and the payload."""
         self.launch(loader(agent_program()) if self._caches else with_reader(agent_program()))
         self.send(config)
         if payload is not None:
@@ -140,9 +138,7 @@ class AgentLink:
                 self._outgoing[0] = view[written:]
 
     def read(self) -> List[Frame]:
-        """Return the complete frames received; ``alive`` becomes False at the end of stdout. ProtocolError if
-        the data does not follow the agent's protocol.
-        """
+        """Return the complete frames received; ``alive`` becomes False at the end of stdout."""
         assert self.process is not None and self.process.stdout is not None
         try:
             data = os.read(self.process.stdout.fileno(), 1 << 18)

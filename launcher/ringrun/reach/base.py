@@ -25,16 +25,12 @@ MAX_DELAY_S = 4.0
 
 
 def retry_delay_s(attempt: int, chance: float) -> float:
-    """Return the seconds before a retry, counted from 1. `chance` is random in [0, 1], so that hosts do not
-    retry at the same time.
-    """
+    """Return the seconds before a retry, counted from 1; `chance` is random in [0, 1]."""
     return (0.3 + chance) * min(MAX_DELAY_S, float(2 ** min(attempt - 1, 8)))
 
 
 def quoted_path(path: str) -> str:
-    """Return a path quoted for the remote shell (sh, csh or fish), which expands a leading ``~/``.
-    ConfigError for a character that these shells quote in different ways.
-    """
+    """Return a path quoted for the remote shell (sh, csh or fish), which expands a leading ``~/``."""
     if re.search(r"['\\!\n]", path):
         raise ConfigError(
             f"{path!r} cannot be passed to a remote shell: it contains a quote, a backslash, an exclamation "

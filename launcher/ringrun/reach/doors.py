@@ -22,10 +22,7 @@ LOOKUP_LIMIT_S = 2.0
 
 
 class Doors:
-    """The ways to the hosts of one job: `via` is a template, ``ssh`` for ssh also inside a scheduler's job,
-    or None. Options of ssh that the user gave take precedence over a scheduler's way. ConfigError if the
-    template is not valid.
-    """
+    """The ways to the hosts of one job: `via` is a template, or ``ssh`` also inside a scheduler's job."""
 
     def __init__(
         self, via: Optional[str], ssh: SshOptions, allocation: Optional[Allocation],

@@ -34,10 +34,7 @@ exec(f.readline())
 
 
 def finder(python: str, home: str) -> bytes:
-    """Return a line for the stdin of :data:`.protocol.BOOT`, before the line that starts the agent. It
-    replaces the interpreter by that of the environment, if the host has one. b"" if the interpreter is in no
-    environment and not in the home.
-    """
+    """Return a line for :data:`.protocol.BOOT` that changes to the environment's interpreter, or b""."""
     name, inside = conda_name(python)
     found = candidates(python, home)
     if not found:

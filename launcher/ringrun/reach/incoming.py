@@ -246,9 +246,7 @@ class Incoming:
         self._result_bytes, self._used_bytes, self._at_s = 0, 0.0, clock()
 
     def admit(self, frame: Frame, ranks: Collection[int]) -> Dict[str, Any]:
-        """Check a frame's rank (one of `ranks` on that host), number and size; return the facts of an event,
-        otherwise {}. ProtocolError if the host may not send it.
-        """
+        """Check a frame's rank, number and size; return the facts of an event, otherwise {}."""
         of_host = frame.rank == -1 and frame.kind in (framing.EVENT, framing.FILE)
         if not of_host and (frame.rank not in ranks or frame.kind == framing.FILE):
             raise ProtocolError(f"it reports on rank {frame.rank}, which does not run there")

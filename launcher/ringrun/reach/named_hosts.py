@@ -53,9 +53,7 @@ def list_names(environ: Mapping[str, str]) -> List[str]:
 
 
 def list_text(name: str, environ: Mapping[str, str]) -> Optional[str]:
-    """Return the content of a list, or None if there is no such list. ConfigError if it cannot be read, or
-    another user could change it.
-    """
+    """Return the content of a list, or None if there is no such list."""
     path = folder_of_lists(environ) / name
     if not _NAME.fullmatch(name) or not os.path.lexists(path):
         return None
@@ -75,9 +73,7 @@ def hosts_of_list(name: str, environ: Mapping[str, str]) -> Optional[List[HostSp
 
 
 def with_lists(specs: Sequence[HostSpec], environ: Mapping[str, str]) -> List[HostSpec]:
-    """Return the hosts with each list's name replaced by its hosts. ConfigError if a list cannot be used, or
-    is given with an account or slots.
-    """
+    """Return the hosts with each list's name replaced by its hosts."""
     found: List[HostSpec] = []
     for spec in specs:
         if spec.joins:
@@ -104,9 +100,7 @@ def lists_in(specs: Sequence[HostSpec], environ: Mapping[str, str]) -> List[str]
 
 
 def add_hosts(name: str, items: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Add hosts (``HOST[:SLOTS]``) to a list, which is made if needed, and return a line about it.
-    ConfigError if a name is not valid, a host is already in the list, or the list cannot be written.
-    """
+    """Add hosts (``HOST[:SLOTS]``) to a list, which is made if needed, and return a line about it."""
     if not _NAME.fullmatch(name) or name == "localhost":
         raise ConfigError(
             f"{name!r:.80} cannot be the name of a list: it has letters, digits, - and _ only, and localhost "
@@ -127,9 +121,7 @@ def add_hosts(name: str, items: Sequence[str], environ: Mapping[str, str]) -> st
 
 
 def drop_hosts(name: str, items: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Remove hosts from a list, or without any host the whole list, and return a line about it. ConfigError
-    if there is no such list or host, or the list cannot be written.
-    """
+    """Remove hosts from a list, or without any host the whole list, and return a line about it."""
     rows = [(_target(line), line) for line in text_of_list(name, environ).splitlines()]
     missing = [item for item in items if item not in [target for target, _ in rows]]
     if missing:
@@ -186,9 +178,7 @@ def _unusable(path: Path, problem: OSError) -> ConfigError:
 
 
 def ssh_hosts(patterns: Sequence[str], path: Path) -> List[str]:
-    """Return the hosts in a configuration file of ssh and its includes that match patterns like ``jetson*``;
-    all without a pattern. ConfigError if the file cannot be read, or none matches.
-    """
+    """Return the hosts in a configuration file of ssh that match patterns like ``jetson*``, or all."""
     try:
         hosts = _read_ssh(path, path.parent, set())
     except OSError as problem:

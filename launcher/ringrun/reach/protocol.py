@@ -57,9 +57,7 @@ def program_source(main: ModuleType) -> bytes:
 
 
 def compressed_program(files: Mapping[str, Path]) -> bytes:
-    """Return modules as one compressed program. They are in an order in which they can be imported; the last
-    one is run as ``__main__``.
-    """
+    """Return modules, in the order of their imports, as one compressed program that runs the last one."""
     parts = [name.split(".")[:-1] for name in files]
     packages = sorted({".".join(above[:count]) for above in parts for count in range(1, len(above) + 1)})
     steps = ["import sys, types"]
@@ -137,9 +135,7 @@ class FrameReader:
         self._buffer = bytearray(b"\n")  # the marker starts with a line end; the first line may be the marker
 
     def feed(self, data: bytes) -> List[Frame]:
-        """Return all frames that are complete now. ProtocolError if 1 MiB has no marker, or a frame has an
-        invalid kind or length.
-        """
+        """Return all frames that are complete now; ProtocolError for an invalid one."""
         self._buffer += data
         if not self.started and not self._find_marker():
             return []
@@ -224,9 +220,7 @@ exec(zlib.decompress(text))
 
 
 def loader(program: bytes) -> bytes:
-    """Return the first line for the agent's stdin, which :data:`BOOT` executes. The
-    cache is used for compressed programs up to 1 MiB.
-    """
+    """Return the first line for the agent's stdin, which :data:`BOOT` executes."""
     text = _LOADER.format(
         digest=hashlib.sha256(program).hexdigest(), wanted=WANTED, kind=framing.PROGRAM,
         folder=shipped.PROGRAMS,

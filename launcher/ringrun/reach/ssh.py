@@ -28,9 +28,7 @@ class SshOptions(NamedTuple):
 
 
 class Ssh(Reach):
-    """Reaches hosts by ssh. With `may_appear` hosts may still be starting: unknown names and refused
-    connections are retried until the start timeout.
-    """
+    """Reaches hosts by ssh; with `may_appear` hosts may still be starting."""
 
     connection = "the ssh connection to it"
     description = "ssh"

@@ -23,9 +23,7 @@ _STILL_STARTING = (
 
 
 class Via(Reach):
-    """Reaches hosts by a template: words of a command line with ``{host}``. The words that start the agent
-    follow, or replace ``{command}``, there quoted for a shell. ConfigError if it is not valid.
-    """
+    """Reaches hosts by a template of words with ``{host}``, and perhaps ``{command}``, quoted for a shell."""
 
     def __init__(self, template: str) -> None:
         try:

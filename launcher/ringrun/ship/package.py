@@ -17,9 +17,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 class Package:
-    """Files that a host adds to the module path of its ranks. `name` is for messages, like ``ringcomm
-    0.1.0``; `files` are by relative path with "/"; a host finds the package in its cache by `digest`.
-    """
+    """Files that a host adds to the module path of its ranks, and finds in its cache by their `digest`."""
 
     def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
         self.name = name

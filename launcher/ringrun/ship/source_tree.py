@@ -33,9 +33,7 @@ class ShippedFile(NamedTuple):
 
 
 class SourceTree:
-    """The files of a directory at present. ConfigError if the directory cannot be read or is too large, or a
-    symbolic link leads out of it.
-    """
+    """The files of a directory at present; ConfigError if it cannot be sent."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -101,9 +99,7 @@ class SourceTree:
 
 
 def listed_files(root: Path, patterns: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the files under a directory that git tracks or would track; without git, all but the usual junk.
-    A directory that matches `patterns`, which are ignored, may be one item, with "/" at its end.
-    """
+    """Yield the files that git tracks or would track; without git, all but junk, and ignored directories."""
     names = _listed_by_git(root, "--cached", "--others", "--exclude-standard")
     if names is None:
         return _walked(root, patterns)

@@ -41,9 +41,7 @@ class Target(NamedTuple):
 
 
 def platform_tags(target: Target) -> List[str]:
-    """Return the platform tags of wheels that a host can use, the newest first (PEP 600). ConfigError if its
-    C library is not glibc 2. Pure.
-    """
+    """Return the platform tags of wheels that a host can use, the newest first (PEP 600)."""
     major, _, minor = target.glibc.partition(".")
     if major != "2" or not re.fullmatch("[0-9]{1,3}", minor):
         raise ConfigError(
@@ -67,10 +65,7 @@ def download_argv(target: Target, folder: str, names: Sequence[str]) -> List[str
 def fetch_wheels(
     target: Target, environ: Optional[Mapping[str, str]] = None, names: Sequence[str] = PROVISIONED
 ) -> Tuple[Package, List[str]]:
-    """Download wheels, or take those of an earlier job; return one package of them, and a line with name and
-    SHA-256 for each new wheel. `environ` (None: this process's) names the cache directory. ConfigError if pip
-    is not usable or has no wheels for that host, or no directory can hold them.
-    """
+    """Return one package of wheels, and a line with name and SHA-256 for each that was downloaded now."""
     wheels: Dict[str, bytes] = {}
     lines: List[str] = []
 

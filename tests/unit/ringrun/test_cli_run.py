@@ -192,27 +192,3 @@ def test_options_of_ringruns_after_the_script(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(text)
     assert misplaced_options(parse_command(words), {"--watch", "--output-dir", "-np", "-H"}) == found
-
-
-@pytest.mark.parametrize(
-    ("words", "near"),
-    [
-        (["stopp", "JOB"], "stop"),
-        (["docter"], "doctor"),
-        (["-H", "localhost,elsewhere", "train"], "train.py"),
-        (["-H", "localhost,elsewhere", "stopp"], ""),  # it may be a program over there
-        (["true"], ""),
-        (["run", "-np", "2", "train.py"], "train.py"),
-        (["-m", "train.py"], "train.py"),
-        (["train.sh"], "./train.sh"),
-    ],
-)
-def test_a_program_that_is_not_there_may_be_a_misspelt_subcommand(
-    words: List[str], near: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("train.py", "train.sh"):
-        (tmp_path / name).touch()
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(cli.ringrun, ["--dry-run", *words])
-    assert result.exit_code == (2 if near else 0), result.output
-    assert not near or f"Did you mean `ringrun {near}`?" in result.output
