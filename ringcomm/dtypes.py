@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Optional, Sequence, Tuple
 
 import numpy as np
 
 from .errors import Misuse, ShapeError, UnsupportedDtypeError
-from .ops import CODECS, Bitwise, ReduceOp
+from .ops import CODECS, Bitwise, ReduceOp, op_name
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -55,9 +55,9 @@ def name_of_code(code: int) -> str:
     return _NAMES[code - 1]
 
 
-def check_reducible(dtype: np.dtype[Any], op: Union[ReduceOp, Bitwise]) -> None:
+def check_reducible(dtype: np.dtype[Any], op: int) -> None:
     """Raise UnsupportedDtypeError if the reduction has no meaning for these elements."""
-    if isinstance(op, Bitwise) and dtype.kind not in "biu":
+    if op >= Bitwise.BAND and dtype.kind not in "biu":
         raise UnsupportedDtypeError(f"bitwise reductions need integers or booleans, not {dtype}.")
     if dtype.kind == "b" and op == ReduceOp.AVERAGE:
         raise UnsupportedDtypeError(
@@ -65,7 +65,7 @@ def check_reducible(dtype: np.dtype[Any], op: Union[ReduceOp, Bitwise]) -> None:
             "or convert to a number type."
         )
     if dtype.kind == "c" and op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise UnsupportedDtypeError(f"complex numbers have Sum and Average only, not {op.name.capitalize()}.")
+        raise UnsupportedDtypeError(f"complex numbers have Sum and Average only, not {op_name(op)}.")
 
 
 def check_scalable(dtype: np.dtype[Any]) -> None:
@@ -76,11 +76,11 @@ def check_scalable(dtype: np.dtype[Any]) -> None:
         )
 
 
-def check_weighable(dtype: np.dtype[Any], op: ReduceOp) -> None:
+def check_weighable(dtype: np.dtype[Any], op: int) -> None:
     """Raise an error if a weighted average has no meaning for these elements or this reduction."""
     if op != ReduceOp.AVERAGE:
         raise Misuse(
-            f"weight=... makes a weighted average, so it has no meaning with op={op.name.capitalize()}."
+            f"weight=... makes a weighted average, so it has no meaning with op={op_name(op)}."
         )
     if dtype.kind in "biu":
         raise UnsupportedDtypeError(
@@ -88,7 +88,7 @@ def check_weighable(dtype: np.dtype[Any], op: ReduceOp) -> None:
         )
 
 
-def usable_codec(codec: int, dtype: np.dtype[Any], op: ReduceOp) -> int:
+def usable_codec(codec: int, dtype: np.dtype[Any], op: int) -> int:
     """Return the codec with which elements are sent: none for integers, and reductions that do not add."""
     wide = dtype.kind == "f" and dtype.itemsize > 2
     half = dtype.name in HALF_TYPES and CODECS[codec] in ("int8", "int4")

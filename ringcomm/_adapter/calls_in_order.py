@@ -17,7 +17,7 @@ import numpy as np
 
 from .. import api
 from ..calls.process_set import number_of
-from ..collective.call_sites import Site
+from ..collective.observe import Site
 from ..collective.rows import row_counts
 from ..dtypes import Array
 from ..engine.bucket_runner import FusionBuffer, groups_by_index, side_by_side

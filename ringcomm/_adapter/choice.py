@@ -24,13 +24,12 @@ import numpy as np
 
 from .. import api
 from ..calls.process_set import ProcessSet, number_of, size_of
-from ..collective.codec_rates import Rates, code_s, measured_rates
+from ..collective.measure import Rates, code_s, measured_rates
 from ..configuration.without_effect import use
 from ..errors import ConfigError
 from ..ops import ReduceOp
-from ..schedule.closed_form import best_allreduce
+from ..schedule.closed_form import Machine, best_allreduce, grid
 from ..schedule.cost import CostModel
-from ..schedule.machine import Machine, grid
 from .compression import Compression, compressor_of
 
 logger = logging.getLogger(__name__)

@@ -23,8 +23,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Opt
 import numpy as np
 
 from .. import api
-from ..arrays.bridge import flat_copy, flat_view
-from ..arrays.operands import HostOperand, Operand
+from ..arrays.operands import HostOperand, Operand, flat_copy, flat_view
 from ..calls.process_set import number_of
 from ..dtypes import Array
 from ..engine.request import Handle

@@ -1,26 +1,32 @@
-"""CuPy's arrays: copies by ``memcpyAsync`` in two streams, events, page-locked blocks.
+"""Arrays on CUDA devices: CuPy's, and those of other libraries through CuPy or PyTorch.
 
-CuPy has no bfloat16, and does not need the elements' type here: bytes are copied.
+CuPy copies by ``memcpyAsync`` in two streams with events. It has no bfloat16, and does not need the elements'
+type here: bytes are copied. It shares the memory of other libraries' arrays by DLPack or
+``__cuda_array_interface__``. JAX's and TensorFlow's arrays on a GPU are such arrays; they cannot be
+overwritten, and results go back to their libraries by DLPack.
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
 import sys
 from functools import lru_cache
-from typing import Any, Callable, Hashable, Optional, Sequence, Tuple
+from importlib import import_module
+from typing import Any, Hashable, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..collective.mirror import Done
-from ..errors import DeviceError
-from .kinds import CopyEngine, DeviceKind
-
-logger = logging.getLogger("ringcomm")
+from ..dtypes import Array
+from ..errors import DeviceError, Misuse
+from .kinds import CopyEngine, DeviceKind, Done, load_kind
 
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
 """``cudaMemcpyKind``."""
+_CUDA = 2
+"""``kDLCUDA`` among DLPack's devices."""
+_CACHED = 72
+"""The least compute capability (7.2) of integrated GPUs whose page-locked memory the processor caches."""
+_IMMUTABLE = ("jaxlib", "jax", "tensorflow")
 
 
 def _cupy() -> Any:
@@ -47,79 +53,59 @@ class CupyEngine(CopyEngine):
 
     def __init__(self, device: int) -> None:
         cuda = _cupy().cuda
+        self.device = f"device {device}"
         self._device = cuda.Device(device)
-        self._pageable = False
         with self._device:
             self._out, self._in = cuda.Stream(non_blocking=True), cuda.Stream(non_blocking=True)
 
-    def block(self, nbytes: int) -> np.ndarray[Any, Any]:
-        if not self._pageable:
-            try:
-                memory = _cupy().cuda.alloc_pinned_memory(nbytes)  # rounded up, so its length is given
-                return np.frombuffer(memory, np.uint8, nbytes)
-            except (RuntimeError, MemoryError) as problem:
-                self._pageable = True
-                logger.warning(
-                    "Memory cannot be page-locked (%s), so copies to and from device %d are slower, and do "
-                    "not overlap with the program. In a container, raise its limit: --ulimit memlock=-1.",
-                    problem, self._device.id,
-                )  # fmt: skip
-        return np.empty(nbytes, np.uint8)
+    def locked(self, nbytes: int) -> Array:
+        # The memory is rounded up, so its length is given.
+        return np.frombuffer(_cupy().cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
 
-    def mark(self) -> Any:
+    def mark(self) -> Done:
         with self._device:
             event = _cupy().cuda.Event(disable_timing=True)
             event.record(_cupy().cuda.get_current_stream())
-        return event
+        return _Recorded(event)
 
-    def to_host(
-        self, array: Any, start: int, stop: int, block: np.ndarray[Any, Any], after: Optional[Any]
-    ) -> Done:
+    def to_host(self, array: Any, start: int, stop: int, block: Array, after: Optional[Done]) -> Done:
         target, source = block.ctypes.data + start, array.data.ptr + start
         return self._copy(self._out, target, source, stop - start, _DEVICE_TO_HOST, after)
 
-    def to_device(
-        self, block: np.ndarray[Any, Any], array: Any, start: int, stop: int, after: Optional[Any]
-    ) -> Done:
+    def to_device(self, block: Array, array: Any, start: int, stop: int, after: Optional[Done]) -> Done:
         target, source = array.data.ptr + start, block.ctypes.data + start
         return self._copy(self._in, target, source, stop - start, _HOST_TO_DEVICE, after)
 
     def _copy(
-        self, stream: Any, target: int, source: int, nbytes: int, direction: int, after: Optional[Any]
+        self, stream: Any, target: int, source: int, nbytes: int, direction: int, after: Optional[Done]
     ) -> Done:
         cuda = _cupy().cuda
         try:
             with self._device:
                 event = cuda.Event(disable_timing=True)
                 if after is not None:
-                    stream.wait_event(after)
+                    stream.wait_event(_event(after))
                 cuda.runtime.memcpyAsync(target, source, nbytes, direction, stream.ptr)
                 event.record(stream)
         except RuntimeError as problem:
-            raise DeviceError(
-                f"a copy could not be started on device {self._device.id}: {problem}"
-            ) from problem
+            raise DeviceError(f"a copy could not be started on {self.device}: {problem}") from problem
         return _Recorded(event)
 
     def follow(self, done: Done) -> None:
-        assert isinstance(done, _Recorded)
         with self._device:
-            _cupy().cuda.get_current_stream().wait_event(done.event)
+            _cupy().cuda.get_current_stream().wait_event(_event(done))
 
-    def mapped_slowdown(
-        self, nbytes: int, measure: Callable[[np.ndarray[Any, Any]], float]
-    ) -> Optional[float]:
-        block = self.block(nbytes)
-        return None if self._pageable or not _integrated(self._device.id) else measure(block)
 
-    def reached(self, mark: Any) -> Done:
-        return _Recorded(mark)
+def _event(done: Done) -> Any:
+    assert isinstance(done, _Recorded)
+    return done.event
 
 
 @lru_cache(maxsize=None)
-def _integrated(device: int) -> bool:
-    """Return whether a device shares its memory with the processor, such as a Jetson's."""
-    return bool(_cupy().cuda.Device(device).attributes.get("Integrated", 0))
+def _shares_cached_memory(device: int) -> bool:
+    """Return whether a device and the processor share memory that both cache, as on a Jetson Orin."""
+    found = _cupy().cuda.Device(device)
+    return bool(found.attributes.get("Integrated", 0)) and int(found.compute_capability) >= _CACHED
 
 
 class CupyKind(DeviceKind):
@@ -148,15 +134,15 @@ class CupyKind(DeviceKind):
         with like.device:
             return _cupy().empty(tuple(shape), like.dtype)
 
-    def mapped(self, flat: Any) -> Optional[np.ndarray[Any, Any]]:
+    def mapped(self, flat: Any) -> Optional[Array]:
         # Managed memory must not be touched while a kernel runs, so the owner must be page-locked memory.
         owner = getattr(flat.data.mem, "_owner", None)
         if type(owner).__name__ not in ("PinnedMemory", "PinnedMemoryPointer") or not flat.nbytes:
             return None
-        if not _integrated(int(flat.device.id)):
+        if not _shares_cached_memory(int(flat.device.id)):
             return None
         memory = (ctypes.c_uint8 * flat.nbytes).from_address(flat.data.ptr)  # one address for both
-        shared: np.ndarray[Any, Any] = np.frombuffer(memory, np.uint8).view(np.dtype(flat.dtype))
+        shared: Array = np.frombuffer(memory, np.uint8).view(np.dtype(flat.dtype))
         return shared
 
     def assign(self, target: Any, source: Any) -> None:
@@ -164,4 +150,84 @@ class CupyKind(DeviceKind):
             target[...] = source
 
 
+class DlpackKind(DeviceKind):
+    """Any array with ``__cuda_array_interface__``, or with ``__dlpack__`` on a CUDA device; also the arrays
+    of CuPy and PyTorch, which this kind makes itself.
+    """
+
+    name = "DLPack"
+
+    def on_device(self, value: Any) -> bool:
+        if hasattr(value, "__dlpack_device__"):
+            try:
+                return int(value.__dlpack_device__()[0]) == _CUDA
+            except Exception:  # noqa: BLE001 - an array that cannot say is one that is not exported
+                return False
+        return hasattr(value, "__cuda_array_interface__")
+
+    def _native(self, value: Any) -> Tuple[DeviceKind, Any]:
+        """Return the array as one of CuPy or PyTorch that shares its memory, and the kind of that one."""
+        library, exported = _library_of(value), hasattr(value, "__dlpack__")
+        if library == "cupy":
+            return KIND, value
+        if library == "torch":
+            return load_kind("torch_tensors"), value
+        cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
+        if cupy is None and torch is not None and torch.cuda.is_available():
+            shared = torch.from_dlpack(value) if exported else torch.as_tensor(value, device="cuda")
+            return load_kind("torch_tensors"), shared
+        try:
+            cupy = import_module("cupy")
+        except ImportError:
+            raise Misuse(
+                f"An array of {library} on a GPU is sent through CuPy or PyTorch, and neither is there: "
+                "pip install cupy-cuda12x, or pass an array in host memory."
+            ) from None
+        return KIND, cupy.from_dlpack(value) if exported else cupy.asarray(value)
+
+    def device(self, value: Any) -> Hashable:
+        kind, shared = self._native(value)
+        return (kind.name, kind.device(shared))
+
+    def engine(self, value: Any) -> CopyEngine:
+        kind, shared = self._native(value)
+        return kind.engine(shared)
+
+    def describe(self, value: Any) -> Tuple[Tuple[int, ...], np.dtype[Any]]:
+        kind, shared = self._native(value)
+        return kind.describe(shared)
+
+    def flat(self, value: Any) -> Tuple[Any, bool]:
+        kind, shared = self._native(value)
+        return kind.flat(shared)
+
+    def empty(self, like: Any, shape: Sequence[int]) -> Any:
+        kind, shared = self._native(like)
+        return kind.empty(shared, shape)
+
+    def assign(self, target: Any, source: Any) -> None:
+        kind, shared = self._native(target)
+        kind.assign(shared, self._native(source)[1])
+
+    def result(self, array: Any, like: Any) -> Any:
+        library = _library_of(like)
+        if library in ("jaxlib", "jax"):
+            return sys.modules["jax"].dlpack.from_dlpack(array)
+        if library == "tensorflow":
+            return sys.modules["tensorflow"].experimental.dlpack.from_dlpack(array.__dlpack__())
+        return array
+
+    def check_writable(self, value: Any, what: str) -> None:
+        if _library_of(value) in _IMMUTABLE:
+            raise Misuse(
+                f"{what} works in place, and arrays of {_library_of(value)} cannot be overwritten. Without "
+                "the trailing underscore it returns a new array."
+            )
+
+
+def _library_of(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
 KIND = CupyKind()
+DLPACK = DlpackKind()

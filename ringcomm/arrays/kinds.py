@@ -1,21 +1,35 @@
 """Kinds of arrays other than NumPy's: the operations that ringcomm requires of each, found by the type's
 name.
 
-A kind is one file that uses its framework through ``sys.modules``: a program that passes such an array has
+A kind is in a file that uses its framework through ``sys.modules``: a program that passes such an array has
 imported the framework, and ringcomm imports none. :func:`device_kind` is called for every array that is
 passed, so for NumPy's it is one look-up.
 """
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from importlib import import_module
 from typing import Any, Callable, Dict, Hashable, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..collective.mirror import Done
-from ..errors import BrokenInvariantError
+from ..dtypes import Array
+
+logger = logging.getLogger("ringcomm")
+
+
+class Done(ABC):
+    """The end of work that a device does by itself, such as a copy."""
+
+    @abstractmethod
+    def poll(self) -> bool:
+        """Return whether it is done; raises DeviceError if it failed."""
+
+
+Wait = Callable[[Done], None]
+"""Waits for a copy; may raise an error instead."""
 
 
 class CopyEngine(ABC):
@@ -24,44 +38,44 @@ class CopyEngine(ABC):
     Copies of one direction are done in the order in which they are started. Any thread may start them.
     """
 
-    @abstractmethod
-    def block(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """Return new page-locked host memory (uint8), which the device copies from and to directly."""
+    device: Any  # for messages
+    _pageable = False
+
+    def block(self, nbytes: int) -> Array:
+        """Return new host memory (uint8), which the device uses directly if it can be page-locked."""
+        if not self._pageable:
+            try:
+                return self.locked(nbytes)
+            except (RuntimeError, MemoryError) as problem:
+                self._pageable = True
+                logger.warning(
+                    "Memory cannot be page-locked (%s), so copies to and from %s are slower, and do not "
+                    "overlap with the program. In a container, raise its limit: --ulimit memlock=-1.",
+                    problem, self.device,
+                )  # fmt: skip
+        return np.empty(nbytes, np.uint8)
 
     @abstractmethod
-    def mark(self) -> Any:
-        """Return a mark behind the pending work of the calling thread's current stream, for ``after``."""
+    def locked(self, nbytes: int) -> Array:
+        """Return new page-locked host memory (uint8); raises RuntimeError or MemoryError if there is none."""
 
     @abstractmethod
-    def to_host(
-        self, array: Any, start: int, stop: int, block: np.ndarray[Any, Any], after: Optional[Any]
-    ) -> Done:
+    def mark(self) -> Done:
+        """Return the end of the pending work of the calling thread's current stream."""
+
+    @abstractmethod
+    def to_host(self, array: Any, start: int, stop: int, block: Array, after: Optional[Done]) -> Done:
         """Start copying the bytes ``[start, stop)`` of a flat array to the same bytes of a block. This and
         all later copies of the direction wait on the device for ``after``, a :meth:`mark`.
         """
 
     @abstractmethod
-    def to_device(
-        self, block: np.ndarray[Any, Any], array: Any, start: int, stop: int, after: Optional[Any]
-    ) -> Done:
+    def to_device(self, block: Array, array: Any, start: int, stop: int, after: Optional[Done]) -> Done:
         """Start copying the bytes ``[start, stop)`` of a block to the same bytes of a flat array."""
 
     @abstractmethod
     def follow(self, done: Done) -> None:
         """Let the calling thread's current stream wait for a copy; the thread itself does not wait."""
-
-    def mapped_slowdown(
-        self, nbytes: int, measure: Callable[[np.ndarray[Any, Any]], float]
-    ) -> Optional[float]:
-        """Return how much slower the host adds in mapped memory, by ``measure`` on ``nbytes`` of it (uint8);
-        None if the device shares no memory with it.
-        """
-        del nbytes, measure
-        return None
-
-    def reached(self, mark: Any) -> Done:
-        """Return a :meth:`mark` as a :class:`Done`; of devices that have mapped memory."""
-        raise BrokenInvariantError(f"{type(self).__name__} has no mapped memory, so nothing waits for {mark}")
 
 
 class DeviceKind(ABC):
@@ -106,13 +120,13 @@ class DeviceKind(ABC):
         del like
         return array
 
-    def host_memory(self, value: Any) -> Optional[np.ndarray[Any, Any]]:
+    def host_memory(self, value: Any) -> Optional[Array]:
         """Return an array that shares the memory of one that no device holds; None if impossible."""
         del value
         return None
 
-    def mapped(self, flat: Any) -> Optional[np.ndarray[Any, Any]]:
-        """Return host-visible memory of a mapped flat array on a device, else None."""
+    def mapped(self, flat: Any) -> Optional[Array]:
+        """Return the memory of a flat array if the device shares it with the host, which caches it."""
         del flat
         return None
 
@@ -120,14 +134,14 @@ class DeviceKind(ABC):
         """Raise Misuse if the array cannot be overwritten."""
 
 
-_FILES: Dict[Tuple[str, str], str] = {
-    ("torch", "Tensor"): "torch_tensors",
-    ("torch", "Parameter"): "torch_tensors",
-    ("cupy", "ndarray"): "cupy_arrays",
-    ("jaxlib", "ArrayImpl"): "dlpack",
-    ("tensorflow", "EagerTensor"): "dlpack",
+_KINDS: Dict[Tuple[str, str], Tuple[str, str]] = {
+    ("torch", "Tensor"): ("torch_tensors", "KIND"),
+    ("torch", "Parameter"): ("torch_tensors", "KIND"),
+    ("cupy", "ndarray"): ("cupy_arrays", "KIND"),
+    ("jaxlib", "ArrayImpl"): ("cupy_arrays", "DLPACK"),
+    ("tensorflow", "EagerTensor"): ("cupy_arrays", "DLPACK"),
 }
-"""The file of a kind by the top-level package and the name of a type or of one of its bases."""
+"""File and name of a kind by the top-level package and the name of a type or of one of its bases."""
 
 _BY_TYPE: Dict[type, Optional[DeviceKind]] = dict.fromkeys((np.ndarray, list, tuple, float, int, bool))
 
@@ -161,14 +175,15 @@ def _kind_of_type(cls: type) -> Optional[DeviceKind]:
             return None
         if base in _BY_TYPE and _BY_TYPE[base] is not None:
             return _BY_TYPE[base]
-        file = _FILES.get((base.__module__.partition(".")[0], base.__name__))
-        if file is not None:
-            return _load(file)
+        place = _KINDS.get((base.__module__.partition(".")[0], base.__name__))
+        if place is not None:
+            return load_kind(*place)
     if hasattr(cls, "__cuda_array_interface__") or hasattr(cls, "__dlpack_device__"):
-        return _load("dlpack")
+        return load_kind("cupy_arrays", "DLPACK")
     return None
 
 
-def _load(file: str) -> DeviceKind:
-    kind: DeviceKind = import_module(f"{__package__}.{file}").KIND
+def load_kind(file: str, name: str = "KIND") -> DeviceKind:
+    """Return a kind of this package."""
+    kind: DeviceKind = getattr(import_module(f"{__package__}.{file}"), name)
     return kind

@@ -1,4 +1,13 @@
-"""Blocks of page-locked host memory, and the mirrors of device arrays that are made of them.
+"""Mirrors: blocks of page-locked host memory through which arrays on devices are sent.
+
+A collective runs on the block. Its input is copied there before (:meth:`BlockMirror.fetch`), and its result
+back after it (:meth:`BlockMirror.store`). Copies are asynchronous: the calling thread waits for those that it
+must send, and never for those back, because the mirror keeps its block until they are done and the program's
+stream waits for them on the device.
+
+Copies of one array overlap with those of others, and with their collectives, not with its own: on an H200
+they take a tenth of the time of the network, and cutting collectives into pieces that follow the copies made
+them twice as slow (``benchmarks/results/device.json``).
 
 Locking memory takes milliseconds, so blocks are kept: one pool for a context, in size classes. A released
 block is used again when the copies that use it are done; nothing waits for that.
@@ -11,8 +20,8 @@ from typing import Any, Deque, Dict, Hashable, List, NamedTuple, Optional, Seque
 
 import numpy as np
 
-from ..collective.mirror import Done, Mirror, Wait
-from .kinds import CopyEngine, DeviceKind
+from ..dtypes import Array
+from .kinds import CopyEngine, DeviceKind, Done, Wait
 
 _MIN_BLOCK_BYTES = 4096
 
@@ -33,7 +42,7 @@ class _Returned(NamedTuple):
     """A block that has been given back."""
 
     engine: CopyEngine
-    block: np.ndarray[Any, Any]
+    block: Array
     pending: Sequence[Done]  # the last copies that use it
     arrays: Sequence[Any]  # on the device, kept alive until these are done
 
@@ -43,9 +52,8 @@ class StagingPool:
 
     def __init__(self) -> None:
         self.allocations = 0  # blocks made so far
-        self.direct: Dict[int, bool] = {}  # by id of an engine: use its device's mapped arrays without a copy
         self._engines: Dict[Hashable, CopyEngine] = {}
-        self._free: Dict[Tuple[int, int], List[np.ndarray[Any, Any]]] = {}
+        self._free: Dict[Tuple[int, int], List[Array]] = {}
         # Appended to by finalizers too, so without a lock.
         self._returned: Deque[_Returned] = deque()
 
@@ -66,9 +74,9 @@ class StagingPool:
         (count,), dtype = kind.describe(source)
         engine = self.engine(kind, source)
         first = target_start * dtype.itemsize
-        return BlockMirror(self, engine, source, target, count, dtype, first)
+        return BlockMirror(self, engine, source, source if target is None else target, count, dtype, first)
 
-    def take(self, engine: CopyEngine, nbytes: int) -> np.ndarray[Any, Any]:
+    def take(self, engine: CopyEngine, nbytes: int) -> Array:
         """Return a block of at least ``nbytes`` that no copy uses; DeviceError if an earlier copy failed."""
         self._collect()
         size = block_bytes(nbytes)
@@ -97,28 +105,31 @@ class StagingPool:
                 self._returned.append(item)
 
 
-class BlockMirror(Mirror):
+class BlockMirror:
     """A flat array on a device, and a block of the pool. Made by :meth:`StagingPool.mirror`.
 
     The pending work of the calling thread's current stream comes before all copies. ``target_start`` is in
     bytes.
     """
 
+    host: Array  # as many elements, flat; defined only after a load
+    shared = False  # ``host`` is the array itself; no writing to it before :meth:`fetch` has returned
+
     def __init__(
         self,
         pool: StagingPool,
         engine: CopyEngine,
         source: Any,
-        target: Optional[Any],
+        target: Any,
         count: int,
         dtype: np.dtype[Any],
         target_start: int = 0,
     ) -> None:
-        self._block: Optional[np.ndarray[Any, Any]] = None
+        self._block: Optional[Array] = None
         self._pool = pool
         self._engine = engine
         self._source = source
-        self._target = source if target is None else target
+        self._target = target
         self._target_start = target_start
         self.nbytes = count * dtype.itemsize
         self._block = pool.take(engine, self.nbytes)
@@ -132,7 +143,7 @@ class BlockMirror(Mirror):
     def __del__(self) -> None:
         self.release()
 
-    def _after(self, direction: int) -> Any:
+    def _after(self, direction: int) -> Optional[Done]:
         """Return the mark for the first copy of each direction, else None."""
         if self._marked[direction]:
             return None
@@ -140,6 +151,7 @@ class BlockMirror(Mirror):
         return self._mark
 
     def preload(self) -> None:
+        """Start copying the whole array to the host."""
         if self.nbytes:
             self.load(0, self.nbytes)
 
@@ -150,7 +162,13 @@ class BlockMirror(Mirror):
             self._load = self._engine.to_host(self._source, start, stop, self._block, self._after(0))
         return self._load
 
+    def fetch(self, wait: Wait, start: int = 0, stop: Optional[int] = None) -> None:
+        """Copy bytes of the array to the host, unless that was begun before, and wait for them."""
+        if self.nbytes:
+            wait(self.load(start, self.nbytes if stop is None else stop))
+
     def store(self, start: int, stop: int) -> None:
+        """Start copying the bytes ``[start, stop)`` of the host's block to the array."""
         assert self._block is not None
         self._followed = False
         first = self._target_start
@@ -162,10 +180,6 @@ class BlockMirror(Mirror):
         """Start copying the whole block to the array."""
         if self.nbytes:
             self.store(0, self.nbytes)
-
-    def fetch(self, wait: Wait, start: int = 0, stop: Optional[int] = None) -> None:
-        if self.nbytes:
-            wait(self.load(start, self.nbytes if stop is None else stop))
 
     def keep_source(self) -> None:
         """Let the calling thread's current stream wait until the array has been copied to the host."""
@@ -190,3 +204,26 @@ class BlockMirror(Mirror):
         pending = [done for done in (self._load, self._last_store) if done is not None]
         arrays = () if self._followed else (self._source, self._target)
         self._pool.give(_Returned(self._engine, block, pending, arrays))
+
+
+class MappedMirror(BlockMirror):
+    """A flat array that is its own block, in memory that the processor and an integrated GPU share: a load
+    waits for the program's stream, a store does nothing.
+    """
+
+    shared = True
+
+    def __init__(self, engine: CopyEngine, host: Array) -> None:
+        self._block = None  # the array's owner frees the memory
+        self._last_store = None
+        self._followed = True
+        self.host = host
+        self.nbytes = host.nbytes
+        # What the calling thread's current stream has still to do: begun already.
+        self._load = engine.mark()
+
+    def store(self, start: int, stop: int) -> None:
+        """Do nothing: the elements are there already."""
+
+    def keep_source(self) -> None:
+        """Do nothing: only arrays that a collective overwrites are used without a copy."""

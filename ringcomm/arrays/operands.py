@@ -1,7 +1,8 @@
 """Arguments of collectives: their elements as flat host memory, and the way from there to the results.
 
 :class:`HostOperand` and :class:`InPlace` are arrays of the host, :class:`DeviceOperand` is one of a device.
-Direct calls make them with :func:`operand_of`, calls by name with :func:`submitted`.
+Direct calls make them with :func:`operand_of`, calls by name with :func:`submitted`. Ranks may hold the same
+matrix in different memory layouts, so elements are always sent in C order.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ from numpy import ndarray
 
 from ..dtypes import Array, code_of
 from ..errors import Misuse
-from .bridge import flat_copy, flat_view, refuse_masked
 from .kinds import DeviceKind, device_kind, kind_of
-from .mapped import MappedMirror, uses_mapped
-from .mirrors import BlockMirror, StagingPool
+from .mirrors import BlockMirror, MappedMirror, StagingPool
 
 _Shape = Tuple[int, ...]
 
@@ -192,14 +191,17 @@ class DeviceOperand(Operand):
         """Return the array and its block of host memory."""
         if self._mirror is None:
             target, pool, kind = self.target, self._pool, self._kind
-            shared = _mapped(pool, kind, self.on_device) if self._in_place else None
-            start = 0 if target is self.on_device else self._part[0]
-            self._mirror = shared or pool.mirror(kind, self.on_device, target, start)
+            host = kind.mapped(self.on_device) if self._in_place else None
+            if host is not None:
+                self._mirror = MappedMirror(pool.engine(kind, self.on_device), host)
+            else:
+                start = 0 if target is self.on_device else self._part[0]
+                self._mirror = pool.mirror(kind, self.on_device, target, start)
         return self._mirror
 
     @property
     def flat(self) -> Array:  # type: ignore[override]
-        """Return the block of host memory; see :class:`~ringcomm.collective.mirror.Mirror`."""
+        """Return the block of host memory; see :class:`.mirrors.BlockMirror`."""
         return self.mirror.host
 
     def narrow(self, first: int, last: int) -> None:
@@ -290,19 +292,50 @@ def submitted(
     return operand
 
 
-def _mapped(pool: StagingPool, kind: DeviceKind, flat: Any) -> Optional[MappedMirror]:
-    """Return the mirror of an array in mapped memory that the host should use directly; None otherwise."""
-    host = kind.mapped(flat)
-    if host is None:
-        return None
-    engine = pool.engine(kind, flat)
-    direct = pool.direct.get(id(engine))
-    if direct is None:
-        direct = pool.direct[id(engine)] = uses_mapped(engine, kind.device(flat))
-    return MappedMirror(engine, host) if direct else None
-
-
 def mirrors(arguments: Sequence[Any]) -> Sequence[Optional[BlockMirror]]:
     """Return the ``mirror`` of each argument, for a request of the engine; empty if there are none."""
     found = [argument.mirror for argument in arguments]
     return found if found.count(None) < len(found) else ()
+
+
+# ---- NumPy arrays of any memory layout -----------------------------------------------------------
+
+
+def as_array(value: Any) -> Array:
+    """Return the value as an array whose elements can be sent. Raises UnsupportedDtypeError for other
+    elements, Misuse for a masked array, whose mask is not sent.
+    """
+    array: Array = value
+    if type(value) is not np.ndarray:
+        refuse_masked(value)
+        kind = None if isinstance(value, np.ndarray) else kind_of(value)
+        # NumPy itself takes neither a tensor of bfloat16 nor one that requires a gradient.
+        shared = None if kind is None else kind.host_memory(value)
+        array = np.asarray(value) if shared is None else shared
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    code_of(array.dtype)
+    return array
+
+
+def refuse_masked(value: Any) -> None:
+    """Raise Misuse for a masked array."""
+    # The exact type first: access to numpy.ma may import that module.
+    is_subclass = isinstance(value, np.ndarray) and type(value) is not np.ndarray
+    if is_subclass and isinstance(value, np.ma.MaskedArray):
+        raise Misuse(
+            "A masked array would lose its mask: masks are not sent. Pass array.filled(value), or array.data "
+            "and array.mask."
+        )
+
+
+def flat_copy(value: Any) -> Tuple[Array, Tuple[int, ...]]:
+    """Return a new flat array with the value's elements in C order, and the value's shape."""
+    array = as_array(value)
+    return np.array(array, order="C", copy=True).reshape(-1), array.shape
+
+
+def flat_view(value: Any) -> Tuple[Array, Tuple[int, ...]]:
+    """Return a flat array with the value's elements in C order, without a copy if possible, and its shape."""
+    array = as_array(value)
+    return np.ascontiguousarray(array).reshape(-1), array.shape

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from functools import lru_cache
 from typing import Any, Hashable, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..collective.mirror import Done
 from ..dtypes import Array, dtype_named
 from ..errors import DeviceError, Misuse, UnsupportedDtypeError
-from .kinds import CopyEngine, DeviceKind
+from .kinds import CopyEngine, DeviceKind, Done
 from .operands import Operand
-
-logger = logging.getLogger("ringcomm")
-
 
 NO_VALUES = (
     "on the device meta, where tensors have no values: make it on a device (model.to_empty(device=...), then "
@@ -161,60 +156,49 @@ class TorchEngine(CopyEngine):
 
     def __init__(self, device: Any) -> None:
         cuda = _torch().cuda
-        self._device = device
+        self.device = device
         self._out, self._in = cuda.Stream(device=device), cuda.Stream(device=device)
-        self._pageable = False
 
-    def block(self, nbytes: int) -> np.ndarray[Any, Any]:
+    def locked(self, nbytes: int) -> Array:
         torch = _torch()
-        if not self._pageable:
-            try:
-                made: np.ndarray[Any, Any] = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
-                return made
-            except RuntimeError as problem:
-                self._pageable = True
-                logger.warning(
-                    "Memory cannot be page-locked (%s), so copies to and from %s are slower, and do not "
-                    "overlap with the program. In a container, raise its limit: --ulimit memlock=-1.",
-                    problem, self._device,
-                )  # fmt: skip
-        return np.empty(nbytes, np.uint8)
+        made: Array = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        return made
 
-    def mark(self) -> Any:
+    def mark(self) -> Done:
         event = _torch().cuda.Event()
-        event.record(_torch().cuda.current_stream(self._device))
-        return event
+        event.record(_torch().cuda.current_stream(self.device))
+        return _Recorded(event)
 
-    def to_host(
-        self, array: Any, start: int, stop: int, block: np.ndarray[Any, Any], after: Optional[Any]
-    ) -> Done:
+    def to_host(self, array: Any, start: int, stop: int, block: Array, after: Optional[Done]) -> Done:
         target = _torch().from_numpy(block[start:stop])
         return self._copy(self._out, target, _bytes(array)[start:stop], array, after)
 
-    def to_device(
-        self, block: np.ndarray[Any, Any], array: Any, start: int, stop: int, after: Optional[Any]
-    ) -> Done:
+    def to_device(self, block: Array, array: Any, start: int, stop: int, after: Optional[Done]) -> Done:
         source = _torch().from_numpy(block[start:stop])
         return self._copy(self._in, _bytes(array)[start:stop], source, array, after)
 
-    def _copy(self, stream: Any, target: Any, source: Any, array: Any, after: Optional[Any]) -> Done:
+    def _copy(self, stream: Any, target: Any, source: Any, array: Any, after: Optional[Done]) -> Done:
         cuda = _torch().cuda
         event = cuda.Event()
         try:
             with cuda.stream(stream):
                 if after is not None:
-                    stream.wait_event(after)
+                    stream.wait_event(_event(after))
                 target.copy_(source, non_blocking=True)
                 event.record(stream)
             # The tensor's memory is not reused before this stream has reached this point.
             array.record_stream(stream)
         except RuntimeError as problem:
-            raise DeviceError(f"a copy could not be started on {self._device}: {problem}") from problem
+            raise DeviceError(f"a copy could not be started on {self.device}: {problem}") from problem
         return _Recorded(event)
 
     def follow(self, done: Done) -> None:
-        assert isinstance(done, _Recorded)
-        _torch().cuda.current_stream(self._device).wait_event(done.event)
+        _torch().cuda.current_stream(self.device).wait_event(_event(done))
+
+
+def _event(done: Done) -> Any:
+    assert isinstance(done, _Recorded)
+    return done.event
 
 
 def _bytes(flat: Any) -> Any:
@@ -254,7 +238,7 @@ class TorchKind(DeviceKind):
     def reshaped(self, flat: Any, shape: Sequence[int]) -> Any:
         return flat.view(tuple(shape))
 
-    def host_memory(self, value: Any) -> Optional[np.ndarray[Any, Any]]:
+    def host_memory(self, value: Any) -> Optional[Array]:
         if value.is_meta:
             raise UnsupportedDtypeError(f"a tensor of shape {tuple(value.shape)} is {NO_VALUES}")
         other = not_dense(value)

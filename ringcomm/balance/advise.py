@@ -12,9 +12,8 @@ from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 from ..errors import ConfigError
 from ..ops import finite_numbers, is_whole
 from ..schedule.calibration import LOCAL_BYTE_S, LOCAL_LATENCY_S, MESSAGE_S, REDUCE_BYTE_S, WIRE_LATENCY_S
-from ..schedule.closed_form import best_allreduce
+from ..schedule.closed_form import best_allreduce, machine_of
 from ..schedule.cost import CostModel
-from ..schedule.machine import machine_of
 from .plan import ComputeTime, ShareLimits, Shares, compute_s, plan_shares
 
 Number = Union[int, float]

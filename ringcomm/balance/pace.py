@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from .. import api
-from ..collective.codec_rates import CODECS, Rates, measured_rates
+from ..collective.measure import CODECS, Rates, measured_rates
 from ..engine.request import Handle
 from ..errors import ConfigError
 from ..job.context import Context

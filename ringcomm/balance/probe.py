@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import List, Mapping, Optional, Sequence
 
-from ..collective.codec_rates import Rates, code_s
+from ..collective.measure import Rates, code_s
 from ..schedule.closed_form import CODEC_SHARE
 from ..schedule.cost import CostModel
 from .advise import Advice, compare

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..arrays.mirrors import StagingPool
 from ..arrays.operands import HostOperand, Operand, operand_of
-from ..collective.call_sites import note_truncation
+from ..collective.observe import note_truncation
 from ..collective.options import DIRECT_ORDER, Options, takes
 from ..collective.reduce import restore
 from ..collective.rows import (
@@ -29,12 +29,13 @@ from ..collective.rows import (
     scatter_layout,
 )
 from ..collective.runner import Runner
-from ..collective.weighted import apply_weight
 from ..docstrings import documented
-from ..dtypes import Array, joined_shape
+from ..dtypes import Array, joined_shape, type_names
 from ..engine.adasum import adasum, check_adasum
 from ..errors import MismatchError, Misuse
 from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of, root_of
+from ..wire.frames import NO_ROOT
+from ..wire.signature import Signature, ahead_of, direct_call
 from .objects import NOTHING, Objects
 
 
@@ -78,26 +79,26 @@ class Collectives:
     def reduced(self, array: Any, in_place: str, options: Options) -> Array:
         """Run an allreduce; ``in_place`` is the function's name if the array is overwritten, else ""."""
         operand = operand_of(self._staging, array, in_place)
-        op, weight, runner = options.op, options.weight, self._runner
-        prescale, postscale = factor_of(options.prescale_factor), factor_of(options.postscale_factor)
-        codec, name = codec_number(options.compression), name_of(options.name)
-        if weight is None and op != ReduceOp.ADASUM:
-            flat = operand.flat
-            if self.rank == 0:
+        op, runner, flat, mirror = options.op, self._runner, operand.flat, operand.mirror
+        call = _call(Collective.ALLREDUCE, flat, operand.shape, options)
+        if options.weight is None and op != ReduceOp.ADASUM:
+            if self.rank == 0 and flat.dtype.kind in "iu":
                 note_truncation(op, flat.dtype)
-            runner.all_reduce(
-                flat, op, name, operand.shape, prescale, postscale, codec=codec, mirror=operand.mirror
-            )
-            return operand.finish()
-        if weight is None:
-            check_adasum(operand.dtype)
-        with runner.loaded(operand.mirror, None, (0, operand.flat.size)), runner.exclusive():
-            if weight is None:
-                adasum(runner, operand.flat, prescale, postscale)
+            if mirror is None:
+                runner.all_reduce(flat, call)
             else:
-                weighted = apply_weight(runner, operand.flat, weight, op, name, operand.shape)
-                runner.all_reduce(weighted, op, name, operand.shape, prescale, postscale, codec=codec)
-                restore(operand.flat, weighted)
+                with runner.loaded(mirror, None, (0, flat.size)):
+                    runner.all_reduce(flat, call)
+            return operand.finish()
+        if op == ReduceOp.ADASUM:
+            check_adasum(operand.dtype)
+        with runner.loaded(mirror, None, (0, flat.size)), runner.exclusive():
+            if options.weight is None:
+                adasum(runner, flat, call.prescale, call.postscale)
+            else:
+                weighted = runner.weighted(flat, options.weight, call)
+                runner.all_reduce(weighted, call._replace(dtypes=type_names(weighted.dtype)))
+                restore(flat, weighted)
         return operand.finish()
 
     @takes("reducescatter", texts="direct", without="process_set")
@@ -118,31 +119,25 @@ class Collectives:
 
     def reduced_rows(self, array: Any, in_place: str, options: Options) -> Array:
         """Run a reducescatter; ``in_place`` is the function's name if the array is working space, else ""."""
-        op, weight, runner = options.op, options.weight, self._runner
-        operand = operand_of(self._staging, array, in_place)
-        shape, dtype = operand.shape, operand.dtype
+        runner, operand = self._runner, operand_of(self._staging, array, in_place)
+        shape = operand.shape
         layout = scatter_layout((shape,), self.size, options)
         if self.rank == 0:
-            note_truncation(op, dtype)
+            note_truncation(options.op, operand.dtype)
         first, last = layout.edges[0][self.rank : self.rank + 2]
-        scales = factor_of(options.prescale_factor), factor_of(options.postscale_factor)
-        codec, name, bounds = codec_number(options.compression), name_of(options.name), layout.bounds
-        if weight is None and not codec:
-            operand.narrow(first, last)
-            own = bounds[self.rank : self.rank + 2]
-            with runner.loaded(operand.mirror, None, (own[0], own[1])):
-                runner.reduce_scatter(operand.flat, bounds, op, name, shape, *scales)
-            return operand.finish_rows(first, last)
-        with runner.loaded(operand.mirror, None, (0, bounds[-1])), runner.exclusive():
-            flat = operand.flat
-            kind = Collective.REDUCESCATTER
-            if weight is not None:
-                flat = apply_weight(runner, flat, weight, op, name, shape, kind)
-            if codec:  # for which there are all-reduces only
-                runner.all_reduce(flat, op, name, shape, *scales, kind, codec=codec, bounds=bounds)
+        operand.narrow(first, last)
+        flat, bounds = operand.flat, layout.bounds
+        call = _call(Collective.REDUCESCATTER, flat, shape, options, bounds)
+        # Of codecs there are all-reduces only.
+        reduce = runner.all_reduce if call.codec else runner.reduce_scatter
+        with runner.loaded(operand.mirror, None, (bounds[self.rank], bounds[self.rank + 1])):
+            if options.weight is None:
+                reduce(flat, call)
             else:
-                runner.reduce_scatter(flat, bounds, op, name, shape, *scales)
-            restore(operand.flat, flat)
+                with runner.exclusive():
+                    weighted = runner.weighted(flat, options.weight, call)
+                    reduce(weighted, call._replace(dtypes=type_names(weighted.dtype)))
+                    restore(flat, weighted)
         return operand.finish_rows(first, last)
 
     # ---- movement ----------------------------------------------------------------------------
@@ -159,7 +154,7 @@ class Collectives:
         runner, label = self._runner, name_of(name)
         with runner.exclusive(parts=2):
             own = announcement([shape[0]], source.flat if source.mirror is None else None)
-            table = runner.exchange(own, Collective.ALLGATHER, source.dtype, label, inner)
+            table = runner.exchange(own, ahead_of(Collective.ALLGATHER, source.dtype, label, inner))
             counts, enclosed = announced(table)
             rows = [count for (count,) in counts]
             joined = joined_shape(rows, inner)
@@ -191,7 +186,8 @@ class Collectives:
     ) -> None:
         own = (bounds[self.rank], bounds[self.rank + 1])
         with self._runner.loaded(operand.mirror, own, (0, bounds[-1])):
-            self._runner.all_gather(operand.flat, bounds, name, shape)
+            call = direct_call(Collective.ALLGATHER, operand.flat, name, shape, bounds=bounds)
+            self._runner.all_gather(operand.flat, call)
 
     @documented
     def broadcast(self, array: Any, root_rank: int = 0, name: Optional[str] = None) -> Array:
@@ -217,7 +213,8 @@ class Collectives:
             operand.send_only()
             sent, received = everything, nothing
         with self._runner.loaded(mirror, sent, received):
-            self._runner.broadcast(flat, root, name_of(name), operand.shape)
+            call = direct_call(Collective.BROADCAST, flat, name_of(name), operand.shape, root=root)
+            self._runner.broadcast(flat, call)
         return operand.finish()
 
     @documented
@@ -252,7 +249,7 @@ class Collectives:
         runner, label = self._runner, name_of(name)
         with runner.exclusive(parts=2):
             own = announcement(counts, source.flat if source.mirror is None else None)
-            table = runner.exchange(own, Collective.ALLTOALL, source.dtype, label, inner)
+            table = runner.exchange(own, ahead_of(Collective.ALLTOALL, source.dtype, label, inner))
             rows, enclosed = announced(table)
             if in_place and any(numbers != rows[0] for numbers in rows):
                 lengths = ", ".join(str(sum(numbers)) for numbers in rows)
@@ -269,7 +266,8 @@ class Collectives:
             output = source.output(into[-1], into[rank], send[rank : rank + 2])
             before, after = (0, into[rank]), (into[rank + 1], into[-1])
             with runner.loaded(source.mirror), runner.loaded(output.mirror, (0, 0), before, after):
-                runner.all_to_all(source.flat, output.flat, send, into, label, inner, has_own=True)
+                call = direct_call(Collective.ALLTOALL, output.flat, label, inner, items=0)
+                runner.all_to_all(source.flat, output.flat, send, into, call, has_own=True)
         return output, joined, received
 
     # ---- coordination ------------------------------------------------------------------------
@@ -288,20 +286,19 @@ class Collectives:
 
         {broadcast_object}
         """
-        root = self._root(root_rank)
-        kind = Collective.BROADCAST_OBJECT
+        root, label, kind = self._root(root_rank), name_of(name), Collective.BROADCAST_OBJECT
         with self._runner.exclusive(parts=2):
             is_root = self.rank == root
-            packed = self.objects.pack(value, "broadcast_object", name_of(name)) if is_root else NOTHING
+            packed = self.objects.pack(value, "broadcast_object", label) if is_root else NOTHING
             length = np.array([len(packed.data)], np.int64)
-            self._runner.broadcast(length, root, name_of(name), (1,), kind)
+            self._runner.broadcast(length, direct_call(kind, length, label, (1,), root=root))
             data = np.frombuffer(packed.data, np.uint8) if is_root else np.empty(int(length[0]), np.uint8)
-            self._runner.broadcast(data, root, name_of(name), data.shape, kind)
+            self._runner.broadcast(data, direct_call(kind, data, label, data.shape, root=root))
             if is_root:
                 packed.raise_error()
                 return value
             # In the order of the calls, whichever thread made them; unpickling may make calls.
-            pickled = self.objects.verified(data, root, "broadcast_object", name_of(name))
+            pickled = self.objects.verified(data, root, "broadcast_object", label)
         return self.objects.load(pickled)
 
     @documented
@@ -310,18 +307,18 @@ class Collectives:
 
         {allgather_object}
         """
-        kind = Collective.ALLGATHER_OBJECT
+        label, kind = name_of(name), Collective.ALLGATHER_OBJECT
         with self._runner.exclusive(parts=2):
-            packed = self.objects.pack(value, "allgather_object", name_of(name))
+            packed = self.objects.pack(value, "allgather_object", label)
             payload = np.frombuffer(packed.data, np.uint8)
-            lengths = self._runner.exchange([payload.size], kind, payload.dtype, name_of(name), ())
+            lengths = self._runner.exchange([payload.size], ahead_of(kind, payload.dtype, label))
             bounds = cumulative(lengths[:, 0])
             gathered = np.empty(bounds[-1], np.uint8)
             gathered[bounds[self.rank] : bounds[self.rank + 1]] = payload
-            self._runner.all_gather(gathered, bounds, name_of(name), (), kind)
+            self._runner.all_gather(gathered, direct_call(kind, gathered, label, bounds=bounds))
             pickled = {
                 rank: self.objects.verified(
-                    gathered[bounds[rank] : bounds[rank + 1]], rank, "allgather_object", name_of(name)
+                    gathered[bounds[rank] : bounds[rank + 1]], rank, "allgather_object", label
                 )
                 for rank in range(self.size)
                 if rank != self.rank
@@ -334,3 +331,18 @@ class Collectives:
         if not 0 <= root < self.size:
             raise Misuse(f"root_rank={root_rank}: this job has ranks 0 to {self.size - 1}.")
         return root
+
+
+def _call(
+    kind: Collective, flat: Array, shape: Tuple[int, ...], options: Options, bounds: Tuple[int, ...] = ()
+) -> Signature:
+    """Return the signature of a reduction, with checked options."""
+    name, prescale, postscale = options.name, options.prescale_factor, options.postscale_factor
+    return Signature(
+        "" if name is None else name_of(name), 0, int(kind), int(options.op), NO_ROOT,
+        type_names(flat.dtype), (shape,),
+        1.0 if prescale == 1.0 else factor_of(prescale),
+        1.0 if postscale == 1.0 else factor_of(postscale),
+        0 if options.compression is None else codec_number(options.compression),
+        bounds=bounds, items=flat.size,
+    )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from .. import api
-from ..arrays.bridge import flat_view
+from ..arrays.operands import flat_view
 from ..dtypes import Array
 from ..engine.process_sets import GLOBAL_SET
 from ..errors import BrokenInvariantError, DesyncError

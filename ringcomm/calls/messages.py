@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from .. import api
-from ..arrays.bridge import flat_view
-from ..arrays.operands import HostOperand, Operand, mirrors, submitted
+from ..arrays.operands import HostOperand, Operand, flat_view, mirrors, submitted
 from ..docstrings import documented
 from ..dtypes import Array
 from ..engine.request import Handle

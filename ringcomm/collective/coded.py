@@ -12,26 +12,32 @@ all passes over a segment stay in the cache and overlap with the network.
 contribution: on each rank for its messages, and on the owner for the result, in units of a contribution. Over
 many calls nothing is lost: the sum of all results and the last residuals (of all ranks) is the sum of all
 contributions. Where values were not finite the residual becomes zero.
+
+**Several ranks per host.** All ranks of a host share its interface. So they add up first, in float32 over
+the host's own links, and every rank gets one column of the host's sum (:class:`HostCodedExecution`). Ranks
+with the same place on their hosts exchange their column as codes, and the ranks of a host gather the columns.
+A host then sends as much as a single rank would, and every element is still encoded twice. The three stages
+follow each other: those inside a host take little of the time of a network for which codes are worth while.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ..codec.base import BLOCK_ITEMS, SEGMENT_ITEMS, Codec
 from ..codec.table import make_codec
-from ..ops import CODECS
+from ..dtypes import Array
+from ..ops import CODECS, ReduceOp
+from ..schedule.hierarchy import Hosts, all_gather, reduce_scatter
 from ..schedule.select import Selector
-from ..schedule.steps import Recv, Send, Step
-from ..transport.base import Fabric
+from ..schedule.steps import Recv, Send, Step, even_bounds
+from ..transport.base import Fabric, Link
 from ..wire.frames import Header
-from .coded_hosts import HostCodedExecution
 from .execute import Execution
-from .flows import Flow, Receipt, SegmentPool
-from .part import Part
+from .parts import Counts, Flow, Part, Receipt, SegmentPool
 from .reduce import Kernel
 
 _AHEAD_BYTES = 256 * 1024
@@ -51,7 +57,7 @@ class CodedMemory:
         self.operand = np.empty(SEGMENT_ITEMS, np.float32)
         self._codes = np.empty(0, np.uint8)
 
-    def codes(self, nbytes: int) -> np.ndarray[Any, Any]:
+    def codes(self, nbytes: int) -> Array:
         """Return memory for the codes of a vector."""
         if self._codes.size < nbytes:
             self._codes = np.empty(nbytes, np.uint8)
@@ -118,12 +124,7 @@ class CodedExecution(Execution):
             flow.before = (*flow.before, conversion.flow)
             self._encodings.append(conversion)
 
-    def arm(
-        self,
-        sequence: int,
-        data: np.ndarray[Any, Any],
-        source: Optional[np.ndarray[Any, Any]] = None,
-    ) -> None:
+    def arm(self, sequence: int, data: Array, source: Optional[Array] = None) -> None:
         super().arm(sequence, self._memory.codes(self._codes_bytes))
         self._values = data
         self._residuals = source
@@ -144,8 +145,7 @@ class CodedExecution(Execution):
                 self._advance_receives()
             self._decode_arrived()
             if not self._sends and not self._receives:
-                unsettled = [link for link in self._links if not link.settled()]
-                return not unsettled
+                return self._settled()
             if self.moved_bytes == before:
                 return False
 
@@ -214,7 +214,7 @@ class CodedExecution(Execution):
         flow.window = flow.position
         return True
 
-    def _combine(self, flow: Receipt, values: np.ndarray[Any, Any], nbytes: int) -> None:
+    def _combine(self, flow: Receipt, values: Array, nbytes: int) -> None:
         """Decode the peers' segments and add them to this rank's own values, in the order of the fold."""
         sums, operand = self._memory.sums[: values.size], self._memory.operand[: values.size]
         last = len(flow.operands) - 1
@@ -234,9 +234,98 @@ class CodedExecution(Execution):
                 self._sum_kernel.fold(values, [sums, current], final=True)
 
 
-def _clear_strange(residuals: np.ndarray[Any, Any]) -> None:
+def _clear_strange(residuals: Array) -> None:
     """Zero residuals that are not finite: one overflow must not spoil all later calls."""
     residuals[~np.isfinite(residuals)] = 0
+
+
+MakeCoded = Callable[[Tuple[int, ...], int], Part]
+"""Makes the part that reduces a column of this many elements over these ranks with codes."""
+
+
+class HostCodedExecution(Part):
+    """Reduces inside the hosts, with codes between them, and gathers inside the hosts.
+
+    ``arm`` takes the vector of float32 as ``data``, and as ``source`` residuals, if errors are fed back; they
+    are those of this rank's column. ``make_coded`` makes the stage between hosts.
+    """
+
+    def __init__(
+        self, fabric: Fabric, header: Header, hosts: Hosts, count: int, pool: SegmentPool,
+        make_coded: MakeCoded,
+    ) -> None:  # fmt: skip
+        local = next(ranks for ranks in hosts if fabric.rank in ranks)
+        place = local.index(fabric.rank)
+        edges = even_bounds(count, len(local))
+        self._own = slice(edges[place], edges[place + 1])
+        spans = [(0, 0)] * (max(rank for ranks in hosts for rank in ranks) + 1)
+        for rank, span in zip(local, zip(edges, edges[1:])):
+            spans[rank] = span
+        single = np.dtype(np.float32)
+        add = Kernel(ReduceOp.SUM, single, len(local))
+        inward = Execution(reduce_scatter(fabric.rank, (local,), spans), fabric, header, single, pool, add)
+        coded = make_coded(tuple(ranks[place] for ranks in hosts), edges[place + 1] - edges[place])
+        outward = Execution(all_gather(fabric.rank, (local,), spans), fabric, header, single, pool)
+        self._stages: Tuple[Part, ...] = (inward, coded, outward)
+        self.slept_s = {}
+        self._stage = 0
+        self._done_bytes = 0
+
+    @property
+    def moved_bytes(self) -> int:  # type: ignore[override]
+        """Return the bytes moved in all stages since it was armed."""
+        return self._done_bytes + self._stages[self._stage].moved_bytes
+
+    def arm(self, sequence: int, data: Array, source: Optional[Array] = None) -> None:
+        self._armed = (sequence, data, source)
+        if source is not None:
+            # Of other columns, from calls before the hosts had these ranks.
+            for others in (slice(0, self._own.start), slice(self._own.stop, None)):
+                if source[others].any():
+                    np.add(data[others], source[others], out=data[others])
+                    source[others] = 0
+        self._stage = self._done_bytes = 0
+        self._stages[0].arm(sequence, data)
+
+    def _arm_next(self) -> None:
+        sequence, data, source = self._armed
+        self._done_bytes += self._stages[self._stage].moved_bytes
+        self._stages[self._stage].disarm()
+        self._stage += 1
+        if self._stage == 1:
+            residuals = None if source is None else source[self._own]
+            self._stages[1].arm(sequence, data[self._own], residuals)
+        else:
+            self._stages[2].arm(sequence, data)
+
+    def disarm(self) -> None:
+        self._stages[self._stage].disarm()
+        del self._armed
+
+    def advance(self) -> bool:
+        while self._stages[self._stage].advance():
+            if self._stage == len(self._stages) - 1:
+                return True
+            self._arm_next()
+        return False
+
+    def exchanged(self) -> Counts:
+        return _summed([stage.exchanged() for stage in self._stages[: self._stage + 1]])
+
+    def volume(self) -> Counts:
+        return _summed([stage.volume() for stage in self._stages])
+
+    def waiting_for(self) -> Tuple[List[Link], List[Link]]:
+        return self._stages[self._stage].waiting_for()
+
+
+def _summed(parts: Sequence[Counts]) -> Counts:
+    total: Counts = {}
+    for part in parts:
+        for peer, (sent, received) in part.items():
+            before = total.get(peer, (0, 0))
+            total[peer] = (before[0] + sent, before[1] + received)
+    return total
 
 
 class CodedPlans:

@@ -7,7 +7,7 @@ from typing import Callable, Optional
 
 from ..clock import POLLING, Clock, Deadline, monotonic
 from ..transport.base import Fabric
-from .part import Part
+from .parts import Part
 
 
 class StoodStill(TimeoutError):

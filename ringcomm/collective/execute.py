@@ -4,7 +4,7 @@ An :class:`Execution` is a state machine without a wait: :meth:`~Execution.advan
 that can move now and says whether all is done. :func:`~.drive.run` is the loop around it that polls,
 sleeps and gives up. A simulation calls ``advance`` itself, in any order it likes.
 
-**How sending, receiving and reducing overlap.** Every step is a :class:`~.flows.Flow`, a position that
+**How sending, receiving and reducing overlap.** Every step is a :class:`~.parts.Flow`, a position that
 moves as far as the flows it depends on allow. Between two ranks all flows are one stream each way,
 with one header in front.
 
@@ -15,17 +15,16 @@ elements adds them where they have arrived, if the link shows them (:meth:`~..tr
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ..dtypes import Array
 from ..errors import BrokenInvariantError
 from ..schedule.steps import DATA, SELF, Dependencies, Send, Step
 from ..transport.base import Fabric, Link
-from ..wire.frames import HEADER_BYTES, Header
-from .flows import Flow, Receipt, Segment, SegmentPool, Stream
-from .headers import Headers
-from .part import Part
+from ..wire.frames import HEADER_BYTES, Header, stamp
+from .parts import Counts, Flow, Headers, Part, Receipt, Segment, SegmentPool, Stream
 from .reduce import Kernel
 
 _BYTE = np.dtype(np.uint8)
@@ -66,22 +65,15 @@ class Execution(Part):
         self._sends: List[Stream] = []
         self._receives: List[Stream] = []
 
-    def arm(
-        self,
-        sequence: int,
-        data: np.ndarray[Any, Any],
-        source: Optional[np.ndarray[Any, Any]] = None,
-    ) -> None:
-        self.headers.stamp(sequence)
+    def arm(self, sequence: int, data: Array, source: Optional[Array] = None) -> None:
+        stamp(self.headers.packed, sequence)
         self._data = data
         # memoryview cannot cast bfloat16 and friends; a byte view of the array always works.
         view = data.view(_BYTE).data
         self._views = (view, view if source is None else source.view(_BYTE).data)
         for flow in self._flows:
             flow.rewind()
-        for stream in self._all_sends:
-            stream.rewind()
-        for stream in self._all_receives:
+        for stream in (*self._all_sends, *self._all_receives):
             stream.rewind()
         self._sends = self._all_sends
         self._receives = self._all_receives
@@ -137,12 +129,16 @@ class Execution(Part):
             if self._receives:
                 self._advance_receives()
             if not self._sends and not self._receives:
-                unsettled = [link for link in self._links if not link.settled()]
-                return not unsettled
+                return self._settled()
             # If nothing else can move, fold received bytes although no segment is full: the peers
             # may be waiting for the result.
             if self.moved_bytes == before and not self._fold_partial():
                 return False
+
+    def _settled(self) -> bool:
+        """Return whether no link keeps bytes that it has taken; asking all of them sends the last ones."""
+        unsettled = [link for link in self._links if not link.settled()]
+        return not unsettled
 
     def _fold_partial(self) -> bool:
         folded = False
@@ -321,14 +317,15 @@ class Execution(Part):
             flow.window = end
         return True
 
-    def exchanged(self) -> Dict[int, Tuple[int, int]]:
-        sent = {stream.link.peer: stream.passed_bytes() for stream in self._all_sends}
-        received = {stream.link.peer: stream.passed_bytes() for stream in self._all_receives}
-        return {peer: (sent.get(peer, 0), received.get(peer, 0)) for peer in {*sent, *received}}
+    def exchanged(self) -> Counts:
+        return self._by_peer(Stream.passed_bytes)
 
-    def volume(self) -> Dict[int, Tuple[int, int]]:
-        sent = {stream.link.peer: stream.total_bytes() for stream in self._all_sends}
-        received = {stream.link.peer: stream.total_bytes() for stream in self._all_receives}
+    def volume(self) -> Counts:
+        return self._by_peer(Stream.total_bytes)
+
+    def _by_peer(self, bytes_of: Callable[[Stream], int]) -> Counts:
+        sent = {stream.link.peer: bytes_of(stream) for stream in self._all_sends}
+        received = {stream.link.peer: bytes_of(stream) for stream in self._all_receives}
         return {peer: (sent.get(peer, 0), received.get(peer, 0)) for peer in {*sent, *received}}
 
     def waiting_for(self) -> Tuple[List[Link], List[Link]]:

@@ -16,17 +16,25 @@ one host and some 30 ms per round between hosts of 1 Gbit/s (100 ms where a wire
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from functools import partial
+from time import perf_counter
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..clock import monotonic
+from ..codec.base import SEGMENT_ITEMS
+from ..codec.table import make_codec
+from ..dtypes import Array
 from ..ops import Collective
-from ..schedule.calibration import Calibration, joined_model, leaders, model_of
+from ..schedule.calibration import Calibration, leaders, model_of
 from ..schedule.cost import CostModel
 from ..schedule.steps import SOURCE, Recv, Send, Step
 from ..transport.routes import pairings
+from ..wire.signature import ahead_of
 from .runner import Runner
+
+CODECS = ("bf16", "int8")
+"""Those whose cost is measured, to choose one."""
 
 MAX_LOCAL_RANKS = 8
 """A job on one host with more ranks does without: there the choice is not worth the wait."""
@@ -40,15 +48,15 @@ _STEADY_BYTES = 512 * 1024
 _LAST_BYTES = 2 * 1024 * 1024
 _ENOUGH_S = 0.008
 _AT_MOST_S = 0.03
-_FLOAT64 = np.dtype(np.float64)
+_REPETITIONS = 5
 
 
-def gathered(runner: Runner, values: Sequence[float]) -> np.ndarray[Any, Any]:
+def gathered(runner: Runner, values: Sequence[float]) -> Array:
     """Return the numbers of all ranks, one row per rank. All ranks must call it at the same point. Raises the
     error that stops a collective.
     """
-    bits = np.array(values, np.float64).view(np.int64).tolist()
-    return runner.exchange(bits, Collective.EXCHANGE, _FLOAT64, "measure", ()).view(np.float64)
+    call = ahead_of(Collective.EXCHANGE, np.dtype(np.float64), "measure")
+    return runner.exchange(np.array(values, np.float64).view(np.int64).tolist(), call).view(np.float64)
 
 
 def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
@@ -72,33 +80,6 @@ def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
         byte_s = _measure_centres(runner, timer, firsts, byte_s)
     mine = Calibration(_reduce_byte_s(), *local, latency_s, byte_s)
     return model_of([Calibration(*row.tolist()) for row in gathered(runner, mine)], host_index)
-
-
-def measure_joined(
-    runner: Runner, numbers: Sequence[float], host_index: Sequence[int]
-) -> Optional[CostModel]:
-    """Measure only the interfaces of hosts that have joined ranks which have measured theirs (``numbers``,
-    see :func:`~.calibration.numbers_of`, the same on every rank). Return the same model on every rank, None
-    if all must measure. Otherwise as :func:`measure`.
-
-    The first rank of each such host swaps with that of the fastest other one. A new process on a known host
-    measures nothing.
-    """
-    wires, firsts = [*numbers[4:]], leaders(host_index)
-    known = [host for host, byte_s in enumerate(wires) if byte_s]
-    new = [host for host, byte_s in enumerate(wires) if not byte_s]
-    if not numbers[0] or (len(wires) > 1 and len(new) > len(known)):
-        return None
-    if len(wires) > 1 and new:
-        centre = firsts[min(known, key=lambda host: wires[host])]
-        timer, mine_s = _LinkTimer(runner), 0.0
-        for host in new:
-            if runner.rank in (centre, firsts[host]):
-                mine_s = timer.pair(centre, firsts[host])[1]
-        everybodys = gathered(runner, [mine_s])[:, 0]
-        for host in new:
-            wires[host] = float(everybodys[firsts[host]])
-    return joined_model([*numbers[:4], *wires], host_index)
 
 
 def _measure_centres(runner: Runner, timer: _LinkTimer, firsts: Sequence[int], byte_s: float) -> float:
@@ -178,17 +159,57 @@ class _LinkTimer:
         return float(report[0])
 
     def _timed(self, steps: Tuple[Step, ...], length: int) -> float:
-        started_s = monotonic()
-        self._runner.run_apart(steps, self._data[:length], self._source, "measure")
-        return monotonic() - started_s
+        run = partial(self._runner.run_apart, steps, self._data[:length], self._source, "measure")
+        return _seconds(run, repetitions=1)
 
 
 def _reduce_byte_s() -> float:
     """Return the seconds per byte of an operand that is added, in the cache."""
     a, b = np.ones(32768, np.float32), np.ones(32768, np.float32)
-    best_s = 1.0
-    for _ in range(5):
-        started_s = monotonic()
-        np.add(a, b, out=b)
-        best_s = min(best_s, monotonic() - started_s)
-    return best_s / a.nbytes
+    return _seconds(partial(np.add, a, b, out=b)) / a.nbytes
+
+
+# ---- codecs --------------------------------------------------------------------------------------
+
+
+class Rates(NamedTuple):
+    """The cost of a codec, in seconds per byte of float32."""
+
+    encode_byte_s: float
+    decode_byte_s: float
+
+
+def measured_rates(mean_over_s: float = 0.0) -> Dict[str, Rates]:
+    """Return the speed of the codecs on this machine: by default the best of a few runs, which takes some
+    milliseconds; else the mean of this many seconds per codec and direction, as for machines with a CPU
+    quota.
+    """
+    values = np.linspace(-1, 1, SEGMENT_ITEMS, dtype=np.float32)
+    found = {}
+    for name in CODECS:
+        codec = make_codec(name)
+        codes, out = np.empty(codec.encoded_bytes(values.size), np.uint8), np.empty_like(values)
+        encode_s = _seconds(partial(codec.encode, values, codes), mean_over_s)
+        decode_s = _seconds(partial(codec.decode, codes, out), mean_over_s)
+        found[name] = Rates(encode_s / values.nbytes, decode_s / values.nbytes)
+    return found
+
+
+def code_s(nbytes: int, size: int, rates: Optional[Rates]) -> float:
+    """Return the seconds of processor time for encoding, decoding and adding on each rank. ``nbytes``: of all
+    gradients in float32; ``rates``: of the codec, None without one.
+    """
+    if rates is None or size < 2:
+        return 0.0
+    others = (size - 1) / size
+    return nbytes * (rates.encode_byte_s + others * 2 * rates.decode_byte_s)
+
+
+def _seconds(act: Callable[[], object], mean_over_s: float = 0.0, repetitions: int = _REPETITIONS) -> float:
+    """Return the seconds that it takes: the least of some repetitions, or the mean over so many seconds."""
+    times: List[float] = []
+    while len(times) < repetitions or sum(times) < mean_over_s:
+        started_s = perf_counter()
+        act()
+        times.append(perf_counter() - started_s)
+    return sum(times) / len(times) if mean_over_s else min(times)

@@ -1,15 +1,16 @@
-"""The arithmetic of a reduction: folding contributions, and the scaling before and after."""
+"""The arithmetic of a reduction: folding contributions, weights, and the scaling before and after."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from math import frexp, fsum, ldexp
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..dtypes import accumulator, check_reducible, check_scalable
+from ..dtypes import Array, accumulator, check_reducible, check_scalable
 from ..errors import UnsupportedDtypeError
-from ..ops import Bitwise, ReduceOp
+from ..ops import Bitwise, ReduceOp, op_name
 
 _UFUNC: Dict[int, Callable[..., Any]] = {
     ReduceOp.AVERAGE: np.add,
@@ -32,9 +33,9 @@ class Workspace:
     """Two blocks of wide elements, so that folding allocates nothing. For one thread at a time."""
 
     def __init__(self) -> None:
-        self._blocks: List[np.ndarray[Any, Any]] = []
+        self._blocks: List[Array] = []
 
-    def wide(self, block: np.ndarray[Any, Any], dtype: np.dtype[Any], index: int) -> np.ndarray[Any, Any]:
+    def wide(self, block: Array, dtype: np.dtype[Any], index: int) -> Array:
         """Return a copy of a block, of a wider type, in place ``index`` (0 or 1)."""
         if not self._blocks:
             self._blocks = [np.empty(_BLOCK_ITEMS, np.float64) for _ in range(2)]
@@ -50,7 +51,7 @@ class Kernel:
 
     def __init__(
         self,
-        op: Union[ReduceOp, Bitwise],
+        op: int,  # :class:`~ringcomm.ops.ReduceOp` or :class:`~ringcomm.ops.Bitwise`
         dtype: np.dtype[Any],
         size: int,  # averages are divided by it
         prescale: float = 1.0,  # of every contribution before the reduction
@@ -58,7 +59,7 @@ class Kernel:
     ) -> None:
         scaled = prescale != 1.0 or postscale != 1.0
         if op not in _UFUNC:
-            raise UnsupportedDtypeError(f"{op.name.capitalize()} exists for allreduce only.")
+            raise UnsupportedDtypeError(f"{op_name(op)} exists for allreduce only.")
         check_reducible(dtype, op)
         if scaled:
             check_scalable(dtype)
@@ -89,15 +90,15 @@ class Kernel:
         """Return whether NumPy may warn about the numbers: overflow, or NaN."""
         return not self._exact or self._wide is not None
 
-    def prepare(self, contribution: np.ndarray[Any, Any]) -> None:
+    def prepare(self, contribution: Array) -> None:
         """Apply the prescale factor, in place."""
         if self.prescale != 1.0:
             multiply(contribution, self.prescale)
 
     def fold(
         self,
-        out: np.ndarray[Any, Any],
-        operands: Sequence[np.ndarray[Any, Any]],
+        out: Array,
+        operands: Sequence[Array],
         final: bool,
         workspace: Optional[Workspace] = None,
     ) -> None:
@@ -121,7 +122,7 @@ class Kernel:
                 self._scale(out)
             self._settle(out)
 
-    def finish_alone(self, data: np.ndarray[Any, Any]) -> None:
+    def finish_alone(self, data: Array) -> None:
         """Finish the data of a job of one rank, in place, without a fold."""
         if self._plain:
             return
@@ -132,7 +133,7 @@ class Kernel:
             else:
                 self._scale(data)
 
-    def _settle(self, data: np.ndarray[Any, Any]) -> None:
+    def _settle(self, data: Array) -> None:
         """Give results the bits that IEEE 754 leaves open, in place: which NaN, and which zero.
 
         Of two NaNs an addition may keep either, and of 0.0 and -0.0 a minimum either; numpy's choice varies
@@ -152,7 +153,7 @@ class Kernel:
         if self._selects:
             np.add(data, data.dtype.type(0), out=data)  # -0.0 + 0.0 is 0.0
 
-    def _scale(self, data: np.ndarray[Any, Any]) -> None:
+    def _scale(self, data: Array) -> None:
         if self.divisor != 1:
             np.divide(data, self._divisor, out=data)
         if self.postscale != 1.0:
@@ -160,8 +161,8 @@ class Kernel:
 
     def _fold_wide(
         self,
-        out: np.ndarray[Any, Any],
-        operands: Sequence[np.ndarray[Any, Any]],
+        out: Array,
+        operands: Sequence[Array],
         wide: np.dtype[Any],
         workspace: Workspace,
     ) -> None:
@@ -172,7 +173,7 @@ class Kernel:
                 self._ufunc(accumulated, workspace.wide(operand[block], wide, 1), out=accumulated)
             self._finish_wide(out[block], accumulated)
 
-    def _finish_wide(self, out: np.ndarray[Any, Any], accumulated: np.ndarray[Any, Any]) -> None:
+    def _finish_wide(self, out: Array, accumulated: Array) -> None:
         wide = accumulated.dtype.type
         if self.postscale != 1.0:
             np.multiply(accumulated, wide(self.postscale), out=accumulated)
@@ -183,7 +184,7 @@ class Kernel:
         _round(out, accumulated)
 
 
-def multiply(data: np.ndarray[Any, Any], factor: float) -> None:
+def multiply(data: Array, factor: float) -> None:
     """Multiply numbers in place; those of types with few digits, or of integers, in a wider type."""
     if factor == 1.0:
         return
@@ -197,7 +198,32 @@ def multiply(data: np.ndarray[Any, Any], factor: float) -> None:
             _round(block, np.multiply(copy, wide.type(factor), out=copy))
 
 
-def weigh(data: np.ndarray[Any, Any], factor: float) -> None:
+NO_WEIGHTS = "the weights of all ranks are 0, so there is no average."
+
+
+class Total(NamedTuple):
+    """A sum of weights: ``part * 2 ** exponent``, since it may exceed the range of a float.
+
+    >>> Total.of([1e308, 1e308, 0.0]).share(1e308, 3)
+    1.5
+    """
+
+    part: float
+    exponent: int
+
+    @classmethod
+    def of(cls, weights: Iterable[float]) -> Total:
+        """Return the exactly rounded sum: the same for any order of the ranks."""
+        listed = list(weights)
+        exponent = frexp(max(listed))[1]
+        return cls(fsum(ldexp(weight, -exponent) for weight in listed), exponent)
+
+    def share(self, weight: float, count: int) -> float:
+        """Return a weight relative to the mean of ``count`` weights; 1.0 exactly if all are equal."""
+        return ldexp(weight, -self.exponent) * count / self.part
+
+
+def weigh(data: Array, factor: float) -> None:
     """Multiply a contribution by its relative weight, in place. With weight 0 nothing remains, NaN included.
 
     Relative weights have the mean 1, so that the average of the products is the weighted average, and equal
@@ -209,19 +235,19 @@ def weigh(data: np.ndarray[Any, Any], factor: float) -> None:
         multiply(data, factor)
 
 
-def weighable(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def weighable(data: Array) -> Array:
     """Return numbers for :func:`weigh`: a copy in float32 of float16, whose products may not fit."""
     return data.astype(np.float32) if data.dtype == np.float16 else data
 
 
-def restore(data: np.ndarray[Any, Any], result: np.ndarray[Any, Any]) -> None:
+def restore(data: Array, result: Array) -> None:
     """Overwrite the argument of :func:`weighable` with a result."""
     if result is not data:
         with np.errstate(all="ignore"):
             np.copyto(data, result, casting="unsafe")
 
 
-def _round(out: np.ndarray[Any, Any], wide: np.ndarray[Any, Any]) -> None:
+def _round(out: Array, wide: Array) -> None:
     """Convert wide values back to the elements' own type. Integers truncate, and stop at their limits; NaN,
     as of a scale factor, becomes 0.
     """
@@ -234,7 +260,7 @@ def _round(out: np.ndarray[Any, Any], wide: np.ndarray[Any, Any]) -> None:
     np.copyto(out, wide, casting="unsafe")
 
 
-def _blocks(data: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+def _blocks(data: Array) -> Iterator[Array]:
     """Yield the array in pieces of which a wide copy costs little."""
     for start in range(0, data.size, _BLOCK_ITEMS):
         yield data[start : start + _BLOCK_ITEMS]
@@ -250,11 +276,7 @@ def _limits(dtype: np.dtype[Any]) -> Tuple[float, float]:
 
 @lru_cache(maxsize=64)
 def kernel(
-    op: Union[ReduceOp, Bitwise],
-    dtype: np.dtype[Any],
-    size: int,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
+    op: int, dtype: np.dtype[Any], size: int, prescale: float = 1.0, postscale: float = 1.0
 ) -> Kernel:
     """Return the :class:`Kernel` for these arguments, made once."""
     return Kernel(op, dtype, size, prescale, postscale)

@@ -9,18 +9,18 @@ for itself which of the two it uses.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from itertools import accumulate
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
+from ..dtypes import Array
 from ..errors import BrokenInvariantError
 from ..schedule.steps import DATA, SELF, Recv, Send, Step, exchange_lengths
 from ..transport.base import Fabric, Link
-from ..wire.frames import HEADER_BYTES, Header
+from ..wire.frames import HEADER_BYTES, Header, stamp
 from .execute import Execution
-from .flows import SegmentPool
-from .headers import Headers
-from .part import Part
+from .parts import Counts, Headers, Part, SegmentPool
 from .reduce import Kernel
 
 SHORT_BYTES = HEADER_BYTES + 16 * 1024
@@ -29,55 +29,39 @@ SHARED_BYTES = HEADER_BYTES + 128 * 1024
 """The same between ranks that share memory. There a packet is copied in the cache, and sent in one go; on a
 network the received bytes of a long one are better passed on at once."""
 
-Array = Any  # numpy.ndarray of any type
-
 
 class _Packet:
     """A packet to (or from) one peer in one stage: perhaps a header, then elements."""
 
-    __slots__ = ("bytes", "elements", "full", "header", "left", "link", "views")
+    __slots__ = ("bytes", "elements", "header", "link", "rest")
 
     def __init__(self, link: Link, packet: Array, dtype: np.dtype[Any], header: Optional[bytearray]) -> None:
         self.link = link
         self.header = header
-        start = 0 if header is None else HEADER_BYTES
-        self.bytes: memoryview = packet.data
-        self.elements: Array = packet[start:].view(dtype)
-        self.full = [self.bytes]
-        self.views = self.full  # the rest that has not passed
-        self.left = self.bytes.nbytes
+        self.bytes = self.rest = packet.data  # ``rest`` has not passed yet
+        self.elements: Array = packet[0 if header is None else HEADER_BYTES :].view(dtype)
 
-    def rewind(self) -> None:
-        """Start again, with nothing passed."""
-        self.views = self.full
-        self.left = self.bytes.nbytes
-
-    def passed(self, count: int) -> None:
-        """Note that ``count`` more bytes have passed, but not all."""
-        self.left -= count
-        self.views = [self.bytes[self.bytes.nbytes - self.left :]]
+    def parts(self, steps: Sequence[Step]) -> List[Array]:
+        """Return the elements that belong to each of the steps."""
+        bounds = list(accumulate((step.stop - step.start for step in steps), initial=0))
+        return [self.elements[start:stop] for start, stop in zip(bounds, bounds[1:])]
 
 
-class _Copy:
+class _Copy(NamedTuple):
     """Elements of an array, and their place in a packet."""
 
-    __slots__ = ("buffer", "part", "span")
-
-    def __init__(self, buffer: int, start: int, stop: int, part: Array) -> None:
-        self.buffer = buffer
-        self.span = slice(start, stop)
-        self.part = part
+    buffer: int
+    span: slice
+    part: Array
 
 
-class _Fold:
-    """A step that combines: elements of the data, and the operands in packets (None: the data)."""
+class _Fold(NamedTuple):
+    """A step that combines elements of the data with operands in packets."""
 
-    __slots__ = ("final", "operands", "span")
-
-    def __init__(self, step: Recv, operands: List[Optional[Array]]) -> None:
-        self.span = slice(step.start, step.stop)
-        self.operands = operands
-        self.final = step.final
+    span: slice
+    operands: List[Optional[Array]]  # None: the place of the data
+    own: int  # that place
+    final: bool
 
 
 class _Stage:
@@ -149,66 +133,66 @@ class ShortExecution(Part):
         self._memory = pool.packets(sum(_room_for(stage, dtype) for stage in stages))
         known: Tuple[Set[int], Set[int]] = (set(), set())
         for stage in stages:
-            self._compile(stage, fabric, *known)
+            self._compile_sends(stage, fabric, known[0])
+            self._compile_receipts(stage, fabric, known[1])
         packets = [packet for stage in stages for packet in (*stage.outward, *stage.inward)]
         self._links = list({packet.link.peer: packet.link for packet in packets}.values())
         self._index = 0
         self._sends: List[_Packet] = []
         self._receives: List[_Packet] = []
 
-    def _compile(self, stage: _Stage, fabric: Fabric, sent: Set[int], received: Set[int]) -> None:
+    def _compile_sends(self, stage: _Stage, fabric: Fabric, sent: Set[int]) -> None:
         # Peers that get the same elements share a packet's bytes, which are then filled once.
         alike: Dict[Any, _Packet] = {}
         for peer, sends in _by_peer((step.peer, step) for step in stage.sends).items():
             header = self.headers.outgoing[peer] if peer not in sent else None
             sent.add(peer)
-            link = fabric.link(peer)
-            spans = ((step.start, step.stop, step.buffer) for step in sends)
-            key = (id(header), *spans)
-            packet = self._packet(link, _count(sends), header)
-            if not packet.left:
+            packet = self._packet(fabric.link(peer), sends, header)
+            if not packet.bytes.nbytes:
                 continue
+            key = (id(header), *((step.start, step.stop, step.buffer) for step in sends))
             if key in alike:
-                packet.bytes, packet.full = alike[key].bytes, alike[key].full
+                packet.bytes = alike[key].bytes
             else:
                 alike[key] = packet
                 self._headed += [packet] if header is not None else []
                 stage.packing += [
-                    _Copy(step.buffer, step.start, step.stop, part)
-                    for step, part in zip(sends, _parts(packet, sends))
+                    _Copy(step.buffer, slice(step.start, step.stop), part)
+                    for step, part in zip(sends, packet.parts(sends))
                     if part.size
                 ]
             stage.outward.append(packet)
+
+    def _compile_receipts(self, stage: _Stage, fabric: Fabric, received: Set[int]) -> None:
         parts: Dict[Tuple[int, int], Array] = {}
         pairs = [(peer, index) for index, step in enumerate(stage.receipts) for peer in step.peers]
         for peer, indices in _by_peer(pairs).items():
             steps = [stage.receipts[index] for index in indices]
             header = self.headers.expected[peer] if peer not in received else None
-            packet = self._packet(fabric.link(peer), _count(steps), header)
+            packet = self._packet(fabric.link(peer), steps, header)
             received.add(peer)
-            if packet.left:
+            if packet.bytes.nbytes:
                 stage.inward.append(packet)
-            for index, part in zip(indices, _parts(packet, steps)):
+            for index, part in zip(indices, packet.parts(steps)):
                 parts[peer, index] = part
         for index, step in enumerate(stage.receipts):
-            if step.start == step.stop:
-                continue
-            if step.fold:
-                operands = [None if peer == SELF else parts[peer, index] for peer in step.fold]
-                stage.arriving.append(_Fold(step, operands))
-            else:
-                (peer,) = step.peers
-                stage.arriving.append(_Copy(DATA, step.start, step.stop, parts[peer, index]))
+            span = slice(step.start, step.stop)
+            if step.start < step.stop and step.fold:
+                operands = [parts.get((peer, index)) for peer in step.fold]
+                stage.arriving.append(_Fold(span, operands, step.fold.index(SELF), step.final))
+            elif step.start < step.stop:
+                stage.arriving.append(_Copy(DATA, span, parts[step.peers[0], index]))
 
-    def _packet(self, link: Link, count: int, header: Optional[bytearray]) -> _Packet:
+    def _packet(self, link: Link, steps: Sequence[Step], header: Optional[bytearray]) -> _Packet:
         """Return a packet in the next of this execution's bytes."""
+        count = sum(step.stop - step.start for step in steps)
         length = count * self._dtype.itemsize + (0 if header is None else HEADER_BYTES)
         packet = _Packet(link, self._memory[:length], self._dtype, header)
         self._memory = self._memory[_aligned(length) :]
         return packet
 
     def arm(self, sequence: int, data: Array, source: Optional[Array] = None) -> None:
-        self.headers.stamp(sequence)
+        stamp(self.headers.packed, sequence)
         for packet in self._headed:
             packet.bytes[:HEADER_BYTES] = packet.header  # type: ignore[assignment]
         self._arrays = (data, data if source is None else source)
@@ -225,21 +209,21 @@ class ShortExecution(Part):
         if self._index == len(self._stages):
             return False
         stage, arrays = self._stages[self._index], self._arrays
-        for copy in stage.packing:
-            copy.part[:] = arrays[copy.buffer][copy.span]
+        for buffer, span, part in stage.packing:
+            part[:] = arrays[buffer][span]
         for packet in stage.outward:
-            packet.rewind()
+            packet.rest = packet.bytes
         for packet in stage.inward:
-            packet.rewind()
+            packet.rest = packet.bytes
         self._sends, self._receives = stage.outward, stage.inward
         return True
 
     def advance(self) -> bool:
         while True:
             if self._sends:
-                self._sends = [packet for packet in self._sends if not self._sent(packet)]
+                self._send()
             if self._receives:
-                self._receives = [packet for packet in self._receives if not self._received(packet)]
+                self._receive()
                 if self._receives:
                     return False
                 self._combine(self._stages[self._index])
@@ -248,37 +232,37 @@ class ShortExecution(Part):
             if self._sends:
                 return False
             if self._index >= len(self._stages) or not self._next_stage():
-                unsettled = [link for link in self._links if not link.settled()]
-                return not unsettled
+                settled = True
+                for link in self._links:
+                    settled = link.settled() and settled
+                return settled
 
-    def _sent(self, packet: _Packet) -> bool:
-        if packet.views is packet.full:
-            sent = packet.link.send_packet(packet.bytes)
-        else:
-            sent = packet.link.send(packet.views)
-        self.moved_bytes += sent
-        if sent == packet.left:
-            return True
-        if sent:
-            packet.passed(sent)
-        return False
+    def _send(self) -> None:
+        unsent: List[_Packet] = []
+        for packet in self._sends:
+            rest = packet.rest
+            sent = packet.link.send_packet(rest)
+            if sent:
+                self.moved_bytes += sent
+                packet.rest = rest[sent:]
+            if sent < rest.nbytes:
+                unsent.append(packet)
+        self._sends = unsent
 
-    def _received(self, packet: _Packet) -> bool:
-        if packet.views is packet.full:
-            got = packet.link.recv_packet(packet.bytes)
-        else:
-            got = packet.link.recv(packet.views)
-        if not got:
-            return False
-        self.moved_bytes += got
-        left = packet.left
-        if packet.header is not None and left - got <= packet.bytes.nbytes - HEADER_BYTES:
-            # As soon as it has arrived: of another call, more may never come.
-            self.headers.check(packet.link.peer, packet.bytes)
-        if got == left:
-            return True
-        packet.passed(got)
-        return False
+    def _receive(self) -> None:
+        missing: List[_Packet] = []
+        for packet in self._receives:
+            rest = packet.rest
+            got, left = packet.link.recv_packet(rest), rest.nbytes
+            if got:
+                self.moved_bytes += got
+                packet.rest = rest[got:]
+                if packet.header is not None and left - got <= packet.bytes.nbytes - HEADER_BYTES:
+                    # As soon as it has arrived: of another call, more may never come.
+                    self.headers.check(packet.link.peer, packet.bytes)
+            if got < left:
+                missing.append(packet)
+        self._receives = missing
 
     def _combine(self, stage: _Stage) -> None:
         """Fold or copy the received packets, in schedule order."""
@@ -290,27 +274,17 @@ class ShortExecution(Part):
             elif self._kernel is None:
                 raise BrokenInvariantError("a schedule that folds was started without a kernel")
             else:
-                operands = [out if operand is None else operand for operand in item.operands]
+                operands = item.operands
+                operands[item.own] = out
                 self._kernel.fold(out, operands, item.final, self._workspace)
+                operands[item.own] = None
 
-    def exchanged(self) -> Dict[int, Tuple[int, int]]:
-        counts: Dict[int, List[int]] = {}
-        index = self._index
-        for number, stage in enumerate(self._stages[: index + 1]):
-            for way, packets, left in ((0, stage.outward, self._sends), (1, stage.inward, self._receives)):
-                for packet in packets:
-                    missing = packet.left if number == index and packet in left else 0
-                    count = counts.setdefault(packet.link.peer, [0, 0])
-                    count[way] += packet.bytes.nbytes - missing
-        return {peer: (sent, received) for peer, (sent, received) in counts.items()}
+    def exchanged(self) -> Counts:
+        begun = self._stages[: self._index + 1]
+        return _counted(begun, lambda packet: packet.bytes.nbytes - packet.rest.nbytes)
 
-    def volume(self) -> Dict[int, Tuple[int, int]]:
-        counts: Dict[int, List[int]] = {}
-        for stage in self._stages:
-            for way, packets in ((0, stage.outward), (1, stage.inward)):
-                for packet in packets:
-                    counts.setdefault(packet.link.peer, [0, 0])[way] += packet.bytes.nbytes
-        return {peer: (sent, received) for peer, (sent, received) in counts.items()}
+    def volume(self) -> Counts:
+        return _counted(self._stages, lambda packet: packet.bytes.nbytes)
 
     def waiting_for(self) -> Tuple[List[Link], List[Link]]:
         reading = [packet.link for packet in self._receives]
@@ -320,15 +294,23 @@ class ShortExecution(Part):
         return reading, writing
 
 
-def _by_peer(pairs: Any) -> Dict[int, List[Any]]:
+def _counted(stages: Sequence[_Stage], bytes_of: Callable[[_Packet], int]) -> Counts:
+    counts: Counts = {}
+    for stage in stages:
+        for packet in stage.outward:
+            sent, received = counts.get(packet.link.peer, (0, 0))
+            counts[packet.link.peer] = (sent + bytes_of(packet), received)
+        for packet in stage.inward:
+            sent, received = counts.get(packet.link.peer, (0, 0))
+            counts[packet.link.peer] = (sent, received + bytes_of(packet))
+    return counts
+
+
+def _by_peer(pairs: Iterable[Tuple[int, Any]]) -> Dict[int, List[Any]]:
     found: Dict[int, List[Any]] = {}
     for peer, item in pairs:
         found.setdefault(peer, []).append(item)
     return found
-
-
-def _count(steps: Sequence[Any]) -> int:
-    return sum(step.stop - step.start for step in steps)
 
 
 def _aligned(length: int) -> int:
@@ -341,12 +323,6 @@ def _room_for(stage: _Stage, dtype: np.dtype[Any]) -> int:
     lengths = [step.stop - step.start for step in stage.sends]
     lengths += [step.stop - step.start for step in stage.receipts for _ in step.peers]
     return sum(_aligned(HEADER_BYTES + length * dtype.itemsize) for length in lengths)
-
-
-def _parts(packet: _Packet, steps: Sequence[Any]) -> List[Array]:
-    """Return the elements of a packet that belong to each of the steps."""
-    bounds = np.cumsum([0, *(step.stop - step.start for step in steps)]).tolist()
-    return [packet.elements[start:stop] for start, stop in zip(bounds, bounds[1:])]
 
 
 def make_execution(

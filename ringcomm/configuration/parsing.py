@@ -94,7 +94,7 @@ transport = _one_of(TRANSPORTS)
 
 
 # The all-reduce algorithms, and the modules of ringcomm.schedule that register them. A new algorithm is added
-# to this table; ringcomm.schedule.algorithms imports the modules.
+# to this table; ringcomm.schedule.select imports the modules.
 ALGORITHMS = {
     "one_shot": "direct",
     "direct": "direct",
@@ -102,9 +102,6 @@ ALGORITHMS = {
     "ring": "ring",
     "hierarchical": "hierarchy",
 }
-
-# modules of ringcomm.schedule that register algorithms, but none for all-reduce
-OTHER_ALGORITHM_MODULES = ("tree",)
 
 
 COMPRESSIONS = ("none", "fp16", "bf16", "int8", "int4", "auto")

@@ -19,6 +19,8 @@ import numpy as np
 from ..collective.reduce import multiply
 from ..collective.runner import Runner
 from ..errors import UnsupportedDtypeError
+from ..ops import Collective
+from ..wire.signature import direct_call
 
 
 def check_adasum(dtype: np.dtype[Any]) -> None:
@@ -99,14 +101,16 @@ def _hand_out(runner: Runner, group: range, found: Tuple[float, float]) -> Tuple
     source = np.resize(np.array(found), sum(counts))
     received = np.array(found)
     wanted = _to(runner, 2, group[0]) if group and not first else _to(runner, 0, -1)
-    runner.all_to_all(source, received, (0, *np.cumsum(counts).tolist()), wanted)
+    bounds = (0, *np.cumsum(counts).tolist())
+    runner.all_to_all(source, received, bounds, wanted, direct_call(Collective.ALLTOALL, received, items=0))
     return float(received[0]), float(received[1])
 
 
 def _swap(runner: Runner, data: np.ndarray[Any, Any], partner: int) -> np.ndarray[Any, Any]:
     """Exchange whole vectors with a partner (-1: no partner); every rank must call it."""
     received = np.empty(data.size if partner >= 0 else 0, data.dtype)
-    runner.all_to_all(data, received, _to(runner, data.size, partner), _to(runner, data.size, partner))
+    bounds, call = _to(runner, data.size, partner), direct_call(Collective.ALLTOALL, received, items=0)
+    runner.all_to_all(data, received, bounds, bounds, call)
     return received
 
 

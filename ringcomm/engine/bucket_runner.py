@@ -12,26 +12,25 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 
 import numpy as np
 
+from ..arrays.mirrors import BlockMirror
 from ..codec.base import BLOCK_ITEMS
-from ..collective.mirror import Mirror
-from ..collective.progress import Progress
+from ..collective.observe import OperationTotal, Progress, Tally, Totals
 from ..collective.reduce import restore, weigh, weighable
 from ..collective.rows import RowLayout, cumulative
 from ..collective.runner import Runner
-from ..collective.totals import OperationTotal, Tally, Totals
 from ..configuration.bucket_sizes import ALONE_BYTES
 from ..dtypes import Array, dtype_named
 from ..errors import RingcommError, ShapeError
 from ..ops import Collective, ReduceOp
 from ..transport.base import Fabric
 from ..transport.subset import Subset
-from ..wire.signature import Key, Signature
+from ..wire.signature import Key, Signature, ahead_of, direct_call
 from .adasum import adasum
 from .process_sets import ProcessSets
 from .repeats import RepeatedSet
 from .request import Request
 
-Mirrors = Dict[int, Mirror]
+Mirrors = Dict[int, BlockMirror]
 """Of arrays that devices hold, by the identity of the array that is the mirror's block. They are loaded when
 they are submitted (:mod:`ringcomm.arrays`), so here only the rest of that is waited for."""
 Work = Tuple[Signature, Optional[Request]]
@@ -221,8 +220,9 @@ def mirrors_of(requests: Iterable[Optional[Request]]) -> Mirrors:
 
 def fetch_all(arrays: Sequence[Any], mirrors: Mirrors, runner: Runner) -> None:
     """Wait until those of the arrays that devices hold have been loaded."""
-    if mirrors:
-        runner.fetch([mirrors[id(array)] for array in arrays if id(array) in mirrors])
+    for array in arrays:
+        if id(array) in mirrors:
+            runner.fetch(mirrors[id(array)])
 
 
 def is_shared(array: Any, mirrors: Mirrors) -> bool:
@@ -386,7 +386,8 @@ class BucketRunner:
             if mirrors and mirror is None:
                 fetch_all(group, mirrors, runner)
             packed, unpack = side_by_side(group, self._buffer, self.on_activity)
-            self._call(runner, packed, like, mirror=mirror)
+            with runner.loaded(mirror, None, (0, packed.size)):
+                self._call(runner, packed, like)
             unpack()
             if mirrors and mirror is None:
                 store_all(group, mirrors)
@@ -405,17 +406,17 @@ class BucketRunner:
                     for array, item in zip(group, kept)
                 ]
                 feedback, unpack_feedback = in_blocks(present, self._residuals)
-            self._call(runner, packed, first, codec=first.codec, residuals=feedback)
+            self._call(runner, packed, first, first.codec, feedback)
             unpack()
             unpack_feedback()
 
-    def _call(self, runner: Runner, packed: Array, like: Signature, **options: Any) -> None:
+    def _call(
+        self, runner: Runner, packed: Array, like: Signature, codec: int = 0, residuals: Any = None
+    ) -> None:
         note = self.on_activity
         if note is not None:
             note("RINGCOMM_ALLREDUCE")
-        runner.all_reduce(
-            packed, ReduceOp(like.op), prescale=like.prescale, postscale=like.postscale, **options
-        )
+        runner.all_reduce(packed, _reduction(Collective.ALLREDUCE, packed, like, codec=codec), residuals)
         if note is not None:
             note("")
 
@@ -440,7 +441,7 @@ class BucketRunner:
                 packed = self._buffer.items(layout.bounds[-1], packed.dtype)
                 layout.pack(flats, packed)
             runner.reduce_scatter(
-                packed, layout.bounds, ReduceOp(first.op), prescale=first.prescale, postscale=first.postscale
+                packed, _reduction(Collective.REDUCESCATTER, packed, first, bounds=layout.bounds)
             )
             for index, own in zip(indices, layout.pieces(packed, runner.rank)):
                 outputs[index] = np.empty(own.shape, tensors[index][0].dtype)
@@ -453,7 +454,7 @@ class BucketRunner:
         tensors = tensors_of(bucket)
         rows = [count for _, request in bucket if request is not None for count in request.rows]
         kind, byte = Collective.ALLGATHER, np.dtype(np.uint8)
-        table = runner.exchange(rows, kind, byte, "", (len(rows),))
+        table = runner.exchange(rows, ahead_of(kind, byte, "", (len(rows),)))
         outputs: List[Any] = [None] * len(tensors)
         edges = [cumulative(column) for column in table.T.tolist()]
         sizes = [rows[-1] * prod(inner) for rows, (_, inner) in zip(edges, tensors)]
@@ -463,7 +464,7 @@ class BucketRunner:
             gathered = np.empty(layout.bounds[-1], flats[0].dtype)
             own = gathered[layout.bounds[runner.rank] : layout.bounds[runner.rank + 1]]
             np.concatenate(flats, out=own)
-            runner.all_gather(gathered, layout.bounds)
+            runner.all_gather(gathered, direct_call(kind, gathered, bounds=layout.bounds))
             for index, joined in zip(indices, layout.join(gathered)):
                 outputs[index] = joined
         return per_work(outputs, bucket)
@@ -476,7 +477,7 @@ class BucketRunner:
             waits = runner.rank == root
             fetch_all([item for item in arrays if waits or is_shared(item, mirrors)], mirrors, runner)
             for array in arrays:
-                runner.broadcast(array, root)
+                runner.broadcast(array, direct_call(Collective.BROADCAST, array, root=root))
             store_all(arrays, mirrors)
         return [None] * len(bucket)
 
@@ -485,12 +486,14 @@ class BucketRunner:
         for signature, request in bucket:
             assert request is not None
             flat, shape = request.arrays[0], signature.shapes[0]
-            matrix = runner.exchange(request.splits, Collective.ALLTOALL, flat.dtype, "", shape)
+            kind = Collective.ALLTOALL
+            matrix = runner.exchange(request.splits, ahead_of(kind, flat.dtype, "", shape))
             received = matrix[:, runner.rank]
             sent = RowLayout([cumulative(request.splits)], [shape])
             layout = RowLayout([cumulative(received.tolist())], [shape])
             output = np.empty(layout.bounds[-1], flat.dtype)
-            runner.all_to_all(flat, output, sent.bounds, layout.bounds)
+            call = direct_call(kind, output, items=0)
+            runner.all_to_all(flat, output, sent.bounds, layout.bounds, call)
             (rows,) = layout.join(output)
             results.append(rows if isinstance(rows, ShapeError) else (rows, received.astype(np.int32)))
         return results
@@ -504,6 +507,11 @@ class BucketRunner:
     def _process_set(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
         runner.barrier()
         return [self.sets.apply(signature.name) for signature, _ in bucket]
+
+
+def _reduction(kind: Collective, packed: Array, like: Signature, **more: Any) -> Signature:
+    """Return the direct call that reduces arrays as an operation asks for."""
+    return direct_call(kind, packed, op=like.op, prescale=like.prescale, postscale=like.postscale, **more)
 
 
 def _weighted(runner: Runner, bucket: Sequence[Work], arrays: Sequence[Array]) -> Sequence[Array]:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import inf
 from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..collective.weighted import NO_WEIGHTS, Total
+from ..collective.reduce import NO_WEIGHTS, Total
 from ..configuration.bucket_sizes import FUSION_BYTES
 from ..errors import ProtocolError, RingcommError
 from ..ops import Collective, ReduceOp

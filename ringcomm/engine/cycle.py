@@ -14,7 +14,7 @@ from typing import Any, Collection, List, NamedTuple, Optional, Sequence
 import numpy as np
 
 from ..clock import Clock
-from ..collective.progress import Progress
+from ..collective.observe import Progress
 from ..errors import MismatchError, NotInitializedError, PeerStalledError, ProtocolError, RingcommError
 from ..group.failures import FailureReporter
 from ..transport.base import Fabric, Link, StoppableWatch, Stopped

@@ -12,16 +12,13 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
+from ..arrays.mirrors import BlockMirror
 from ..clock import StepClock, Stopwatch
-from ..collective.call_history import KEPT, CallHistory
-from ..collective.call_sites import call_site, note_truncation
-from ..collective.mirror import Mirror
+from ..collective.observe import KEPT, Progress, call_site, note_truncation
 from ..collective.options import Options
-from ..collective.progress import Progress
-from ..collective.reduce import kernel
+from ..collective.reduce import NO_WEIGHTS, Total, kernel
 from ..collective.rows import check_rows, cumulative, row_counts, scatter_layout
 from ..collective.runner import Runner
-from ..collective.weighted import NO_WEIGHTS, Total
 from ..config import Settings
 from ..dtypes import Array, check_weighable, code_of_name, dtype_named, type_names
 from ..errors import ConfigError, Misuse, RingcommError, UnsupportedDtypeError, describe_error
@@ -42,7 +39,7 @@ if TYPE_CHECKING:
     from .thread import EngineThread
 
 Convert = Optional[Callable[[Any], Any]]
-Mirrors = Sequence[Optional[Mirror]]
+Mirrors = Sequence[Optional[BlockMirror]]
 _MAX_KNOWN = 4096
 """Programs that give each step's tensors new names have their options checked every time."""
 NEGOTIATION_S = 200e-6
@@ -74,9 +71,8 @@ class Engine:
 
         def make_runner(fabric: Fabric) -> Runner:
             whole = fabric is channels.background
-            runner = Runner(fabric, settings, generation, spin_s, reporter, selector if whole else None)
-            runner.history = CallHistory(1)  # of a bucket only how far it is; its members are remembered
-            return runner
+            # Its history has one call: of a bucket only how far it is; its members are remembered.
+            return Runner(fabric, settings, generation, spin_s, reporter, selector if whole else None)
 
         self.buckets = BucketRunner(channels.background, make_runner, self.sets)
         if self.size == 1:

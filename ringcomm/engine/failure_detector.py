@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..collective.progress import Progress
+from ..collective.observe import Progress
 from .mismatch import ranks_text
 
 BEATS = 6

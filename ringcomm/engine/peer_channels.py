@@ -12,7 +12,7 @@ import time
 from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple
 
 from ..clock import Clock, Deadline, monotonic
-from ..collective.progress import Progress
+from ..collective.observe import Progress
 from ..errors import BrokenInvariantError, ProtocolError, RingcommError
 from ..group.failures import FailureReporter
 from ..transport.base import Fabric, Link, LinkClosed, StoppableWatch, Stopped

@@ -15,8 +15,7 @@ from typing import Any, Deque, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 
-from ..collective.reduce import kernel, weigh, weighable
-from ..collective.weighted import Total
+from ..collective.reduce import Total, kernel, weigh, weighable
 from ..dtypes import Array, dtype_named
 from ..errors import DuplicateNameError, ProtocolError
 from ..ops import Collective, ReduceOp

@@ -26,8 +26,8 @@ from typing import Collection, Dict, FrozenSet, Iterable, List, Optional, Sequen
 
 import numpy as np
 
+from ..collective.observe import OperationTotal
 from ..collective.reduce import kernel
-from ..collective.totals import OperationTotal
 from ..dtypes import Array, dtype_named
 from ..errors import ProtocolError
 from ..ops import Collective, ReduceOp

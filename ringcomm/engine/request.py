@@ -8,10 +8,10 @@ from typing import Any, Callable, Deque, List, Optional, Sequence
 
 import numpy as np
 
+from ..arrays.mirrors import BlockMirror
 from ..clock import monotonic
-from ..collective.call_history import DONE, FAILED, RUNNING, SUBMITTED, Row
-from ..collective.mirror import Mirror
-from ..collective.weighted import Total
+from ..collective.observe import DONE, FAILED, RUNNING, SUBMITTED, Row
+from ..collective.reduce import Total
 from ..errors import fresh_copy
 from ..ops import Collective
 from ..wire.signature import Key, Signature
@@ -137,7 +137,7 @@ class Request:
         self.urgent = False
         self.operation: Optional[RecordedOperation] = None
         self.residuals: Sequence[np.ndarray[Any, Any]] = ()
-        self.mirrors: Sequence[Optional[Mirror]] = ()
+        self.mirrors: Sequence[Optional[BlockMirror]] = ()
 
     def begin(self) -> None:
         """Record that the operation is being run."""

@@ -15,7 +15,7 @@ import time
 from typing import Any, Callable, List, Optional, Sequence
 
 from ..clock import POLLING, Deadline, Stopwatch, monotonic
-from ..collective.progress import Progress
+from ..collective.observe import Progress
 from ..errors import (
     BrokenInvariantError,
     Misuse,

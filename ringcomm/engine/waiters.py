@@ -6,8 +6,8 @@ import threading
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 from weakref import WeakKeyDictionary
 
-from ..collective import call_runner
-from ..collective.progress import Progress
+from ..collective import runner
+from ..collective.observe import Progress
 from ..wire.messages import Message
 from .request import Handle
 from .stacks import threads_in_python
@@ -107,7 +107,7 @@ class Waiters:
         waiting = self._waiting(limited=False)
         threads = {thread.ident: thread for thread in threading.enumerate()}
         if in_call:
-            waiting |= threads_in_python(call_runner.__file__)[0]
+            waiting |= threads_in_python(runner.__file__)[0]
         alive, whole = threads_in_python()
         return whole and all(
             ident in waiting or (ident in threads and self._is_foreign(threads[ident])) for ident in alive

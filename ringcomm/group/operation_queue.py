@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any, Deque, Optional, Protocol, TypeVar
 
 from ..clock import Deadline
-from ..collective.call_sites import Site
+from ..collective.observe import Site
 from ..errors import NotInitializedError, RingcommError
 
 

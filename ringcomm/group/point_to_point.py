@@ -8,9 +8,17 @@ import weakref
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import POLLING, Deadline, monotonic
-from ..collective.call_history import DONE, FAILED, RUNNING, SUBMITTED, Row
-from ..collective.call_sites import Site, site_text
-from ..collective.totals import OperationTotal, Totals
+from ..collective.observe import (
+    DONE,
+    FAILED,
+    RUNNING,
+    SUBMITTED,
+    OperationTotal,
+    Row,
+    Site,
+    Totals,
+    site_text,
+)
 from ..errors import BrokenInvariantError, PeerStalledError, RingcommError
 from ..transport.base import Fabric, Link, LinkClosed
 from .failures import FailureReporter

@@ -13,7 +13,7 @@ from .._adapter.objects import broadcast_object
 from .._adapter.reduction import Reduction
 from .._adapter.trees import TreeCollectives
 from ..calls.process_set import ProcessSet, global_process_set, size_of
-from ..collective.call_sites import look_through, this_site
+from ..collective.observe import look_through, this_site
 from ..collective.options import Options, takes
 from ..collective.rows import row_counts
 from ..docstrings import documented

@@ -14,7 +14,7 @@ from .._adapter import calls_in_order
 from .._adapter.graph_callbacks import Batch, Operation
 from .._adapter.submit import SequenceName, record_cause
 from ..calls.process_set import number_of, rank_in, size_of
-from ..collective.call_sites import Site
+from ..collective.observe import Site
 from ..collective.rows import scatter_layout
 from ..dtypes import Array
 from ..errors import MismatchError, ShapeError

@@ -21,7 +21,7 @@ from .. import api
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction
 from .._adapter.submit import with_causes
-from ..collective.call_sites import this_site
+from ..collective.observe import this_site
 from ..errors import NotOfferedError
 from ..ops import ReduceOp, weight_of
 from .host_call import HostCall, SetPosition, edges_of, place_for, results_of

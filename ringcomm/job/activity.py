@@ -1,6 +1,6 @@
 """A rank's counters: for ``rc.stats()``, and for ringrun's live view and report.
 
-Calls count themselves (:mod:`ringcomm.collective.totals`). ringrun requests the sums once a second on the
+Calls count themselves (:mod:`ringcomm.collective.observe`). ringrun requests the sums once a second on the
 socket of the flight recorder, so a job that is not watched pays for counting only.
 """
 
@@ -10,9 +10,8 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
 
 from ..clock import StepClock
-from ..collective.progress import Progress
+from ..collective.observe import Progress, Totals, longest
 from ..collective.runner import Runner
-from ..collective.totals import Totals, longest
 from ..engine.engine import Engine
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Activity:
         """Return the seconds that this rank spent in collectives and in waits for messages."""
         engine_s = 0.0 if self._engine is None else self._engine.waited.total_s
         messages_s = 0.0 if self.messages is None else self.messages.waited_s
-        return self._runner.waited.total_s + engine_s + messages_s
+        return self._runner.waited_s + engine_s + messages_s
 
     def totals(self) -> Totals:
         """Return the sums over all calls; peers are ranks of the whole job."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence
 
 from ..clock import Deadline, monotonic
-from ..collective.call_history import KEPT, CallHistory, Row
+from ..collective.observe import KEPT, CallHistory, Row
 from ..collective.runner import Runner
 from ..config import flight_channel_from_environment
 from ..engine.engine import Engine

@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-from ..collective.measure import gathered, measure, measure_joined
+from ..collective.measure import gathered, measure
 from ..collective.runner import Runner
 from ..configuration.polling import cores_together, own_cores
 from ..group.group import Group
-from ..schedule.calibration import numbers_of, part_of
+from ..schedule.calibration import part_of
 from ..schedule.cost import CostModel
 from ..schedule.select import Selector
 from ..transport.process_memory import ReadingLink
@@ -64,7 +64,7 @@ class Preparation:
         """Measure the machine, choose schedules accordingly, and return the measured links, if any.
 
         Ranks do not measure again what they measured together in an earlier view: after a loss the remaining
-        links are as fast as before, and with new ranks only the hosts of these are new.
+        links are as fast as before.
         """
         group = self._group
         hosts = [peer.host_index for peer in group.peers]
@@ -79,7 +79,7 @@ class Preparation:
         oversubscribed = bool(everybodys[:, 1].all()) and crowded
         self.is_repeated = generation >= 0 and bool((everybodys[:, 2] == generation).all())
         if wanted:
-            model = self._known(runner, everybodys, model, hosts) or measure(runner, hosts)
+            model = self._known(everybodys, model, hosts) or measure(runner, hosts)
         else:
             model = None
         selector.adopt(model, oversubscribed)
@@ -87,26 +87,15 @@ class Preparation:
         return model
 
     def _known(
-        self, runner: Runner, everybodys: Any, model: Optional[CostModel], hosts: Sequence[int]
+        self, everybodys: Any, model: Optional[CostModel], hosts: Sequence[int]
     ) -> Optional[CostModel]:
         """Return the links by the ranks' earlier measurements; None if all have to measure.
 
         ``everybodys`` is what :meth:`tune` gathered, by rank; ``model`` is from this rank's earlier view.
         """
-        generations = everybodys[:, 2]
-        last = generations.max()
-        if last < 0 or (generations == SILENT.generation).any():
+        if not self.is_repeated or model is None:
             return None
-        members = [int(rank) for rank in (generations == last).nonzero()[0]]
-        own = [hosts[rank] for rank in members]
-        if self._group.rank not in members:
-            model = None
-        elif model is not None:
-            model = part_of(model, [int(everybodys[rank, 3]) for rank in members], own)
-        if self.is_repeated:
-            return model
-        numbers = gathered(runner, numbers_of(model, own, hosts))[members[0]]
-        return measure_joined(runner, numbers.tolist(), hosts)
+        return part_of(model, [int(rank) for rank in everybodys[:, 3]], hosts)
 
     def carriers(self) -> str:
         """Return, in one line, which carrier this rank uses for each other rank."""

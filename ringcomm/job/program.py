@@ -18,6 +18,7 @@ import numpy as np
 from ..collective.rows import cumulative
 from ..collective.runner import Runner
 from ..ops import Collective
+from ..wire.signature import ahead_of, direct_call
 
 _MAX_FILES = 5
 _OURS = ("ringcomm", "ringrun")
@@ -73,13 +74,13 @@ def compare_programs(runner: Runner, hosts: Sequence[str]) -> str:
     payload = np.frombuffer(json.dumps(files, sort_keys=True).encode() if files else b"", np.uint8)
     whole = int.from_bytes(hashlib.blake2b(payload.tobytes(), digest_size=7).digest(), "little")
     mine = [whole if files else 0, payload.size]
-    table = runner.exchange(mine, Collective.EXCHANGE, np.dtype(np.int64), "program", ())
+    table = runner.exchange(mine, ahead_of(Collective.EXCHANGE, np.dtype(np.int64), "program"))
     if len({number for number in table[:, 0].tolist() if number}) < 2:
         return ""
     bounds = cumulative(table[:, 1])
     gathered = np.empty(bounds[-1], np.uint8)
     gathered[bounds[runner.rank] : bounds[runner.rank + 1]] = payload
-    runner.all_gather(gathered, bounds, "program")
+    runner.all_gather(gathered, direct_call(Collective.ALLGATHER, gathered, "program", bounds=bounds))
     parts = [gathered[start:stop].tobytes() for start, stop in zip(bounds, bounds[1:])]
     programs = [json.loads(part) if part else {} for part in parts]
     return differences_text(programs, hosts)

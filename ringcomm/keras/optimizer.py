@@ -23,7 +23,7 @@ from .._adapter.reduction import (
 )
 from ..balance.pace import StepCursor, weight_of_steps
 from ..calls.process_set import ProcessSet, global_process_set
-from ..collective.call_sites import look_through
+from ..collective.observe import look_through
 from ..docstrings import documented
 from ..errors import BrokenInvariantError, ConfigError
 from ..ops import ReduceOp, op_of

@@ -18,7 +18,7 @@ from .._adapter.objects import broadcast_object
 from .._adapter.reduction import Reduction, of_gradients, wrapped
 from .._adapter.trees import put_together, take_apart
 from ..calls.process_set import ProcessSet, global_process_set
-from ..collective.call_sites import look_through
+from ..collective.observe import look_through
 from ..docstrings import documented
 from ..errors import ConfigError
 from ..ops import ReduceOp

@@ -17,7 +17,7 @@ from .._adapter.submit import (
     start_reducescatter,
 )
 from ..calls.process_set import ProcessSet, global_process_set
-from ..collective.call_sites import look_through
+from ..collective.observe import look_through
 from ..collective.options import Options, takes
 from ..docstrings import documented
 from .arrays import NDArrayOperand, copy_of, dense

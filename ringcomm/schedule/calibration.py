@@ -10,7 +10,7 @@ speeds of interfaces, which decide how unequal chunks are, are only made equal w
 from __future__ import annotations
 
 from math import frexp, ldexp
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
 from .cost import CostModel
 from .shares import even_classes
@@ -84,34 +84,6 @@ def part_of(model: CostModel, ranks: Sequence[int], host_index: Sequence[int]) -
     return model._replace(
         hosts=tuple(numbers[host] for host in host_index),
         wire_byte_s=tuple(model.wire_byte_s[number] for _, number in order),
-    )
-
-
-def numbers_of(model: Optional[CostModel], own: Sequence[int], hosts: Sequence[int]) -> List[float]:
-    """Return a cost model as numbers for :func:`joined_model` on ranks without one: the common values, and
-    then each host's seconds per byte, 0 where the model has none. ``own``: host numbers of the model's ranks;
-    ``hosts``: of the job's.
-    """
-    places = sorted(set(hosts))
-    if model is None:
-        return [0.0] * (4 + len(places))
-    wires = dict(zip(sorted(set(own)), model.wire_byte_s))
-    general = [model.latency_s, model.byte_s, model.reduce_byte_s, model.wire_latency_s]
-    return general + [wires.get(host, 0.0) for host in places]
-
-
-def joined_model(numbers: Sequence[float], hosts: Sequence[int]) -> CostModel:
-    """Return the cost model of a job from :func:`numbers_of`, after every host's interface was measured."""
-    latency_s, byte_s, reduce_byte_s, wire_latency_s, *wires = numbers
-    model = CostModel(latency_s, byte_s, reduce_byte_s, MESSAGE_S)
-    if len(wires) == 1:
-        return model
-    order = {host: number for number, host in enumerate(sorted(set(hosts)))}
-    speeds = even_classes([1.0 / max(wire, QUICK_BYTE_S) for wire in wires])
-    return model._replace(
-        hosts=tuple(order[host] for host in hosts),
-        wire_latency_s=wire_latency_s,
-        wire_byte_s=tuple(1.0 / speed for speed in speeds),
     )
 
 

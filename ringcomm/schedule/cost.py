@@ -15,10 +15,16 @@ from __future__ import annotations
 
 import heapq
 from math import frexp, ldexp
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
+from ..errors import BrokenInvariantError
 from .steps import Dependencies, Recv, Send, Step
-from .streams import Schedules, Streams, fail, pair_steps
+
+Schedules = Sequence[Sequence[Step]]
+"""One schedule per rank."""
+
+Streams = Dict[Tuple[int, int], List["Pairing"]]
+"""Per (sender, receiver): the pairings between them, in order."""
 
 _Node = Tuple[int, int]  # rank, index of the step
 _Before = List[List[List[int]]]  # per rank and step: the earlier steps that it waits for
@@ -53,6 +59,37 @@ class CostModel(NamedTuple):
     """For each host: beta of its network interface, which its ranks share; each direction on its own."""
 
 
+class Pairing(NamedTuple):
+    """A ``Send`` and the ``Recv`` that takes its elements; indices into the two ranks' lists."""
+
+    source: int
+    send_index: int
+    send: Send
+    target: int
+    recv_index: int
+    recv: Recv
+
+
+def pair_steps(schedules: Schedules) -> Streams:
+    """Match sends with receives: per (sender, receiver), in the order of the stream between them."""
+    sends: Dict[Tuple[int, int], List[Tuple[int, Send]]] = {}
+    recvs: Dict[Tuple[int, int], List[Tuple[int, Recv]]] = {}
+    for rank, steps in enumerate(schedules):
+        for index, step in enumerate(steps):
+            if isinstance(step, Send):
+                sends.setdefault((rank, step.peer), []).append((index, step))
+            else:
+                for peer in step.peers:
+                    recvs.setdefault((peer, rank), []).append((index, step))
+    return {
+        (source, target): [
+            Pairing(source, i, send, target, j, recv)
+            for (i, send), (j, recv) in zip(sends[source, target], recvs[source, target])
+        ]
+        for source, target in sorted(sends)
+    }
+
+
 class _Line(NamedTuple):
     """The times when a step has done its first segment, and all of it."""
 
@@ -62,7 +99,7 @@ class _Line(NamedTuple):
 
 def predict(schedules: Schedules, item_bytes: int, model: CostModel) -> float:
     """Return the seconds from a common start until the last rank has finished its last step. Raises
-    BrokenInvariantError if the schedules do not fit together.
+    BrokenInvariantError if steps wait for each other.
 
     >>> from . import ring
     >>> schedules = [ring.all_reduce(rank, 2, (0, 500, 1000)) for rank in range(2)]
@@ -88,7 +125,8 @@ def predict(schedules: Schedules, item_bytes: int, model: CostModel) -> float:
             if blockers[node] == 0:
                 heapq.heappush(ready, (clock.begin_s(node), node[1], node[0]))
     if len(clock.lines) < len(blockers):
-        fail(f"deadlock: {len(blockers) - len(clock.lines)} steps wait for each other")
+        waiting = len(blockers) - len(clock.lines)
+        raise BrokenInvariantError(f"schedule is wrong: {waiting} steps wait for each other")
     return max((line.last_s for line in clock.lines.values()), default=0.0)
 
 

@@ -35,12 +35,12 @@ measured between two ranks of one host, 256 KiB took 0.79 (TCP) and 0.87 (shared
 ``direct``, 512 KiB 0.90 and 0.94, and 1 MiB 1.02 and 1.2."""
 
 
-def _peers_ahead(rank: int, size: int) -> List[int]:
+def peers_ahead(rank: int, size: int) -> List[int]:
     """Return all other ranks, the next one first: the order in which to send."""
     return [(rank + distance) % size for distance in range(1, size)]
 
 
-def _peers_behind(rank: int, size: int) -> List[int]:
+def peers_behind(rank: int, size: int) -> List[int]:
     """Return all other ranks, the previous one first: the order in which their messages come."""
     return [(rank - distance) % size for distance in range(1, size)]
 
@@ -50,7 +50,7 @@ def _fold_all(rank: int, size: int, start: int, stop: int) -> Schedule:
     if size == 1:
         return []
     fold = tuple(SELF if other == rank else other for other in range(size))
-    return [Recv(tuple(_peers_behind(rank, size)), start, stop, fold=fold, final=True)]
+    return [Recv(tuple(peers_behind(rank, size)), start, stop, fold=fold, final=True)]
 
 
 def reduce_scatter(rank: int, size: int, bounds: Bounds) -> Schedule:
@@ -65,7 +65,7 @@ def reduce_scatter(rank: int, size: int, bounds: Bounds) -> Schedule:
 
 def reduce_scatter_spans(rank: int, size: int, spans: Sequence[Tuple[int, int]]) -> Schedule:
     """:func:`reduce_scatter` of any spans ``(start, stop)``, one for each rank."""
-    steps: Schedule = [Send(peer, *spans[peer]) for peer in _peers_ahead(rank, size)]
+    steps: Schedule = [Send(peer, *spans[peer]) for peer in peers_ahead(rank, size)]
     return steps + _fold_all(rank, size, *spans[rank])
 
 
@@ -80,8 +80,8 @@ def all_gather(rank: int, size: int, bounds: Bounds) -> Schedule:
 
 def all_gather_spans(rank: int, size: int, spans: Sequence[Tuple[int, int]]) -> Schedule:
     """:func:`all_gather` of any spans ``(start, stop)``, one for each rank."""
-    steps: Schedule = [Send(peer, *spans[rank]) for peer in _peers_ahead(rank, size)]
-    steps.extend(Recv((peer,), *spans[peer]) for peer in _peers_behind(rank, size))
+    steps: Schedule = [Send(peer, *spans[rank]) for peer in peers_ahead(rank, size)]
+    steps.extend(Recv((peer,), *spans[peer]) for peer in peers_behind(rank, size))
     return steps
 
 
@@ -108,7 +108,7 @@ def one_shot(rank: int, size: int, count: int) -> Schedule:
     Send(peer=0, start=0, stop=4, buffer=0)
     Recv(peers=(0, 2), start=0, stop=4, fold=(0, -1, 2), final=True)
     """
-    steps: Schedule = [Send(peer, 0, count) for peer in _peers_ahead(rank, size)]
+    steps: Schedule = [Send(peer, 0, count) for peer in peers_ahead(rank, size)]
     return steps + _fold_all(rank, size, 0, count)
 
 
@@ -121,10 +121,10 @@ def all_to_all(rank: int, size: int, send_bounds: Bounds, recv_bounds: Bounds) -
     Source: Thakur, Rabenseifner and Gropp (2005), pairwise exchange for long messages.
     """
     steps: Schedule = [
-        Send(peer, send_bounds[peer], send_bounds[peer + 1], SOURCE) for peer in _peers_ahead(rank, size)
+        Send(peer, send_bounds[peer], send_bounds[peer + 1], SOURCE) for peer in peers_ahead(rank, size)
     ]
     steps.extend(
-        Recv((peer,), recv_bounds[peer], recv_bounds[peer + 1]) for peer in _peers_behind(rank, size)
+        Recv((peer,), recv_bounds[peer], recv_bounds[peer + 1]) for peer in peers_behind(rank, size)
     )
     return steps
 

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Sequence, Tuple
 
+from .direct import peers_ahead, peers_behind
 from .registry import Algorithm, Problem, register
 from .steps import SELF, Bounds, Recv, Schedule, Send
 
@@ -61,25 +62,15 @@ class _Place:
     """A rank's place in the grid of hosts, and the order in which it serves the others."""
 
     def __init__(self, rank: int, hosts: Hosts) -> None:
-        self.hosts = hosts
         self.host = next(index for index, ranks in enumerate(hosts) if rank in ranks)
-        self.place = hosts[self.host].index(rank)
         self.local = hosts[self.host]
+        self.place = self.local.index(rank)
         self.column = tuple(ranks[self.place] for ranks in hosts)
-
-    def local_ahead(self) -> List[int]:
-        """Return the places of the other ranks of this host, the next one first."""
-        return [(self.place + d) % len(self.local) for d in range(1, len(self.local))]
-
-    def local_behind(self) -> List[int]:
-        return [(self.place - d) % len(self.local) for d in range(1, len(self.local))]
-
-    def hosts_ahead(self) -> List[int]:
-        """Return the other hosts, the next one first."""
-        return [(self.host + d) % len(self.hosts) for d in range(1, len(self.hosts))]
-
-    def hosts_behind(self) -> List[int]:
-        return [(self.host - d) % len(self.hosts) for d in range(1, len(self.hosts))]
+        # places on this host, and numbers of hosts
+        self.local_ahead = peers_ahead(self.place, len(self.local))
+        self.local_behind = peers_behind(self.place, len(self.local))
+        self.hosts_ahead = peers_ahead(self.host, len(hosts))
+        self.hosts_behind = peers_behind(self.host, len(hosts))
 
     def fold(self, ranks: Sequence[int]) -> Tuple[int, ...]:
         """Return the ranks in their order, this one as ``SELF``."""
@@ -99,14 +90,14 @@ def reduce_scatter(rank: int, hosts: Hosts, spans: Sequence[Span]) -> Schedule:
     last = len(hosts) == 1
     # The next host's chunks first: they are the first that the wire needs, and no two hosts begin with
     # sending to the same third.
-    for host in [*at.hosts_ahead(), at.host]:
-        steps.extend(Send(at.local[place], *spans[hosts[host][place]]) for place in at.local_ahead())
-        peers = tuple(at.local[place] for place in at.local_behind())
+    for host in [*at.hosts_ahead, at.host]:
+        steps.extend(Send(at.local[place], *spans[hosts[host][place]]) for place in at.local_ahead)
+        peers = tuple(at.local[place] for place in at.local_behind)
         if peers:
             span = spans[hosts[host][at.place]]
             steps.append(Recv(peers, *span, fold=at.fold(at.local), final=last))
-    steps.extend(Send(at.column[host], *spans[at.column[host]]) for host in at.hosts_ahead())
-    peers = tuple(at.column[host] for host in at.hosts_behind())
+    steps.extend(Send(at.column[host], *spans[at.column[host]]) for host in at.hosts_ahead)
+    peers = tuple(at.column[host] for host in at.hosts_behind)
     if peers:
         steps.append(Recv(peers, *spans[rank], fold=at.fold(at.column), final=True))
     return steps
@@ -120,12 +111,12 @@ def all_gather(rank: int, hosts: Hosts, spans: Sequence[Span]) -> Schedule:
     Source: see the module.
     """
     at = _Place(rank, hosts)
-    steps: Schedule = [Send(at.column[host], *spans[rank]) for host in at.hosts_ahead()]
-    steps.extend(Recv((at.column[host],), *spans[at.column[host]]) for host in at.hosts_behind())
+    steps: Schedule = [Send(at.column[host], *spans[rank]) for host in at.hosts_ahead]
+    steps.extend(Recv((at.column[host],), *spans[at.column[host]]) for host in at.hosts_behind)
     # In the order in which they come: the own first, then those of the hosts behind.
-    for host in [at.host, *at.hosts_behind()]:
-        steps.extend(Send(at.local[place], *spans[at.column[host]]) for place in at.local_ahead())
-        for place in at.local_behind():
+    for host in [at.host, *at.hosts_behind]:
+        steps.extend(Send(at.local[place], *spans[at.column[host]]) for place in at.local_ahead)
+        for place in at.local_behind:
             steps.append(Recv((at.local[place],), *spans[hosts[host][place]]))
     return steps
 

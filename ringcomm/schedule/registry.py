@@ -53,7 +53,6 @@ class Algorithm(NamedTuple):
     # order of additions depends on the algorithm, so that small differences between two measurements of a
     # machine do not change the bits of a result.
     handicap: float = 1.0
-    by_name_only: bool = False  # never compared with others, only used where it is requested
     # Ranks of several hosts send to one at the same time. Where links are slow, queues in front of the
     # receiver overflow then.
     many_to_one: bool = False
@@ -61,8 +60,6 @@ class Algorithm(NamedTuple):
     def usable(self, problem: Problem, item_bytes: int, needs_single_fold: bool) -> bool:
         """Return whether it may be considered for ``problem.count`` elements of ``item_bytes`` each."""
         if needs_single_fold and not self.single_fold:
-            return False
-        if self.by_name_only:
             return False
         if self.needs_hosts and problem.hosts is None:
             return False

@@ -20,17 +20,20 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
+from importlib import import_module
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from . import algorithms as _algorithms  # noqa: F401  registers them
-from . import choose, direct, hierarchy
+from ..configuration.parsing import ALGORITHMS
+from . import direct, hierarchy
 from .calibration import coarse_model
-from .choose import HIERARCHICAL
 from .cost import CostModel, predict
 from .hierarchy import Hosts, hosts_of
 from .registry import Algorithm, Problem, Steps, algorithm, algorithms, build
 from .shares import interface_shares, share_bounds
 from .steps import even_bounds
+
+for _module in sorted({*ALGORITHMS.values(), "tree"}):  # that of the broadcasts
+    import_module(f"{__package__}.{_module}")  # registers its algorithms
 
 MODEL_MAX_RANKS = 32
 """Beyond, the rules: replaying a ring of 64 ranks takes a second."""
@@ -54,6 +57,27 @@ _FULL_QUEUES = 1.12
 
 NEAR_BYTE_S, FAR_BYTE_S = 1e-9, 10e-9
 """What a byte more takes where nothing was measured, within one host and otherwise (800 Mbit/s)."""
+
+HIERARCHICAL = "hierarchical"
+"""For all of them but broadcast, on hosts with several ranks each; see :mod:`ringcomm.schedule.hierarchy`."""
+
+ONE_SHOT_MAX_BYTES = 8 * 1024
+"""One round instead of two, for ``(p - 2)/2`` times more bytes. At 16 ranks and 8 KiB each rank sends
+120 KiB instead of 15: about 0.1 ms more at 10 Gbit/s, the cost of a round (and 0.8 ms at 1 Gbit/s, where
+8 ranks and 2 KiB would be the limit)."""
+
+ONE_SHOT_PAIR_MAX_BYTES = 64 * 1024
+"""The same for two ranks. One round and two move the same bytes then; but both ranks fold everything
+instead of half, which for 64 KiB is a few microseconds."""
+
+DOUBLING_MAX_BYTES = 128 * 1024
+"""Doubling sends the whole vector in each of ``log2(p)`` rounds, a ring sends two in ``2 (p - 1)``.
+At 32 ranks, 50 us and 1 Gbit/s both take the same for 120 KiB; with faster networks doubling wins for
+more, but then the difference is small."""
+
+TREE_MAX_BYTES = 64 * 1024
+"""A tree sends the whole vector in each of ``log2(p)`` rounds, a chain once after ``p - 1`` hops. At 8
+ranks, 50 us and 10 Gbit/s both take the same for 125 KB; at 1 Gbit/s already for 12 KB."""
 
 _MIN_BYTES = 128  # below, all is the same
 _CACHED_SCHEDULES = 1024  # a training step uses a handful of different lengths for each collective
@@ -127,7 +151,7 @@ class Selector:
         return one <= two + slack_s
 
     def _all_reduce_name(self, count: int, item_bytes: int, needs_single_fold: bool) -> str:
-        rule = choose.choose_all_reduce(
+        rule = rule_for_all_reduce(
             self._size, count, item_bytes, needs_single_fold=needs_single_fold, override=self._override
         )
         if self._override is not None:
@@ -179,7 +203,7 @@ class Selector:
 
     def reduce_scatter(self, bounds: Tuple[int, ...], item_bytes: int, needs_single_fold: bool) -> Steps:
         """Return this rank's schedule; chunk r of ``bounds``, in elements, becomes rank r's."""
-        rule = choose.choose_reduce_scatter(self._size, needs_single_fold=needs_single_fold)
+        rule = rule_for_reduce_scatter(self._size, needs_single_fold=needs_single_fold)
         grid = None if needs_single_fold else self._grid
         if grid is not None and bounds[-1] * item_bytes >= HIERARCHICAL_MIN_BYTES:
             rule = HIERARCHICAL
@@ -187,14 +211,14 @@ class Selector:
 
     def all_gather(self, bounds: Tuple[int, ...], item_bytes: int) -> Steps:
         """Return this rank's schedule; chunk r of ``bounds``, in elements, is rank r's."""
-        rule = choose.choose_all_gather(self._size)
+        rule = rule_for_all_gather(self._size)
         if self._grid is not None and bounds[-1] * item_bytes >= HIERARCHICAL_MIN_BYTES:
             rule = HIERARCHICAL
         return self._in_chunks("allgather", rule, bounds, item_bytes, False)
 
     def broadcast(self, root: int, count: int, item_bytes: int) -> Steps:
         """Return this rank's schedule; ``count`` elements of rank ``root`` go to all."""
-        rule = choose.choose_broadcast(self._size, count, item_bytes)
+        rule = rule_for_broadcast(self._size, count, item_bytes)
 
         def pose(name: str, rank: int, count: int) -> Problem:
             return Problem(rank, self._size, count, root=root)
@@ -276,6 +300,49 @@ class Selector:
             schedules = [build(collective, name, pose(name, rank, count)) for rank in range(self._size)]
             found = self._predicted[key] = predict(schedules, item_bytes, self._model)
         return found
+
+
+# ---- by rule: limits for networks with some 50 microseconds and 1 to 10 Gbit/s ------------------
+
+
+def rule_for_all_reduce(
+    size: int, count: int, item_bytes: int, *, needs_single_fold: bool, override: str | None = None
+) -> str:
+    """Return the name of the all-reduce for a message. ``needs_single_fold``: sums must not be rounded or
+    wrapped between hops (half types, averages of integers); if the user's ``override`` cannot give that,
+    "direct" takes its place. Raises ConfigError for an unknown override.
+
+    >>> rule_for_all_reduce(4, 1_000_000, 4, needs_single_fold=False)
+    'direct'
+    """
+    if override is not None:
+        wanted = algorithm("allreduce", override)
+        return "direct" if needs_single_fold and not wanted.single_fold else override
+    length_bytes = count * item_bytes
+    if size <= direct.MAX_RANKS:
+        limit_bytes = ONE_SHOT_PAIR_MAX_BYTES if size == 2 else ONE_SHOT_MAX_BYTES
+        return "one_shot" if length_bytes <= limit_bytes else "direct"
+    if needs_single_fold:
+        return "direct"
+    return "doubling" if length_bytes <= DOUBLING_MAX_BYTES else "ring"
+
+
+def rule_for_reduce_scatter(size: int, *, needs_single_fold: bool) -> str:
+    """Return the name of the reduce-scatter. Only "direct" folds once, see :func:`choose_all_reduce`."""
+    return "direct" if needs_single_fold or size <= direct.MAX_RANKS else "ring"
+
+
+def rule_for_all_gather(size: int) -> str:
+    """Return the name of the all-gather."""
+    return "direct" if size <= direct.MAX_RANKS else "ring"
+
+
+def rule_for_broadcast(size: int, count: int, item_bytes: int) -> str:
+    """Return the name of the broadcast."""
+    return "tree" if size <= 2 or count * item_bytes <= TREE_MAX_BYTES else "chain"
+
+
+# ---- by the model ----------------------------------------------------------------------------------
 
 
 def _class_of(nbytes: int) -> int:

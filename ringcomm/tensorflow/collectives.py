@@ -12,7 +12,7 @@ from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction
 from .._tensorflow import bridge
 from ..calls.process_set import ProcessSet, global_process_set, rank_in, size_of
-from ..collective.call_sites import look_through
+from ..collective.observe import look_through
 from ..collective.options import Options, takes
 from ..docstrings import documented
 from ..ops import ReduceOp

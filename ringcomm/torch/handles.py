@@ -20,7 +20,7 @@ from .._adapter.submit import (
     start_reducescatter,
 )
 from ..calls.process_set import ProcessSet, global_process_set, size_of
-from ..collective.call_sites import look_through
+from ..collective.observe import look_through
 from ..collective.options import Options, takes
 from ..docstrings import documented
 from ..engine.request import Handle

@@ -59,9 +59,10 @@ class Header(NamedTuple):
         return self._replace(sends=self.expects, expects=self.sends)
 
 
-def stamp(packed: bytearray, sequence: int) -> None:
-    """Write another sequence number into a packed header."""
-    _SEQUENCE.pack_into(packed, _SEQUENCE_AT, sequence & 0xFFFFFFFF)
+def stamp(headers: Sequence[bytearray], sequence: int) -> None:
+    """Write another sequence number into packed headers."""
+    for packed in headers:
+        _SEQUENCE.pack_into(packed, _SEQUENCE_AT, sequence & 0xFFFFFFFF)
 
 
 def unpack_header(data: Union[bytes, bytearray, memoryview]) -> Header:

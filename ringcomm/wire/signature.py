@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import Any, Collection, List, NamedTuple, Sequence, Tuple
+from typing import Any, Collection, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..dtypes import code_of_name, name_of_code
+from ..dtypes import Array, code_of_name, name_of_code, type_names
 from ..ops import CODECS, WEIGHTED_AVERAGE, Collective, ReduceOp, factor_of, op_name
 from .frames import NO_OP, NO_ROOT, Header, digest
 
@@ -139,11 +139,11 @@ class Signature(NamedTuple):
         """
         return cls(name, 0, int(kind), op, root, (), (), bounds=bounds, text=text)
 
-    def meaning(self, intent: Signature) -> Signature:
-        """Return this call with an :meth:`intent` instead of its own."""
+    def on(self, data: Array, bounds: Tuple[int, ...] = (), items: Optional[int] = None) -> Signature:
+        """Return this :meth:`intent` as a direct call on a flat array; see :func:`direct_call`."""
         return self._replace(
-            kind=intent.kind, op=intent.op, root=intent.root, name=intent.name,
-            bounds=intent.bounds or self.bounds, text=intent.text,
+            dtypes=type_names(data.dtype), shapes=((),), bounds=self.bounds or bounds,
+            items=data.size if items is None else items,
         )  # fmt: skip
 
     @property
@@ -218,6 +218,33 @@ class Signature(NamedTuple):
 
 
 _FIELDS_SENT = Signature._fields.index("items")
+
+
+def direct_call(
+    kind: Collective,
+    data: Array,
+    name: str = "",
+    shape: Shape = (),
+    op: int = NO_OP,
+    root: int = NO_ROOT,
+    **more: Any,
+) -> Signature:
+    """Return a direct call on a flat array; ``more``: further fields. All ranks must have as many elements,
+    except with ``items=0``.
+    """
+    more.setdefault("items", data.size)
+    # Plain integers: they hash faster than members of enumerations.
+    return Signature(name, 0, int(kind), int(op), root, type_names(data.dtype), (shape,), **more)
+
+
+@lru_cache(maxsize=512)
+def ahead_of(
+    kind: Collective, dtype: np.dtype[Any], name: str = "", shape: Shape = (), op: int = NO_OP,
+    weighted: bool = False,
+) -> Signature:  # fmt: skip
+    """Return the exchange of numbers ahead of a direct call; cached, since making it takes twice as long."""
+    names = type_names(dtype)
+    return Signature(name, 0, int(kind), int(op), NO_ROOT, names, (shape,), weighted=weighted, ahead=True)
 
 
 class Key(NamedTuple):

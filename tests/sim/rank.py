@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
-from ringcomm.collective.progress import Progress
+from ringcomm.collective.observe import Progress
 from ringcomm.engine.failure_detector import SilenceLimits
 from ringcomm.engine.peer_channels import PeerChannels
 from ringcomm.errors import PeerLostError, PeerStalledError, RingcommError

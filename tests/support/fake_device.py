@@ -20,8 +20,7 @@ from typing import Any, Callable, Hashable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ringcomm.arrays.kinds import CopyEngine, DeviceKind, register_kind
-from ringcomm.collective.mirror import Done
+from ringcomm.arrays.kinds import CopyEngine, DeviceKind, Done, register_kind
 from ringcomm.errors import DeviceError
 
 _POISON = 0xFF
@@ -112,8 +111,7 @@ class FakeStream:
 class FakeDevice:
     """A device with a stream for the program and one for copies in each direction. The seed determines the
     delays, and so the order of events. The copy to the host number `fail_out` (from 1; 0: none) fails,
-    likewise `fail_in` to the device. `mapped_slowdown`: its memory is mapped, and a measurement of the host's
-    additions there has this result.
+    likewise `fail_in` to the device. `mapped`: the host uses its memory as well.
     """
 
     def __init__(
@@ -122,9 +120,9 @@ class FakeDevice:
         delay_s: float = 0.0,
         fail_out: int = 0,
         fail_in: int = 0,
-        mapped_slowdown: Optional[float] = None,
+        mapped: bool = False,
     ) -> None:
-        self.mapped_slowdown = mapped_slowdown
+        self.mapped = mapped
         # Numbers of copies, bytes copied to the host, host blocks, waits of the program for the device.
         self.copies_out = self.copies_in = self.bytes_out = self.blocks = self.host_waits = 0
         self.fail_out = fail_out
@@ -237,15 +235,15 @@ class FakeEngine(CopyEngine):
         self._device = device
         self._out, self._in = device.stream(), device.stream()
 
-    def block(self, nbytes: int) -> np.ndarray[Any, Any]:
+    def locked(self, nbytes: int) -> np.ndarray[Any, Any]:
         self._device.blocks += 1
         return np.full(nbytes, _POISON, np.uint8)
 
-    def mark(self) -> Any:
+    def mark(self) -> Done:
         return self._device.current.put()
 
     def to_host(
-        self, array: Any, start: int, stop: int, block: np.ndarray[Any, Any], after: Optional[Any]
+        self, array: Any, start: int, stop: int, block: np.ndarray[Any, Any], after: Optional[Done]
     ) -> Done:
         self._device.copies_out += 1
         self._device.bytes_out += stop - start
@@ -254,7 +252,7 @@ class FakeEngine(CopyEngine):
         return self._copy(self._out, block[start:stop], _bytes(array)[start:stop], after, fails)
 
     def to_device(
-        self, block: np.ndarray[Any, Any], array: Any, start: int, stop: int, after: Optional[Any]
+        self, block: np.ndarray[Any, Any], array: Any, start: int, stop: int, after: Optional[Done]
     ) -> Done:
         self._device.copies_in += 1
         fails = self._device.copies_in == self._device.fail_in
@@ -265,10 +263,11 @@ class FakeEngine(CopyEngine):
         stream: FakeStream,
         target: np.ndarray[Any, Any],
         source: np.ndarray[Any, Any],
-        after: Optional[FakeEvent],
+        after: Optional[Done],
         fails: bool,
     ) -> FakeEvent:
         if after is not None:
+            assert isinstance(after, FakeEvent)
             stream.wait_event(after)
 
         def run() -> None:
@@ -282,15 +281,6 @@ class FakeEngine(CopyEngine):
     def follow(self, done: Done) -> None:
         assert isinstance(done, FakeEvent)
         self._device.current.wait_event(done)
-
-    def mapped_slowdown(
-        self, nbytes: int, measure: Callable[[np.ndarray[Any, Any]], float]
-    ) -> Optional[float]:
-        return self._device.mapped_slowdown
-
-    def reached(self, mark: Any) -> Done:
-        assert isinstance(mark, FakeEvent)
-        return mark
 
 
 def _bytes(array: FakeArray) -> np.ndarray[Any, Any]:
@@ -326,7 +316,7 @@ class FakeKind(DeviceKind):
 
     def mapped(self, flat: Any) -> Optional[np.ndarray[Any, Any]]:
         memory: np.ndarray[Any, Any] = flat.memory
-        return None if flat.device.mapped_slowdown is None else memory
+        return memory if flat.device.mapped else None
 
     def assign(self, target: Any, source: Any) -> None:
         into, elements = target.memory, source.memory

@@ -13,7 +13,7 @@ from ringcomm.configuration import environment, settings
 from ringcomm.configuration.endpoints import format_endpoint, parse_endpoint
 from ringcomm.configuration.parsing import ALGORITHMS
 from ringcomm.errors import ConfigError
-from ringcomm.schedule import algorithms, registry  # noqa: F401
+from ringcomm.schedule import registry, select  # noqa: F401
 
 KEY = bytes(range(32))
 JOB = {"RINGCOMM_SIZE": "3", "RINGCOMM_RENDEZVOUS": "10.0.0.1:5000", "RINGCOMM_KEY": KEY.hex()}

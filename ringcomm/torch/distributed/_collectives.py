@@ -26,7 +26,7 @@ from ...errors import Misuse, UnsupportedDtypeError
 from ...ops import Bitwise, Collective, ReduceOp
 from ...schedule.steps import even_bounds
 from ...wire.frames import NO_OP, NO_ROOT
-from ...wire.signature import Signature, sizes_text
+from ...wire.signature import Signature, direct_call, sizes_text
 
 Tensors = Sequence[torch.Tensor]
 Divided = Union[torch.Tensor, Tensors]  # a tensor in equal parts, or one tensor for each rank
@@ -273,7 +273,11 @@ class Collectives:
 
     def _reduce(self, data: Array, how: GroupReduction, intent: Optional[Signature] = None) -> None:
         how.prepare(data)
-        self.runner.all_reduce(data, how.op, how.name, data.shape, intent=intent)
+        if intent is None:
+            call = direct_call(Collective.ALLREDUCE, data, how.name, data.shape, how.code)
+        else:
+            call = intent.on(data)
+        self.runner.all_reduce(data, call)
 
     def all_reduce_all(self, tensors: Tensors, how: GroupReduction) -> None:
         """Reduce several tensors; small ones of one dtype are fused."""
@@ -298,9 +302,9 @@ class Collectives:
         for codec, places, array, residuals in parts:
             for start, stop, place in places:
                 array[place : place + stop - start] = operand.flat[start:stop]
-            self.runner.all_reduce(
-                array, ReduceOp.AVERAGE, "compressed gradients", codec=codec, residuals=residuals
-            )
+            kind, op = Collective.ALLREDUCE, ReduceOp.AVERAGE
+            call = direct_call(kind, array, "compressed gradients", op=op, codec=codec)
+            self.runner.all_reduce(array, call, residuals)
             for start, stop, place in places:
                 operand.flat[start:stop] = array[place : place + stop - start]
         operand.finish()
@@ -321,9 +325,8 @@ class Collectives:
         how.prepare(GroupOperand(values, arithmetic=True).flat)
         operand = GroupOperand(values)
         label = " ".join(filter(None, ("sparse", f"in {mine.sparse_dim()} dimensions", operand.moved_as)))
-        rows = self.runner.exchange(
-            [indices.shape[1]], Collective.ALLREDUCE, operand.dtype, label, tuple(tensor.shape), how.code
-        )[:, 0].tolist()
+        ahead = ahead_of(Collective.ALLREDUCE, operand.dtype, label, tuple(tensor.shape), how.code)
+        rows = self.runner.exchange([indices.shape[1]], ahead)[:, 0].tolist()
         all_values = values.new_empty((sum(rows), *values.shape[1:]))
         # Entry by entry, so that each rank's indices are contiguous.
         all_indices = indices.new_empty((sum(rows), indices.shape[0]))
@@ -350,7 +353,7 @@ class Collectives:
         else:
             how.prepare(data)
             bounds = even_bounds(data.size, self.size)
-            self.runner.reduce_scatter(data, bounds, how.op, intent=intent)
+            self.runner.reduce_scatter(data, intent.on(data, bounds))
             own = data[bounds[self.rank] : bounds[self.rank + 1]]
             self._to_root(own, data if self.rank == root else None, bounds, intent)
         if self.rank == root:
@@ -370,7 +373,7 @@ class Collectives:
         intent = Signature.intent(
             Collective.REDUCESCATTER, how.code, NO_ROOT, name, bounds, sizes_text(bounds)
         )
-        self.runner.reduce_scatter(data, bounds, how.op, intent=intent)
+        self.runner.reduce_scatter(data, intent.on(data))
         target.flat[...] = own
         target.finish()
 
@@ -379,7 +382,9 @@ class Collectives:
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Copy the root's tensor to all ranks."""
         operand = GroupOperand(tensor)
-        self.runner.broadcast(operand.flat, root, operand.moved_as, operand.flat.shape)
+        flat = operand.flat
+        call = direct_call(Collective.BROADCAST, flat, operand.moved_as, flat.shape, root=root)
+        self.runner.broadcast(flat, call)
         if self.rank != root:
             operand.finish()
 
@@ -394,7 +399,7 @@ class Collectives:
         place = parts.part(self.rank)
         _check_room("input", own.element, own.flat, parts.element, place)
         place[...] = own.flat
-        self.runner.all_gather(parts.array, parts.bounds, intent=intent)
+        self.runner.all_gather(parts.array, intent.on(parts.array, parts.bounds))
         parts.finish()
 
     def gather(self, outputs: Tensors, source: torch.Tensor, root: int) -> None:
@@ -417,7 +422,7 @@ class Collectives:
         send = _only(intent.root, own.size, self.size)
         if data is None:
             data, bounds = np.empty(0, own.dtype), (0,) * (self.size + 1)
-        self.runner.all_to_all(own, data, send, bounds, intent=intent)
+        self.runner.all_to_all(own, data, send, bounds, intent.on(data, items=0))
 
     def scatter(self, output: torch.Tensor, inputs: Tensors, root: int) -> None:
         """Send the root's ``inputs[r]`` to rank r; the other ranks have no inputs."""
@@ -430,7 +435,7 @@ class Collectives:
             source, send, text = parts.load(), parts.bounds, sizes_text(parts.bounds)
         into = _only(root, target.flat.size, self.size)
         intent = Signature.intent(Collective.SCATTER, NO_OP, root, target.moved_as, text=text)
-        self.runner.all_to_all(source, target.flat, send, into, intent=intent)
+        self.runner.all_to_all(source, target.flat, send, into, intent.on(target.flat, items=0))
         target.finish()
 
     def all_to_all(
@@ -443,7 +448,7 @@ class Collectives:
         _check_room("output", received.element, place, sent.element, own)
         text = f"sending {sizes_text(to)}, receiving {sizes_text(come)}"
         intent = Signature.intent(Collective.ALLTOALL, name=sent.operands[0].moved_as, text=text)
-        self.runner.all_to_all(sent.load(), received.array, to, come, intent=intent)
+        self.runner.all_to_all(sent.load(), received.array, to, come, intent.on(received.array, items=0))
         received.finish()
 
     def _parts(

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from ..._adapter.compression import BLOCKWISE, Residuals, codec_for, compressor_of
 from ...balance.batches import Balanced
 from ...codec.base import BLOCK_ITEMS
+from ...collective.reduce import NO_WEIGHTS
 from ...collective.rows import cumulative
-from ...collective.weighted import NO_WEIGHTS
 from ...errors import ConfigError, Misuse
 from ...ops import codec_number, weight_of
 from ._collectives import Packed

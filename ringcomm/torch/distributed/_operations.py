@@ -17,7 +17,7 @@ import typing_extensions
 
 from ...arrays.mirrors import StagingPool
 from ...clock import Idleness
-from ...collective.call_sites import Site, look_through, site_text, this_site
+from ...collective.observe import Site, look_through, site_text, this_site
 from ...errors import Misuse, PeerStalledError, RingcommError, describe_error
 from ...group.message_channel import Address
 from ...group.operation_queue import OperationQueue

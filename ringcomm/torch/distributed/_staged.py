@@ -7,10 +7,9 @@ from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence
 
 import torch
 
-from ...arrays.kinds import DeviceKind, device_kind
+from ...arrays.kinds import DeviceKind, Wait, device_kind
 from ...arrays.mirrors import BlockMirror, StagingPool
 from ...arrays.operands import DeviceOperand
-from ...collective.mirror import Wait
 from ...collective.runner import Runner
 from ...errors import Misuse
 from ._collectives import movable
@@ -73,7 +72,8 @@ class Staged:
 
     def run(self, do: Callable[..., None], runner: Runner) -> None:
         """Run the operation between the loads and the stores, in the thread that runs operations."""
-        runner.fetch(self._read())
+        for mirror in self._read():
+            runner.fetch(mirror)
         do(*self.arguments)
         self.deliver()
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp  # noqa: E402 - these need jax
 from ringcomm._adapter.graph_callbacks import Operation  # noqa: E402
 from ringcomm._adapter.reduction import Reduction  # noqa: E402
 from ringcomm._adapter.submit import cause_of, record_cause  # noqa: E402
-from ringcomm.collective.call_sites import this_site  # noqa: E402
+from ringcomm.collective.observe import this_site  # noqa: E402
 from ringcomm.errors import ConfigError, MismatchError, NotInitializedError, PeerLostError  # noqa: E402
 from tests.adapters.signatures import differences_of_options  # noqa: E402
 

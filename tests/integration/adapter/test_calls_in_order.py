@@ -15,7 +15,7 @@ from ringcomm._adapter.graph_callbacks import Operation
 from ringcomm._adapter.reduction import Reduction
 from ringcomm._adapter.submit import cause_of
 from ringcomm.calls.process_set import global_process_set
-from ringcomm.collective.call_sites import this_site
+from ringcomm.collective.observe import this_site
 from ringcomm.engine.bucket_runner import FusionBuffer
 from ringcomm.ops import ReduceOp
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.collective import measure as measure_module
 from ringcomm.collective.measure import measure
 from ringcomm.config import Settings
 from ringcomm.errors import PeerLostError
@@ -51,33 +50,6 @@ def test_three_ranks_on_two_cores_with_sockets_make_a_ring(monkeypatch, caplog, 
     assert_reduced(results[0][0], data, Sum)
     large, small = [item.getMessage() for item in caplog.records if "allreduce of" in item.getMessage()]
     assert f"bytes: {name}" in large and "bytes: one_shot" in small
-
-
-def test_only_the_interface_of_a_new_host_is_measured(monkeypatch):
-    """Ranks 1 and 2 are on hosts that are known, rank 0 is not."""
-    pairs, pair = [], measure_module._LinkTimer.pair
-
-    def noted(self, first, second):
-        pairs.append((self._runner.rank, first, second))
-        return pair(self, first, second)
-
-    monkeypatch.setattr(measure_module._LinkTimer, "pair", noted)
-    known = [1e-5, 1e-9, 1e-10, 1e-4]
-
-    def work(context):
-        runner = context._runner.with_settings(context.settings)
-        return measure_module.measure_joined(runner, [*known, 0.0, 1e-6, 1e-8], [0, 1, 2])
-
-    models = run_ranks(3, work, settings=Settings(spin_us=0.0, timeout_s=30.0))
-    assert models[0] == models[1] == models[2]
-    assert sorted(pairs) == [(0, 2, 0), (2, 2, 0)]
-    assert models[0].hosts == (0, 1, 2) and models[0].wire_byte_s[1:] == pytest.approx((1e-6, 1e-8), rel=0.9)
-    assert models[0].wire_byte_s[0] > 0 and models[0][:3] == tuple(known[:3])
-
-    def all_new(context):
-        return measure_module.measure_joined(context._runner, [*known, 0.0, 0.0, 1e-8], [0, 1, 2])
-
-    assert run_ranks(3, all_new) == [None] * 3
 
 
 def test_not_worth_it():

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from ringcomm.collective.progress import Progress
+from ringcomm.collective.observe import Progress
 from ringcomm.engine.failure_detector import SilenceLimits
 from ringcomm.engine.observer import Observer
 from ringcomm.engine.peer_channels import HeartbeatThread

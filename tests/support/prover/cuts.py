@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Dict, FrozenSet, List, Set, Tuple
 
+from ringcomm.schedule.cost import Pairing, Schedules, Streams
 from ringcomm.schedule.steps import DATA, Bounds, Send
-from ringcomm.schedule.streams import Pairing, Schedules, Streams, fail, name_of
+from tests.support.prover.streams import fail, name_of
 
 Domain = Tuple[int, int]
 """A buffer of a rank: (rank, buffer)."""
@@ -18,7 +19,7 @@ def cut_buffers(
 
     A cut of sent data is a cut of received data and vice versa, until no new cut appears. Each run of
     elements that all steps treat alike becomes two pieces, if it has two. `streams` are those of
-    :func:`~ringcomm.schedule.streams.pair_steps`; `marks` are the limits of each buffer, and further cuts
+    :func:`~ringcomm.schedule.cost.pair_steps`; `marks` are the limits of each buffer, and further cuts
     between them. BrokenInvariantError if a step leaves its buffer.
     """
     points: Dict[Domain, Set[int]] = {domain: set(bounds) for domain, bounds in marks.items()}

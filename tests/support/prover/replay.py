@@ -24,9 +24,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Deque, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
+from ringcomm.schedule.cost import Schedules, Streams
 from ringcomm.schedule.steps import DATA, SELF, Bounds, Recv, Send
-from ringcomm.schedule.streams import Schedules, Streams, fail, name_of, pair_steps
 from tests.support.prover.cuts import Domain, cut_buffers
+from tests.support.prover.streams import checked_streams, fail, name_of
 
 _UNDEFINED = -1  # a piece that no step has written
 
@@ -144,7 +145,7 @@ class Replay:
         self._coded = coded
         self._contributors = len(schedules) if contributors is None else contributors
         self._terms = _Terms(self._contributors)
-        pairings = pair_steps(schedules)
+        pairings = checked_streams(schedules)
         self._position: List[int] = []
         self._place: Dict[Domain, Dict[int, int]] = {}
         for domain, points in cut_buffers(schedules, pairings, marks).items():

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Dict, Sequence
 
+from ringcomm.schedule.cost import Schedules
 from ringcomm.schedule.steps import DATA, SOURCE, Bounds
-from ringcomm.schedule.streams import Schedules
 from tests.support.prover.cuts import Domain
 from tests.support.prover.replay import Replay
 

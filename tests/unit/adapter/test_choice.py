@@ -24,7 +24,7 @@ from ringcomm._adapter.choice import (
 )
 from ringcomm._adapter.compression import Compression
 from ringcomm.calls.process_set import global_process_set
-from ringcomm.collective.codec_rates import Rates, code_s
+from ringcomm.collective.measure import Rates, code_s
 from ringcomm.config import Membership
 
 RESNET = 102_000_000

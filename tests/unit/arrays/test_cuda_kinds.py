@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from ringcomm.arrays import kinds
+from ringcomm.arrays.cupy_arrays import DLPACK, CupyEngine, _shares_cached_memory
 from ringcomm.arrays.cupy_arrays import KIND as CUPY
-from ringcomm.arrays.cupy_arrays import CupyEngine, _integrated
-from ringcomm.arrays.dlpack import KIND as DLPACK
 from ringcomm.arrays.mirrors import StagingPool
 from ringcomm.errors import DeviceError, Misuse
 
@@ -151,17 +150,6 @@ def test_cupy_without_page_locked_memory_says_so_once(cupy, caplog):
     assert len([record for record in caplog.records if "page-locked" in record.message]) == 1
 
 
-def test_cupy_layouts(cupy):
-    turned = Array(np.arange(6.0).reshape(2, 3).T)
-    flat, shares = CUPY.flat(turned)
-    assert not shares and flat.memory.tolist() == [0, 3, 1, 4, 2, 5]
-    flat, shares = CUPY.flat(Array(np.arange(6.0).reshape(2, 3)))
-    assert shares and CUPY.describe(flat) == ((6,), np.dtype(float))
-    target = CUPY.empty(turned, (3, 2))
-    CUPY.assign(target, turned)
-    assert target.memory.tolist() == turned.memory.tolist()
-
-
 class Exported:
     def __init__(self, memory, device=2):
         self.memory = memory
@@ -218,14 +206,11 @@ def test_a_copy_that_cannot_be_started(cupy):
         engine.to_host(Array(np.zeros(3)), 0, 24, engine.block(24), None)
 
 
-@pytest.mark.parametrize("integrated", [True, False])
-def test_only_a_device_that_shares_memory_with_the_processor_has_mapped_memory(cupy, integrated):
-    _integrated.cache_clear()
-    cupy.cuda.Device = type("Device", (Device,), {"attributes": {"Integrated": int(integrated)}})
-    engine = CupyEngine(0)
-    measured = []
-    slowdown = engine.mapped_slowdown(4096, lambda block: measured.append(block.nbytes) or 1.5)
-    assert (slowdown, measured) == ((1.5, [4096]) if integrated else (None, []))
+@pytest.mark.parametrize(("integrated", "capability"), [(1, "87"), (1, "62"), (0, "87")])
+def test_only_memory_that_the_processor_caches_is_used_as_mapped(cupy, integrated, capability):
+    _shares_cached_memory.cache_clear()
+    facts = {"attributes": {"Integrated": integrated}, "compute_capability": capability}
+    cupy.cuda.Device = type("Device", (Device,), facts)
     memory = np.arange(4.0)
     owner = type("PinnedMemory", (), {})()
     flat = SimpleNamespace(
@@ -233,15 +218,10 @@ def test_only_a_device_that_shares_memory_with_the_processor_has_mapped_memory(c
         device=SimpleNamespace(id=0), dtype=memory.dtype,
     )  # fmt: skip
     shared = CUPY.mapped(flat)
-    if integrated:
-        assert shared.tolist() == memory.tolist() and np.shares_memory(shared, memory)
-    else:
-        assert shared is None
+    assert (shared is not None and np.shares_memory(shared, memory)) == (integrated and capability == "87")
     flat.data.mem._owner = None  # managed memory, which the host must not touch meanwhile
     assert CUPY.mapped(flat) is None
-    mark = engine.mark()
-    assert engine.reached(mark).poll()
-    _integrated.cache_clear()
+    _shares_cached_memory.cache_clear()
 
 
 def test_dlpack_leaves_the_work_to_the_kind_of_the_shared_array(cupy):
@@ -266,7 +246,7 @@ def test_dlpack_shares_with_pytorch_where_there_is_no_cupy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setitem(sys.modules, "torch", torch)
     for made in (Exported(np.zeros(3)), Interface(np.zeros(3))):
-        kind, _ = DLPACK._shared(made)
+        kind, _ = DLPACK._native(made)
         assert kind.name == "torch"
     assert asked == ["dlpack", "cuda"]
 

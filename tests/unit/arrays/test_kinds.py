@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ringcomm.arrays import kinds
+from ringcomm.arrays.cupy_arrays import DLPACK
 from ringcomm.arrays.cupy_arrays import KIND as CUPY
-from ringcomm.arrays.dlpack import KIND as DLPACK
 from ringcomm.arrays.kinds import device_kind, kind_of, register_kind
 from ringcomm.arrays.torch_tensors import KIND as TORCH
 from tests.unit.arrays.copying import Kind

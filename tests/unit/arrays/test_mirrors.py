@@ -48,7 +48,8 @@ def test_what_the_program_has_queued_comes_before_the_first_copy_of_each_directi
     mirror.load(0, 800)
     mirror.store(0, 400)
     mirror.store(400, 800)
-    assert [copy[3] for copy in kind.made.copies] == ["mark", "mark", None]
+    ready = kind.made.ready
+    assert [copy[3] for copy in kind.made.copies] == [ready, ready, None]
 
 
 def test_a_part_of_the_array_is_stored_to_a_smaller_one(kind, pool):

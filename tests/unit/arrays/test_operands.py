@@ -1,4 +1,4 @@
-"""Arrays on devices as arguments: what is copied when, and what the caller gets."""
+"""Arrays as arguments: of every layout, and on devices what is copied when, and what the caller gets."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import numpy as np
 import pytest
 
 from ringcomm.arrays import kinds
-from ringcomm.arrays.mapped import MappedMirror
 from ringcomm.arrays.mirrors import StagingPool
-from ringcomm.arrays.operands import DeviceOperand, HostOperand, InPlace, operand_of, submitted
+from ringcomm.arrays.operands import (
+    DeviceOperand,
+    HostOperand,
+    InPlace,
+    as_array,
+    flat_copy,
+    flat_view,
+    operand_of,
+    submitted,
+)
 from ringcomm.errors import Misuse, UnsupportedDtypeError
-from tests.unit.arrays.copying import Copying, Engine, Kind
+from tests.support.reference import all_dtypes
+from tests.unit.arrays.copying import Kind
 
 
 class Array(np.ndarray):
@@ -36,26 +45,8 @@ class Frozen(Kind):
 class Mapped(Kind):
     """A kind of arrays that the host can use where they are."""
 
-    def __init__(self, found):
-        super().__init__()
-        self.made = MappedEngine(found)
-
     def mapped(self, flat):
         return flat
-
-
-class MappedEngine(Engine):
-    def __init__(self, found):
-        super().__init__()
-        self.found = found
-        self.measured = 0
-
-    def mapped_slowdown(self, nbytes, measure):
-        self.measured += 1
-        return self.found
-
-    def reached(self, mark):
-        return Copying()
 
 
 @pytest.fixture
@@ -124,17 +115,20 @@ class TestDeviceOperand:
             DeviceOperand(pool, kind, np.zeros(3, "M8[s]"))
         assert len(kind.made.copies) == 2
 
-    @pytest.mark.parametrize("found, direct", [(1.0, True), (20.0, False), (None, False)])
-    def test_the_host_works_in_mapped_memory_where_that_is_quick(self, pool, found, direct):
-        kind, array = Mapped(found), np.arange(3.0)
-        for _ in range(2):
-            operand = DeviceOperand(pool, kind, array, "allreduce_")
-            assert isinstance(operand.mirror, MappedMirror) == direct
-            assert np.shares_memory(operand.flat, array) == direct
-        assert kind.made.measured == 1
-        assert not isinstance(DeviceOperand(pool, kind, array).mirror, MappedMirror), (
-            "the array must stay as it is"
-        )
+    def test_in_mapped_memory_the_host_waits_for_the_program_and_copies_nothing(self, pool):
+        kind, array, waited = Mapped(), np.arange(3.0), []
+        operand = DeviceOperand(pool, kind, array, "allreduce_")
+        mirror = operand.mirror
+        assert mirror.shared and np.shares_memory(operand.flat, array)
+        mirror.preload()
+        mirror.fetch(waited.append)
+        assert waited == [kind.made.ready]
+        operand.flat[:] *= 2
+        mirror.store_all()
+        mirror.keep_source()
+        assert operand.finish() is array and array.tolist() == [0.0, 2.0, 4.0]
+        assert (kind.made.copies, kind.made.followed, kind.made.blocks) == ([], [], 0)
+        assert not DeviceOperand(pool, kind, array).mirror.shared, "the array must stay as it is"
 
 
 class TestSubmitted:
@@ -179,12 +173,6 @@ class TestRows:
             assert name == "result" and like is array
             assert result.shape == made.shape and result.tolist() == made.tolist()
         assert engine.copies[-1][0] == "in"
-
-    def test_elements_that_cannot_be_sent(self, pool, use):
-        engine = use(Kind())
-        with pytest.raises(UnsupportedDtypeError):
-            submitted(pool, np.zeros(3, "M8[s]").view(Array), rows=True)
-        assert engine.copies == []
 
 
 @pytest.mark.parametrize("make", [np.array, lambda values: on_device(*values)])
@@ -240,3 +228,103 @@ class TestOperandOf:
             operand = operand_of(pool, array, name)
             operand.send_only()
             assert operand.finish().tolist() == [1.0, 2.0]
+
+
+# ---- arrays of every layout ----------------------------------------------------------------------
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+LAYOUTS = {
+    "C": lambda a: a,
+    "Fortran": np.asfortranarray,
+    "strided": lambda a: np.repeat(a, 2, axis=1)[:, ::2],
+    "backwards": lambda a: a[::-1, ::-1].copy()[::-1, ::-1],
+    "transposed": lambda a: a.T.copy().T,
+    "other byte order": lambda a: a.astype(a.dtype.newbyteorder("S")),
+    "broadcast": lambda a: np.broadcast_to(a[:1], a.shape),
+    "read-only": lambda a: read_only(a.copy()),
+}
+
+
+@pytest.fixture(params=list(LAYOUTS))
+def laid_out(request):
+    """A 3 x 4 array in one layout after the other."""
+    return LAYOUTS[request.param](np.arange(12, dtype=np.float64).reshape(3, 4))
+
+
+@pytest.mark.parametrize("flatten", [flat_copy, flat_view])
+def test_elements_in_c_order(laid_out, flatten):
+    flat, shape = flatten(laid_out)
+    assert shape == (3, 4)
+    assert flat.ndim == 1
+    assert flat.flags.c_contiguous
+    assert flat.dtype.isnative
+    assert flat.tolist() == np.asarray(laid_out).ravel(order="C").tolist()
+
+
+def test_a_copy_is_always_new_and_writable(laid_out):
+    flat, _ = flat_copy(laid_out)
+    assert flat.flags.writeable
+    assert not np.shares_memory(flat, laid_out)
+
+
+def test_a_view_shares_memory_where_it_can():
+    array = np.arange(6.0).reshape(2, 3)
+    assert np.shares_memory(flat_view(array)[0], array)
+    assert not np.shares_memory(flat_view(array.T)[0], array)
+
+
+@pytest.mark.parametrize("value", [3.5, [1, 2], [[1.0], [2.0]], (), np.float32(2), np.zeros((0, 4)), True])
+def test_whatever_numpy_takes(value):
+    flat, shape = flat_copy(value)
+    assert shape == np.shape(value)
+    assert flat.tolist() == np.ravel(value).tolist()
+
+
+@pytest.mark.parametrize("dtype", all_dtypes(), ids=str)
+def test_every_element_type(dtype):
+    assert as_array(np.zeros(3, dtype)).dtype == dtype
+    target = InPlace(np.zeros((2, 2), dtype), "allreduce_")
+    target.flat[:] = 1
+    assert (target.finish() == np.ones((2, 2), dtype)).all()
+
+
+@pytest.mark.parametrize("value", ["text", [object()], np.zeros(2, "M8[s]"), np.zeros(2, "f4,i4")])
+def test_elements_that_cannot_travel(value):
+    with pytest.raises(UnsupportedDtypeError, match="broadcast_object"):
+        as_array(value)
+
+
+class TestInPlace:
+    def test_the_caller_s_own_array_is_overwritten(self, laid_out):
+        if not laid_out.flags.writeable:
+            with pytest.raises(Misuse, match="read-only"):
+                InPlace(laid_out, "allreduce_")
+            return
+        expected = np.asarray(laid_out) * 2
+        target = InPlace(laid_out, "allreduce_")
+        target.flat *= 2
+        assert target.finish() is laid_out
+        np.testing.assert_array_equal(laid_out, expected)
+
+    @pytest.mark.parametrize("array", [np.zeros((2, 3)), np.array(1.0), np.zeros((0, 2)), np.zeros(5)[1:4]])
+    def test_contiguous_memory_is_not_copied(self, array):
+        target = InPlace(array, "allreduce_")
+        assert target.flat.base is array or np.shares_memory(target.flat, array) or array.size == 0
+        target.flat[:] = 7
+        assert (array == 7).all()
+
+    @pytest.mark.parametrize("value", [[1.0], 2.0, None, "x"])
+    def test_only_arrays_can_be_overwritten(self, value):
+        with pytest.raises(Misuse, match="needs a numpy array, not .*Without the trailing underscore"):
+            InPlace(value, "allreduce_")
+
+
+@pytest.mark.parametrize("take", [flat_copy, flat_view, lambda array: InPlace(array, "allreduce_")])
+def test_a_mask_is_not_lost_silently(take):
+    with pytest.raises(Misuse, match="lose its mask.*filled"):
+        take(np.ma.masked_array([1.0, 2.0], [False, True]))

@@ -13,7 +13,7 @@ from ringcomm.balance.division import SampleDivision
 from ringcomm.balance.pace import Pace, weight_of_steps
 from ringcomm.balance.probe import Probe
 from ringcomm.balance.replan import NewShares, Replanner
-from ringcomm.collective.codec_rates import CODECS, Rates
+from ringcomm.collective.measure import CODECS, Rates
 from ringcomm.errors import ConfigError
 from ringcomm.ops import Average, Sum
 from tests.unit.balance.job import Job

@@ -7,7 +7,7 @@ import pytest
 from ringcomm.balance.plan import ComputeTime, ShareLimits, compute_s, proportional_shares
 from ringcomm.balance.probe import Probe
 from ringcomm.balance.replan import RankTimes
-from ringcomm.collective.codec_rates import Rates
+from ringcomm.collective.measure import Rates
 from ringcomm.schedule.closed_form import CODEC_SHARE
 from ringcomm.schedule.cost import CostModel
 

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from ringcomm.config import Settings
-from ringcomm.errors import (
-    PeerStalledError,
-)
+from ringcomm.errors import PeerStalledError
 from ringcomm.ops import Collective, Sum
 from ringcomm.schedule.steps import SELF, Recv
 from ringcomm.wire.frames import NO_ROOT, Header
+from ringcomm.wire.signature import direct_call
 
 HEADER = Header(0, 1, Collective.ALLREDUCE, Sum, 5, NO_ROOT, 4, 99)
 
@@ -40,7 +39,16 @@ def ones(count=4):
     return np.ones(count, np.float32)
 
 
+def all_reduce(runner, data, op=Sum, residuals=None, **fields):
+    """Make a direct call without further ado."""
+    runner.all_reduce(data, direct_call(Collective.ALLREDUCE, data, op=op, **fields), residuals)
+
+
+def broadcast(runner, data, root=0, **fields):
+    runner.broadcast(data, direct_call(Collective.BROADCAST, data, root=root, **fields))
+
+
 def fail(runner):
     """Break the runner by a silent peer."""
     with pytest.raises(PeerStalledError):
-        runner.all_reduce(ones(), Sum)
+        all_reduce(runner, ones())

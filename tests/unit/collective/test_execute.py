@@ -1,4 +1,7 @@
-"""One rank's execution, step by step: what it sends when, what it waits for, when it gives up."""
+"""One rank's execution, step by step: what it sends when, what it waits for, when it gives up.
+
+A schedule of short messages runs as packets, any other as streams; the bytes on the wire are the same.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,177 @@ import pytest
 
 from ringcomm.collective.drive import run
 from ringcomm.collective.execute import Execution
-from ringcomm.collective.flows import SegmentPool
+from ringcomm.collective.parts import Headers, SegmentPool
 from ringcomm.collective.reduce import Kernel
-from ringcomm.errors import MismatchError, PeerLostError
+from ringcomm.collective.short import SHARED_BYTES, SHORT_BYTES, ShortExecution, make_execution
+from ringcomm.errors import BrokenInvariantError, MismatchError, PeerLostError
 from ringcomm.ops import Sum
+from ringcomm.schedule.direct import all_to_all
 from ringcomm.schedule.steps import SELF, SOURCE, Recv, Send
 from ringcomm.transport.base import LinkClosed, Watch
-from ringcomm.wire.frames import HEADER_BYTES
+from ringcomm.wire.frames import HEADER_BYTES, stamp, unpack_header
 from tests.unit.collective.building import HEADER, fold_from, numbers, peers, raw
+from tests.unit.schedule.building import make as make_schedule
 
 
 def start(wire, schedule, data, segment_bytes=16, source=None, **options):
+    """An armed execution by streams."""
     options.setdefault("kernel", Kernel(Sum, data.dtype, wire.fabric.size))
     execution = Execution(schedule, wire.fabric, HEADER, data.dtype, SegmentPool(segment_bytes), **options)
+    return armed(execution, wire, schedule, data, source)
+
+
+def make(wire, schedule, dtype=np.int16, segment_bytes=1 << 18, **options):
+    """The execution that is chosen for a schedule."""
+    options.setdefault("kernel", Kernel(Sum, np.dtype(dtype), wire.fabric.size))
+    pool = SegmentPool(segment_bytes)
+    return make_execution(schedule, wire.fabric, HEADER, np.dtype(dtype), pool, **options)
+
+
+def start_short(wire, schedule, data, source=None, **options):
+    execution = make(wire, schedule, data.dtype, **options)
+    assert type(execution) is ShortExecution
+    return armed(execution, wire, schedule, data, source)
+
+
+def armed(execution, wire, schedule, data, source):
     execution.arm(HEADER.sequence, data, source)
     wire.call = HEADER, schedule
     return execution
 
 
+BOTH = pytest.mark.parametrize("begin", [start, start_short], ids=["streams", "packets"])
+
+
+@BOTH
+def test_nothing_to_do(begin, wire):
+    assert begin(wire, [], numbers()).advance()
+    assert wire.take() == b""
+
+
+@BOTH
+def test_even_an_empty_message_has_a_header(begin, wire):
+    execution = begin(wire, [Send(1, 0, 0), Recv((1,), 0, 0)], numbers())
+    assert not execution.advance()
+    assert wire.take() == wire.going()
+    wire.put(wire.coming())
+    assert execution.advance()
+
+
+@BOTH
+def test_a_header_may_arrive_in_crumbs(begin, wire):
+    data = numbers(0, 0)
+    execution = begin(wire, [Recv((1,), 0, 2)], data)
+    message = wire.coming() + raw(7, 8)
+    for index in range(len(message)):
+        assert not execution.advance()
+        assert execution.moved_bytes == index
+        assert peers(execution.waiting_for()[0]) == [1]
+        wire.put(message[index : index + 1])
+    assert execution.advance()
+    assert data.tolist() == [7, 8]
+
+
+@BOTH
+def test_another_call_is_recognised_by_its_header(begin, wire):
+    execution = begin(wire, [Recv((1,), 0, 4)], numbers(1, 2, 3, 4))
+    wire.put(HEADER._replace(items=5).pack())
+    with pytest.raises(MismatchError, match=r"number of elements \(4 here, 5 there\)") as caught:
+        execution.advance()
+    assert (caught.value.rank, caught.value.peer) == (0, 1)
+
+
+@BOTH
+def test_one_fold_of_several_peers_in_the_order_given(begin, make_wire):
+    wire = make_wire(3)
+    data = np.array([1e8], np.float32)
+    execution = begin(wire, [Recv((2, 1), 0, 1, fold=(1, SELF, 2), final=True)], data)
+    wire.put(wire.coming(2) + np.float32(-1e8).tobytes(), peer=2)
+    assert not execution.advance()
+    assert peers(execution.waiting_for()[0]) == [1]
+    wire.put(wire.coming() + np.float32(1).tobytes(), peer=1)
+    assert execution.advance()
+    assert data == np.float32(np.float32(1 + 1e8) - 1e8)
+
+
+@BOTH
+def test_folding_needs_a_kernel(begin, wire):
+    execution = begin(wire, [fold_from(1, 0, 1)], numbers(1), kernel=None)
+    wire.put(wire.coming() + raw(3))
+    with pytest.raises(BrokenInvariantError, match="without a kernel"):
+        execution.advance()
+
+class Hoarder:
+    """A link that takes everything, but needs to be asked again before it lets go of it."""
+
+    def __init__(self, link, times):
+        self.link = link
+        self.peer = link.peer
+        self.burst_bytes, self.peeks = link.burst_bytes, False
+        self.left = times
+        self.send, self.recv = link.send, link.recv
+        self.send_packet, self.recv_packet = link.send_packet, link.recv_packet
+
+    def settled(self):
+        self.left -= 1
+        return self.left < 0
+
+
+@BOTH
+@pytest.mark.parametrize("step", [Send(1, 0, 2), Recv((1,), 0, 2)])
+def test_it_asks_until_the_link_has_settled(begin, wire, step):
+    hoarder = Hoarder(wire.fabric.link(1), 2)
+    wire.fabric.link = lambda peer: hoarder
+    execution = begin(wire, [step], numbers(1, 2))
+    if isinstance(step, Recv):
+        wire.put(wire.coming() + raw(3, 4))
+    assert [execution.advance() for _ in range(3)] == [False, False, True]
+    assert execution.waiting_for() == ([], [])
+
+
 class TestHeaders:
+    def test_what_goes_to_a_peer_is_what_that_peer_expects(self):
+        bounds = [(0, 1, 3, 6), (0, 4, 9, 15), (0, 7, 15, 24)]  # rank r sends what bounds[r] says
+        sides = []
+        for rank in range(3):
+            counts = [bounds[peer][rank + 1] - bounds[peer][rank] for peer in range(3)]
+            into = (0, counts[0], counts[0] + counts[1], sum(counts))
+            sides.append(Headers(HEADER, all_to_all(rank, 3, bounds[rank], into), rank))
+            stamp(sides[rank].packed, 7)
+        for rank, peer in ((0, 1), (0, 2), (1, 2), (2, 0)):
+            sent = sides[rank].outgoing[peer]
+            assert sent == sides[peer].expected[rank]
+            assert unpack_header(sent).sends == bounds[rank][peer + 1] - bounds[rank][peer]
+            sides[peer].check(rank, memoryview(sent))
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"sends": 2}, "its message has 2 elements, but 3 are expected here"),
+            ({"expects": 1}, "it expects 1 elements, but the message from here has 0"),
+            ({"items": 5}, r"number of elements \(4 here, 5 there\)"),
+            ({"root": 1}, "the root rank"),
+            ({"digest": HEADER.digest ^ 1 << 40}, "the list of sizes"),
+            ({"digest": HEADER.digest ^ 1}, "the name, and about nothing else"),
+            ({"codec": 3}, "the compression .*compression='int8'"),
+            ({"codec": 99}, "the compression .*something that this version"),
+        ],
+    )
+    def test_what_does_not_fit_is_said(self, change, words):
+        headers = Headers(HEADER, [Recv((1,), 0, 3), Send(1, 0, 0)], 0)
+        received = HEADER._replace(**{"sends": 3, **change}).pack() + b"elements"
+        with pytest.raises(MismatchError, match=words) as caught:
+            headers.check(1, memoryview(received))
+        assert (caught.value.rank, caught.value.peer) == (0, 1)
+
+    @pytest.mark.parametrize("place", [48, 63])
+    def test_a_byte_that_must_be_zero(self, place):
+        headers = Headers(HEADER, [Recv((1,), 0, 3), Send(1, 0, 0)], 0)
+        received = bytearray(HEADER._replace(sends=3).pack())
+        received[place] = 1
+        with pytest.raises(MismatchError, match="its header is damaged"):
+            headers.check(1, memoryview(received))
+
     def test_noise_is_no_header(self, wire):
         wire.put(b"GET / HTTP/1.1\r\nHost: www.example.com\r\nAccept: text/html, */*\r\n\r\n")
         with pytest.raises(MismatchError, match="not the start of a ringcomm message"):
@@ -41,7 +196,7 @@ class TestHeaders:
         assert wire.fabric.link(1).recv([memoryview(buffer)]) == 4
 
 
-class TestOverlap:
+class TestStreams:
     def test_a_send_chases_the_fold_that_makes_its_numbers(self, make_wire):
         wire = make_wire(3)
         data = numbers(1, 2, 3, 4)
@@ -153,6 +308,121 @@ class TestFailure:
             while not execution.advance():
                 pass
         assert caught.value.peer == 1
+
+
+class TestWhenPacketsAreUsed:
+    def kind(self, wire, schedule, **options):
+        return type(make(wire, schedule, **options))
+
+    def test_up_to_a_limit(self, wire):
+        most = (SHORT_BYTES - HEADER_BYTES) // 2
+        assert self.kind(wire, [Send(1, 0, most)]) is ShortExecution
+        assert self.kind(wire, [Send(1, 0, most + 1)]) is Execution
+        assert self.kind(wire, [Recv((1,), 0, most)]) is ShortExecution
+        assert self.kind(wire, [Recv((1,), 0, most), Recv((1,), most, most + 1)]) is Execution
+
+    def test_longer_ones_through_shared_memory(self, wire, monkeypatch):
+        most = (SHARED_BYTES - HEADER_BYTES) // 2
+        assert self.kind(wire, [Send(1, 0, most)]) is Execution
+        monkeypatch.setattr(type(wire.fabric.link(1)), "peeks", True)
+        assert self.kind(wire, [Send(1, 0, most)]) is ShortExecution
+        assert self.kind(wire, [Send(1, 0, most), Recv((1,), 0, most)]) is ShortExecution
+        assert self.kind(wire, [Send(1, 0, most + 1)]) is Execution
+
+    def test_up_to_a_segment(self, wire):
+        most = (80 - HEADER_BYTES) // 2
+        assert self.kind(wire, [Send(1, 0, most)], segment_bytes=80) is ShortExecution
+        assert self.kind(wire, [Send(1, 0, most + 1)], segment_bytes=80) is Execution
+
+    def test_not_for_many_peers_at_once_that_are_not_so_short(self, make_wire):
+        wire, each = make_wire(6), 6000
+        assert self.kind(wire, [Send(peer, 0, each) for peer in range(1, 6)]) is ShortExecution
+        sends = [Send(peer, 0, each) for peer in range(1, 6)]
+        receipts = [Recv((peer,), peer * each, (peer + 1) * each) for peer in range(1, 6)]
+        assert self.kind(wire, sends + receipts) is Execution
+
+    def test_not_where_a_send_would_wait_for_more_than_it_needs(self, make_wire):
+        wire = make_wire(3)
+        one, other = Recv((1,), 0, 2), Recv((2,), 2, 4)
+        assert self.kind(wire, [one, Send(1, 0, 4), other]) is ShortExecution
+        assert self.kind(wire, [one, other, Send(1, 0, 4)]) is Execution
+        assert self.kind(wire, [one, Send(1, 0, 2), Send(2, 8, 9)]) is Execution
+        assert self.kind(wire, [one, other, Send(1, 0, 4, SOURCE)]) is ShortExecution
+
+    @pytest.mark.parametrize("size", [2, 3, 8])
+    def test_for_everything_that_is_chosen_for_small_arrays(self, make_wire, size):
+        wire = make_wire(size)
+        bounds = tuple(range(size + 1))
+        for schedule in (
+            make_schedule("allreduce", "one_shot", 0, size, 2),
+            make_schedule("reducescatter", "direct", 0, size, bounds[-1], bounds=bounds),
+            make_schedule("allgather", "direct", 0, size, bounds[-1], bounds=bounds),
+            all_to_all(0, size, bounds, bounds),
+            *(make_schedule("broadcast", "tree", 0, size, 2, root=root) for root in range(size)),
+        ):
+            assert self.kind(wire, schedule) is ShortExecution
+
+
+class TestPackets:
+    def test_several_steps_with_one_peer_share_a_header(self, wire):
+        data = numbers(1, 2, 3)
+        steps = [Send(1, 0, 1), Send(1, 2, 3), Recv((1,), 1, 2), fold_from(1, 0, 1)]
+        execution = start_short(wire, steps, data)
+        wire.put(wire.coming() + raw(7, 10) + b"next")
+        assert execution.advance()
+        assert wire.take() == wire.going() + raw(1, 3)
+        assert data.tolist() == [11, 7, 3]
+
+    def test_what_is_sent_was_there_at_the_start(self, make_wire):
+        wire = make_wire(2, capacity_bytes=HEADER_BYTES + 2)
+        data = numbers(1, 2, 3)
+        execution = start_short(wire, [Send(1, 0, 3), Recv((1,), 0, 3)], data)
+        wire.put(wire.coming() + raw(7))
+        assert not execution.advance()
+        assert wire.take() == wire.going() + raw(1)
+        wire.put(raw(8, 9))
+        assert execution.advance()
+        assert wire.take() == raw(2, 3)
+        assert data.tolist() == [7, 8, 9]
+
+    def test_headers_without_elements_go_and_are_awaited_first(self, make_wire):
+        wire = make_wire(3)
+        steps = [Recv((1,), 0, 2), Send(2, 0, 2), Send(1, 0, 0), Recv((2,), 0, 0)]
+        execution = start_short(wire, steps, numbers(0, 0))
+        assert not execution.advance()
+        assert wire.take(1) == wire.going(1)
+        wire.put(wire.coming() + raw(5, 6), 1)
+        assert not execution.advance()
+        wire.put(wire.coming(2), 2)
+        assert execution.advance()
+        assert wire.take(2) == wire.going(2) + raw(5, 6)
+
+    def test_again_with_other_arrays(self, make_wire):
+        wire = make_wire(3)
+        steps = [Send(1, 0, 1, SOURCE), Send(2, 0, 1, SOURCE), fold_from(1, 0, 1)]
+        execution = make(wire, steps)
+        for sequence in (3, 4):
+            wire.call = HEADER._replace(sequence=sequence), steps
+            data, source = numbers(sequence), numbers(10 * sequence)
+            source.flags.writeable = False
+            execution.arm(sequence, data, source)
+            wire.put(wire.coming() + raw(100))
+            assert execution.advance()
+            execution.disarm()
+            assert wire.take(1) == wire.going(1) + raw(10 * sequence)
+            assert wire.take(2) == wire.going(2) + raw(10 * sequence)
+            assert data.tolist() == [100 + sequence]
+
+
+@pytest.mark.parametrize("most", [3, SHORT_BYTES])
+def test_the_volume_of_a_run_is_independent_of_its_progress(make_wire, most):
+    """By peer, sent and received, a header in front of each; the same in both executors."""
+    schedule = [Send(1, 0, most), Recv((1,), most, 2 * most), Send(2, 0, 2), Recv((1,), 0, 1)]
+    execution = make(make_wire(3), schedule)
+    one, other = HEADER_BYTES + 2 * most, HEADER_BYTES + 2 * most + 2
+    assert type(execution) is (ShortExecution if most == 3 else Execution)
+    found = execution.volume()
+    assert found[1] == (one, other) and found[2][0] == HEADER_BYTES + 4
 
 
 class Scripted:

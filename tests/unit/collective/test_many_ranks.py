@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ringcomm.collective.execute import Execution
-from ringcomm.collective.flows import SegmentPool
+from ringcomm.collective.parts import SegmentPool
 from ringcomm.collective.reduce import Kernel
 from ringcomm.ops import Sum
 from ringcomm.schedule.calibration import leaders

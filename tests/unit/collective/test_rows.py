@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from ringcomm.collective.rows import RowLayout, cumulative, even_layout, row_counts
+from ringcomm.collective.rows import (
+    ENCLOSED_BYTES,
+    RowLayout,
+    announced,
+    announcement,
+    cumulative,
+    even_layout,
+    joined_rows,
+    row_counts,
+)
 from ringcomm.errors import ConfigError, ShapeError
 
 SHAPES = ((5, 2), (2,), (0, 3), (4, 0))
@@ -15,7 +25,7 @@ def arrays():
     return [np.arange(np.prod(shape), dtype=np.float32) + 100 * n for n, shape in enumerate(SHAPES)]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("size", [1, 3, 7])
 def test_even_parts_of_several_arrays_and_back(size):
     layout = even_layout(SHAPES, size)
     given = arrays()
@@ -76,7 +86,23 @@ def test_row_counts_that_do_not_fit(rows, splits):
         row_counts(rows, splits, 3)
 
 
-@pytest.mark.parametrize("splits", [2, [0.5, 1.5], [[1, 1]]])
-def test_splits_that_are_no_numbers_of_rows(splits):
-    with pytest.raises(ConfigError, match="is not a list of whole numbers, one per rank"):
-        row_counts(2, splits, 2)
+def table(counts, arrays):
+    return np.stack([announcement(numbers, array) for numbers, array in zip(counts, arrays)])
+
+
+@pytest.mark.parametrize("dtype", ["bool", "complex128", ml_dtypes.bfloat16])
+def test_rows_of_every_rank_come_back(dtype):
+    lengths = (0, 3, ENCLOSED_BYTES // np.dtype(dtype).itemsize)
+    arrays = [np.arange(length).astype(dtype) for length in lengths]
+    counts = [[1, 2], [3, 4], [5, 6]]
+    found, rows = announced(table(counts, arrays))
+    assert found == counts
+    assert rows == [item.tobytes() for item in arrays]
+    joined = joined_rows(rows, np.dtype(dtype))
+    assert joined.tobytes() == np.concatenate(arrays).tobytes()
+    assert joined.dtype == np.dtype(dtype) and joined.flags.writeable and joined.flags.owndata
+
+
+@pytest.mark.parametrize("absent", [None, np.zeros(ENCLOSED_BYTES + 1, np.uint8)])
+def test_all_ranks_see_that_one_has_not_enclosed_its_rows(absent):
+    assert announced(table([[1], [7]], [np.zeros(1, np.uint8), absent])) == ([[1], [7]], None)

@@ -1,36 +1,69 @@
-"""From calls to the wire, and from failures to errors that people can read."""
+"""From calls to the wire, from failures to errors, and what is recorded of calls."""
 
 from __future__ import annotations
 
+import gc
+import math
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from ringcomm.clock import POLLING, Deadline
-from ringcomm.collective import call_runner
-from ringcomm.collective.call_history import CallHistory
-from ringcomm.collective.call_sites import site_text
-from ringcomm.collective.progress import Progress
+from ringcomm.collective import observe
+from ringcomm.collective import runner as runner_module
+from ringcomm.collective.observe import (
+    CallHistory,
+    OperationTotal,
+    Progress,
+    Tally,
+    Totals,
+    call_site,
+    find_site,
+    nowhere,
+    site_text,
+    this_site,
+)
+from ringcomm.collective.reduce import Total
 from ringcomm.collective.runner import Runner
 from ringcomm.config import Settings
+from ringcomm.dtypes import dtype_named
 from ringcomm.errors import (
     ConfigError,
     MismatchError,
+    Misuse,
     NotInitializedError,
     PeerLostError,
     PeerStalledError,
+    UnsupportedDtypeError,
 )
+from ringcomm.group.failures import Reporter
 from ringcomm.ops import CODECS, Average, Collective, Max, Sum
+from ringcomm.testing.cluster import run_ranks
+from ringcomm.transport.huge_pages import MIN_BYTES
 from ringcomm.transport.memory import memory_fabrics
-from ringcomm.wire.frames import HEADER_BYTES, NO_ROOT, unpack_header
-from ringcomm.wire.signature import Signature
-from tests.unit.collective.building import NOW, fail, ones
+from ringcomm.wire.frames import HEADER_BYTES, unpack_header
+from ringcomm.wire.signature import ahead_of, direct_call
+from tests.unit.collective.building import NOW, all_reduce, broadcast, fail, ones
 
 
 def header_of(wire):
     return unpack_header(wire.take()[:HEADER_BYTES])
+
+
+def both(work):
+    """``work(runner)`` on two ranks, each in a thread; the results in rank order."""
+    runners = [Runner(fabric, Settings(timeout_s=20.0)) for fabric in memory_fabrics(2)]
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(work, runners))
+
+
+def throw(problem):
+    """A function that raises this exception."""
+    return lambda *_: (_ for _ in ()).throw(problem)
 
 
 class TestCalls:
@@ -41,15 +74,7 @@ class TestCalls:
                 wire.put(bytes(HEADER_BYTES))
                 runner.barrier()
             assert header_of(wire).sequence == number
-            runner._errors.broken = None
-
-    def test_the_header_says_what_the_call_is(self, wire):
-        with pytest.raises(PeerStalledError):
-            Runner(wire.fabric, NOW, generation=3).all_reduce(ones(5), Max, "x", (5,))
-        header = header_of(wire)
-        assert (header.generation, header.collective, header.op, header.items) == (
-            3, Collective.ALLREDUCE, Max, 5,
-        )  # fmt: skip
+            runner._broken = None
 
     @pytest.mark.parametrize(
         "change",
@@ -61,103 +86,243 @@ class TestCalls:
         for arguments in ({}, change):
             wire = make_wire()
             with pytest.raises(PeerStalledError):
-                call = {"op": Sum, "name": "x", "shape": (2, 2), **arguments}
-                Runner(wire.fabric, NOW).all_reduce(ones(), **call)
+                call = {"op": Max, "name": "x", "shape": (2, 2), **arguments}
+                all_reduce(Runner(wire.fabric, NOW, generation=3), ones(), **call)
             headers.append(header_of(wire))
         assert headers[0] != headers[1]
+        header = headers[0]
+        assert (header.generation, header.collective, header.op, header.items) == (
+            3, Collective.ALLREDUCE, Max, 4,
+        )  # fmt: skip
 
     def test_one_rank_touches_no_link(self):
         (fabric,) = memory_fabrics(1)
-        runner = Runner(fabric, NOW)
-        data = ones()
-        runner.all_reduce(data, Average, prescale=3.0)
+        runner, data = Runner(fabric, NOW), ones()
+        all_reduce(runner, data, Average, prescale=3.0)
         assert data.tolist() == [3.0] * 4
-        runner.reduce_scatter(data, (0, 4), Sum, postscale=2.0)
+        more = {"bounds": (0, 4)}
+        scatter = direct_call(Collective.REDUCESCATTER, data, op=Sum, postscale=2.0, **more)
+        runner.reduce_scatter(data, scatter)
         assert data.tolist() == [6.0] * 4
-        runner.all_gather(data, (0, 4))
-        runner.broadcast(data, 0)
+        runner.all_gather(data, direct_call(Collective.ALLGATHER, data, **more))
+        broadcast(runner, data)
         runner.barrier()
-        assert runner.exchange([7, 8], Collective.ALLTOALL, data.dtype, "", ()).tolist() == [[7, 8]]
+        exchange = ahead_of(Collective.ALLTOALL, data.dtype)
+        assert runner.exchange([7, 8], exchange).tolist() == [[7, 8]]
         received = np.zeros(4, np.float32)
-        runner.all_to_all(data, received, (0, 4), (0, 4))
+        runner.all_to_all(data, received, (0, 4), (0, 4), direct_call(Collective.ALLTOALL, data, items=0))
         assert received.tolist() == [6.0] * 4
 
-    @pytest.mark.parametrize("algorithm", ["one_shot", "direct", "doubling", "ring"])
-    def test_the_algorithm_can_be_forced(self, wire, algorithm):
+    @pytest.mark.parametrize(
+        ("algorithm", "items"), [("one_shot", 4), ("doubling", 4), ("direct", 2), ("ring", 2)]
+    )
+    def test_the_algorithm_can_be_forced(self, wire, algorithm, items):
         fail(Runner(wire.fabric, Settings(timeout_s=0.001, algorithm=algorithm)))
-        sent_items = (len(wire.take()) - HEADER_BYTES) // 4
-        assert sent_items == {"one_shot": 4, "doubling": 4, "direct": 2, "ring": 2}[algorithm]
-
-    def test_an_unknown_algorithm(self, wire):
+        assert (len(wire.take()) - HEADER_BYTES) // 4 == items
         with pytest.raises(ConfigError, match="there are one_shot, direct, doubling"):
-            Runner(wire.fabric, Settings(algorithm="magic")).all_reduce(ones(), Sum)
-
-
-def allreduce(kind=Collective.ALLREDUCE, shape=(4,)):
-    """A direct call that sums four numbers."""
-    return Signature("", 0, int(kind), int(Sum), NO_ROOT, ("float32",), (shape,), items=4)
-
-
-def both(work):
-    """``work(runner)`` on two ranks, each in a thread; the results in rank order."""
-    runners = [Runner(fabric, Settings(timeout_s=20.0)) for fabric in memory_fabrics(2)]
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(work, runners))
-
-
-class TestTogether:
-    """With another rank that makes the same calls."""
+            all_reduce(Runner(wire.fabric, Settings(algorithm="magic")), ones())
 
     def test_calls_that_are_repeated_with_other_numbers(self):
         def work(runner):
             found = []
             for count in (1, 1, 3, 1):
-                mine = [runner.rank] * count
-                table = runner.exchange(mine, Collective.ALLTOALL, np.dtype(np.float32), "", ())
-                found.append(table.tolist())
+                call = ahead_of(Collective.ALLTOALL, np.dtype(np.float32))
+                found.append(runner.exchange([runner.rank] * count, call).tolist())
             for _ in range(2):
                 data = np.arange(4.0) + runner.rank
-                runner.reduce_scatter(data, (0, 2, 4), Sum)
+                call = direct_call(Collective.REDUCESCATTER, data, op=Sum, bounds=(0, 2, 4))
+                runner.reduce_scatter(data, call)
                 found.append(data[2 * runner.rank : 2 * runner.rank + 2].tolist())
             return found
 
         tables = [[[0] * count, [1] * count] for count in (1, 1, 3, 1)]
-        rows = [[1.0, 3.0], [5.0, 7.0]]
-        assert both(work) == [[*tables, row, row] for row in rows]
-
-    def test_reduced_bytes_and_the_last_call_are_kept(self):
-        def work(runner):
-            runner.all_reduce(ones(6), Sum, "x")
-            runner.barrier()
-            return runner.reduced_bytes, runner.last_call
-
-        assert both(work) == [(25, "barrier()")] * 2
+        assert both(work) == [[*tables, row, row] for row in ([1.0, 3.0], [5.0, 7.0])]
 
     def test_codecs_of_half_types(self):
         def work(runner):
             data = np.full(300, 1.0 + runner.rank, np.float16)
-            runner.all_reduce(data, Sum, codec=CODECS.index("int8"))
+            all_reduce(runner, data, codec=CODECS.index("int8"))
             return data
 
         for result in both(work):
             np.testing.assert_allclose(result.astype(float), 3.0, rtol=0.02)
             assert result.dtype == np.float16
 
-    def test_calls_belong_to_the_line_that_asked_for_them(self):
-        def work(runner):
-            runner.history = CallHistory(4)
-            site = (work.__code__, 0)
-            with runner.calls_of(site):
-                runner.barrier()
+    def test_numeric_trouble_is_no_warning(self, make_wire):
+        theirs, wire = make_wire(), make_wire()
+        huge = np.full(2, 3e38, np.float32)
+        with pytest.raises(PeerStalledError):
+            all_reduce(Runner(theirs.fabric, NOW), huge.copy())
+        wire.put(theirs.take())
+        all_reduce(Runner(wire.fabric, NOW), huge)
+        assert np.isinf(huge).all()
+
+
+class Rendezvous:
+    """Receives reports, and gives the root cause."""
+
+    abort_error = None
+
+    def __init__(self):
+        self.heard = []
+
+    def report_lost(self, peer, doing, why, kind="lost"):
+        self.heard.append((peer, doing, why, kind))
+        return PeerLostError("the root cause", rank=peer)
+
+    def report_mismatch(self, peer, text):
+        self.heard.append((peer, text))
+        return MismatchError("the root cause", peer=peer)
+
+
+class TestFailures:
+    def test_the_silent_one_of_several_is_named(self, make_wire):
+        theirs, wire = make_wire(4), make_wire(4)
+        fail(Runner(theirs.fabric, NOW))
+        message = theirs.take()
+        for peer in (1, 3):
+            wire.put(message, peer=peer)
+        what = r"rank 2 .* allreduce\(4 elements, float32, op=Sum\)"
+        with pytest.raises(PeerStalledError, match=what) as caught:
+            all_reduce(Runner(wire.fabric, NOW), ones())
+        assert caught.value.rank == 2
+
+    def test_a_peer_that_is_gone(self, make_wire):
+        for reporter, words in ((None, "rank 1 .* it closed the connection"), (Rendezvous(), "root cause")):
+            wire = make_wire()
+            wire.hang_up()
+            with pytest.raises(PeerLostError, match=words) as caught:
+                all_reduce(Runner(wire.fabric, NOW, reporter=reporter), ones())
+            assert caught.value.rank == 1 and not isinstance(caught.value, PeerStalledError)
+        doing = "allreduce(4 elements, float32, op=Sum), call number 1"
+        assert reporter.heard == [(1, doing, "it closed the connection", "lost")]
+
+    def test_a_peer_in_another_call(self, make_wire):
+        theirs, wire = make_wire(), make_wire()
+        broadcast(Runner(theirs.fabric, NOW), ones(), name="y")
+        wire.put(theirs.take())
+        rendezvous = Rendezvous()
+        with pytest.raises(MismatchError, match="the root cause"):
+            runner = Runner(wire.fabric, NOW, reporter=rendezvous)
+            all_reduce(runner, ones(), name="x", shape=(2, 2), prescale=2.0)
+        ((peer, text),) = rendezvous.heard
+        assert peer == 1 and f"{__file__.replace('test_runner', 'building')}:" in text
+        assert "rank 0: allreduce(shape (2, 2), float32, op=Sum, name='x', prescale_factor=2.0) at " in text
+        assert "rank 1 makes another call" in text
+        assert "broadcast(4 elements, float32, root_rank=0) there" in text
+
+    def test_after_a_failure_every_call_says_so(self, wire):
+        runner = Runner(wire.fabric, NOW)
+        fail(runner)
+        wire.take()
+        for call in (runner.barrier, lambda: broadcast(runner, ones())):
+            with pytest.raises(Misuse, match="has failed before.*PeerStalledError: rank 1") as caught:
+                call()
+            assert isinstance(caught.value.__cause__, PeerStalledError)
+        assert wire.take() == b""
+
+    @pytest.mark.parametrize("problem", [KeyboardInterrupt(), TimeoutError("of the program's own")])
+    def test_an_interrupt_comes_through_and_breaks_the_streams(self, wire, problem):
+        runner = Runner(wire.fabric, Settings())
+        wire.fabric.wait = throw(problem)
+        name = type(problem).__name__
+        with pytest.raises(type(problem)):
             runner.barrier()
-            first, second = (row["site"] for row in runner.rows())
-            return first == site_text(site), second != first, runner.called_at
+        with pytest.raises(PeerLostError, match=f"this rank was interrupted .{name}.* in barrier"):
+            runner.barrier()
+        with pytest.raises(Misuse, match=f"has failed before.*{name}"):
+            runner.barrier()
 
-        assert both(work) == [(True, True, None)] * 2
+    def test_what_fails_before_anything_is_sent_is_no_call(self, wire):
+        """Otherwise this rank's calls would have other numbers than those of the others from then on."""
+        runner = Runner(wire.fabric, NOW)
+        wire.fabric.prepare = throw(MemoryError())
+        with pytest.raises(MemoryError):
+            all_reduce(runner, np.ones(MIN_BYTES, np.uint8), Max)
+        with pytest.raises(UnsupportedDtypeError):
+            all_reduce(runner, np.ones(3, bool), Average)
+        assert wire.take() == b"" and runner.progress().number == 0
+        fail(runner)
+        assert runner.progress().number == 1
 
-    def test_a_block_of_calls_that_ends_too_early_ends_the_calls(self):
-        """The other rank waits for the second part."""
+    def test_an_interrupt_while_a_failure_is_reported_breaks_the_streams_too(self, wire):
+        class Interrupted(Reporter):
+            def report_lost(self, *_):
+                raise KeyboardInterrupt
 
+        runner = Runner(wire.fabric, NOW, reporter=Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            all_reduce(runner, ones())
+        wire.take()
+        with pytest.raises(Misuse, match="has failed before"):
+            all_reduce(runner, ones())
+        assert wire.take() == b""
+
+    def test_a_forked_child_may_not_use_its_parents_links(self, wire, monkeypatch):
+        runner = Runner(wire.fabric, Settings())
+        monkeypatch.setattr(runner_module.os, "getpid", lambda: -1)
+        with pytest.raises(Misuse, match="fork of rank 0"):
+            runner.barrier()
+
+    def test_leaving_does_not_wait_for_ever_for_a_call_of_another_thread(self, wire, monkeypatch):
+        monkeypatch.setattr(runner_module, "_LEAVING_S", 0.01)
+        runner = Runner(wire.fabric, Settings())
+        entered, leave = threading.Event(), threading.Event()
+
+        def block():
+            with runner.exclusive():
+                entered.set()
+                assert leave.wait(20)
+
+        thread = threading.Thread(target=block)
+        thread.start()
+        assert entered.wait(20)
+        runner.stop()
+        leave.set()
+        thread.join()
+        with pytest.raises(NotInitializedError, match=r"left the job.*ringcomm\.init\(\)"):
+            runner.barrier()
+        assert wire.take() == b""
+
+
+def test_without_a_rendezvous_the_first_failure_is_the_root_cause(caplog):
+    reporter = Reporter()
+    reporter.check()
+    first = reporter.report_lost(2, "barrier()", "it closed the connection")
+    second = reporter.report_lost(1, "", "not a byte", "stalled")
+    assert str(first) == "rank 2 was lost while this rank was in barrier(): it closed the connection."
+    assert isinstance(first, PeerLostError) and first.rank == second.rank == 2
+    with pytest.raises(PeerLostError, match="rank 2 was lost"):
+        reporter.check()
+    assert str(reporter.root_cause(MismatchError("other"))) == str(first) == str(second)
+    noted = Reporter().note_interrupted("barrier()", "KeyboardInterrupt")
+    assert str(Reporter().root_cause(noted)) == str(noted)
+    assert isinstance(Reporter().report_lost(1, "", "not a byte", "stalled"), PeerStalledError)
+    reporter.warn("program", "the ranks run different programs")
+    assert caplog.messages == ["the ranks run different programs"]
+
+
+class TestBlocksOfCalls:
+    @pytest.mark.parametrize(
+        ("count", "calls", "problem", "ends"),
+        [
+            (2, 1, ZeroDivisionError(), True), (3, 2, ZeroDivisionError(), True),
+            (math.inf, 7, ZeroDivisionError(), True),
+            (2, 0, ZeroDivisionError(), False), (2, 2, ZeroDivisionError(), False),
+            (2, 1, Misuse("the same on every rank"), False),
+        ],
+    )  # fmt: skip
+    def test_an_exception_between_two_parts_ends_the_calls(self, wire, count, calls, problem, ends):
+        runner = Runner(wire.fabric, Settings())
+        runner.sequence = 5  # by earlier blocks, which do not count
+        with pytest.raises(type(problem)) as caught, runner.exclusive(count):
+            assert runner.lock._is_owned()
+            runner.sequence += calls
+            raise problem
+        assert caught.value is problem and not runner.lock._is_owned()
+        assert (runner._broken is problem) is ends
+
+    def test_the_other_ranks_are_told(self):
         def work(runner):
             if runner.rank == 1:
                 runner.barrier()
@@ -171,32 +336,156 @@ class TestTogether:
 
         assert both(work) == [True, None]
 
+    def test_calls_belong_to_the_line_that_asked_for_them(self):
+        def work(runner):
+            runner.history = CallHistory(4)
+            site = (work.__code__, 0)
+            with runner.calls_of(site):
+                runner.barrier()
+            runner.barrier()
+            first, second = (row["site"] for row in runner.rows())
+            return first == site_text(site), second != first, runner.called_at
 
-def test_leaving_does_not_wait_for_ever_for_a_call_of_another_thread(monkeypatch):
-    monkeypatch.setattr(call_runner, "_LEAVING_S", 0.01)
-    runner = Runner(memory_fabrics(2)[0], Settings())
-    entered, leave = threading.Event(), threading.Event()
+        assert both(work) == [(True, True, None)] * 2
 
-    def block():
-        with runner.exclusive():
-            entered.set()
-            assert leave.wait(20)
 
-    thread = threading.Thread(target=block)
-    thread.start()
-    assert entered.wait(20)
-    runner.stop()
-    with pytest.raises(NotInitializedError):
-        runner._errors.check_usable()
-    leave.set()
-    thread.join()
+class WeightsOfOthers(Runner):
+    """A runner whose exchange of weights is with ranks of these."""
+
+    def __init__(self, *others):
+        super().__init__(memory_fabrics(1 + len(others))[0], NOW)
+        self.others = others
+        self.calls = []
+
+    def exchange(self, values, call):
+        self.calls.append(call)
+        weights = np.array([[other] for other in self.others], np.float64)
+        return np.array([values, *weights.view(np.int64).tolist()])
+
+    def apply(self, data, weight, op=Average, **fields):
+        return self.weighted(data, weight, direct_call(Collective.ALLREDUCE, data, op=op, **fields))
+
+
+class TestWeights:
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
+    def test_contributions_count_by_their_weights(self, dtype):
+        data, runner = np.array([1.0, 2.0], dtype_named(dtype)), WeightsOfOthers(3.0)
+        weighted = runner.apply(data, 1.0, name="grad", shape=(1, 2))
+        assert weighted.astype(complex).tolist() == [0.5, 1.0], "relative to the mean of the weights"
+        assert weighted is data if dtype != "float16" else weighted.dtype == np.float32
+        (call,) = runner.calls
+        assert call == ahead_of(Collective.ALLREDUCE, data.dtype, "grad", (1, 2), Average, weighted=True)
+
+    def test_data_of_weight_0_are_ignored_whatever_they_are(self):
+        data = np.array([np.nan, np.inf], np.float32)
+        WeightsOfOthers(2).apply(data, 0)
+        assert data.tolist() == [0.0, 0.0]
+
+    @pytest.mark.parametrize("weight", [1e308, 70000, 3, 5e-324])
+    @pytest.mark.parametrize("count", [1, 3, 49])
+    def test_equal_weights_change_no_bit_however_large_or_small_they_are(self, weight, count):
+        for dtype in ("float16", "float32", "float64"):
+            data = np.array([1.1, 6e4, 1e-7], dtype)
+            before = data.tobytes()
+            weighted = WeightsOfOthers(*[weight] * (count - 1)).apply(data, weight)
+            assert weighted.astype(dtype).tobytes() == data.tobytes() == before
+        assert Total.of([weight] * count).share(weight, count) == 1.0
+
+    def test_sums_do_not_depend_on_the_order_of_ranks(self):
+        weights = [0.1, 0.2, 0.3]
+        total = Total.of(weights)
+        assert total == Total.of(reversed(weights))
+        assert total.part * 2.0**total.exponent == 0.6  # rounded once
+
+    def test_without_any_weight_there_is_no_average_and_the_data_stay(self):
+        data = np.array([1.0, 2.0])
+        with pytest.raises(Misuse, match=r"allreduce\(shape \(2,\), float64\): the weights of all ranks"):
+            WeightsOfOthers(0.0).apply(data, 0.0, shape=(2,))
+        assert data.tolist() == [1.0, 2.0]
+
+    @pytest.mark.parametrize(
+        ("dtype", "weight", "op", "error"),
+        [
+            (float, -1.0, Average, Misuse), (float, math.nan, Average, Misuse),
+            (float, "3", Average, Misuse), (float, 1.0, Sum, Misuse),
+            (np.int32, 1.0, Average, UnsupportedDtypeError), (bool, 1.0, Average, UnsupportedDtypeError),
+        ],
+    )  # fmt: skip
+    def test_what_has_no_meaning_is_refused_before_anything_is_sent(self, dtype, weight, op, error):
+        runner = WeightsOfOthers()
+        with pytest.raises(error):
+            runner.apply(np.zeros(2, dtype), weight, op)
+        assert runner.calls == []
+
+
+class TestSites:
+    def test_a_place_is_the_innermost_line_outside_of_ringcomm(self):
+        def place():
+            return this_site()
+
+        assert site_text(place()) == f"{__file__}:{place.__code__.co_firstlineno + 1}"
+        assert call_site().startswith(f"{__file__}:")
+
+    def test_it_is_found_where_it_was_the_last_time(self):
+        known = nowhere()
+
+        def inside():
+            return find_site(1, known)
+
+        first = [inside() for _ in range(2)]
+        assert first[0][0] is first[1][0] is inside.__code__ and known[1] is inside.__code__
+        assert (lambda: inside())()[0] is inside.__code__
+        known[0] = 10_000  # the stack is not that deep any more
+        assert inside()[0] is inside.__code__ and known[0] < 10_000
+
+    def test_packages_that_call_for_the_user_are_looked_through(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(observe, "_packages", list(observe._packages))
+        monkeypatch.setattr(observe, "_ours", {})
+        package = ModuleType("frame")
+        package.__file__ = str(tmp_path / "frame" / "__init__.py")
+        assert not observe.is_ours(str(tmp_path / "frame" / "call.py"))
+        observe.look_through(package)
+        assert observe.is_ours(str(tmp_path / "frame" / "call.py"))
+        assert not observe.is_ours(str(tmp_path / "framework" / "train.py"))
+
+
+class TestHistory:
+    def test_the_last_calls_are_kept_in_order(self, make_wire):
+        def work(runner):
+            runner.history = CallHistory(2)
+            for name in "abc":
+                runner.barrier(name)
+            return [(row["op"], row["name"], row["state"]) for row in runner.rows()]
+
+        assert both(work) == [[(2, "b", "done"), (3, "c", "done")]] * 2
+
+    def test_a_failed_call_has_its_error_and_is_reported(self, wire):
+        runner, told = Runner(wire.fabric, NOW), []
+        runner.history.on_failure = told.append
+        fail(runner)
+        (row,) = runner.rows()
+        assert (row["op"], row["kind"], row["state"]) == (1, "allreduce", "failed")
+        assert "float32" in row["what"] and row["error"].startswith("PeerStalledError: ")
+        assert row["moved"] > 0 and "building.py:" in row["site"] and len(told) == 1
+
+    def test_the_callers_variables_are_not_kept_alive(self):
+        history = CallHistory(10)
+
+        def program():
+            array = np.ones(4, np.float32)
+            history.begin(1, None, find_site(1, nowhere()))
+            return weakref.ref(array)
+
+        array = program()
+        gc.collect()
+        assert array() is None
 
 
 def test_how_far_a_call_is_that_waits_for_another_rank():
     one, other = (Runner(fabric, Settings(timeout_s=20.0)) for fabric in memory_fabrics(2))
     assert one.rows() == [] and one.progress() == Progress(0) and one.last_call == ""
     large = [np.ones(1 << 20, np.float32) for _ in range(2)]  # more than a pipe holds
-    thread = threading.Thread(target=one.all_reduce, args=(large[0], Sum))
+    thread = threading.Thread(target=all_reduce, args=(one, large[0]))
     thread.start()
     deadline = Deadline(20.0)
     while one.progress().moved_bytes == 0 and not deadline.expired():
@@ -205,10 +494,88 @@ def test_how_far_a_call_is_that_waits_for_another_rank():
     assert progress.sequence == 2 and progress.waits_for == (1,) and progress.moved_bytes > 0
     assert progress.doing == one.last_call == "allreduce(1048576 elements, float32, op=Sum)"
     assert [peer for peer, _, _ in progress.exchanged] == [1]
+    assert one.rows()[0]["state"] == "running"
     assert one.totals().peers[1].sent_bytes > 0
     one.purpose = lambda: "a bucket of gradients"
     assert one.progress().doing == "a bucket of gradients"
     one.purpose = None
-    other.all_reduce(large[1], Sum)
+    all_reduce(other, large[1])
     thread.join()
     assert large[0][-1] == large[1][0] == 2.0 and one.progress() == Progress(2)
+    assert one.reduced_bytes == 1 << 22
+
+
+def sums(context):
+    found = context._runner.totals()
+    peers = {rank: (peer.sent_bytes, peer.received_bytes) for rank, peer in found.peers.items()}
+    return peers, {name: (item.runs, item.moved_bytes) for name, item in found.kinds.items()}
+
+
+class TestTotals:
+    @pytest.mark.parametrize("count", [1, 300_000])  # by packets and by streams
+    @pytest.mark.parametrize("codec", [None, "int8"])
+    def test_what_one_rank_sends_another_receives(self, count, codec):
+        def work(context):
+            before, _ = sums(context)
+            for _ in range(3):
+                context.allreduce(np.ones(count, np.float32), Sum, compression=codec)
+            after, kinds = sums(context)
+            moved = {
+                rank: [new - old for new, old in zip(after[rank], before.get(rank, (0, 0)))] for rank in after
+            }
+            context.close()
+            return moved, kinds, sums(context) == (after, kinds)  # the sums stay
+
+        results = run_ranks(3, work)
+        for rank, (peers, kinds, stay) in enumerate(results):
+            assert stay and kinds["allreduce"][0] == 3
+            assert kinds["allreduce"][1] == sum(map(sum, peers.values())) > 0
+            for other, (sent, received) in peers.items():
+                assert [received, sent] == results[other][0][rank]
+
+    @pytest.mark.parametrize("rows", [1, 1000])
+    def test_short_rows_are_one_call_like_long_ones(self, rows):
+        def work(context):
+            for _ in range(3):
+                context.allgather(np.ones(rows))
+            context.alltoall(np.ones(2 * rows))
+            return sums(context)
+
+        for peers, kinds in run_ranks(2, work):
+            assert (kinds["allgather"][0], kinds["alltoall"][0]) == (3, 1)
+            payload = 2 * 3 * 8 * rows + 2 * 8 * rows
+            assert payload < sum(count for _, count in kinds.values()) <= sum(map(sum, peers.values()))
+
+    def test_plans_that_are_dropped_stay_in_the_sums(self, monkeypatch):
+        monkeypatch.setattr(runner_module, "_PLANS_KEPT", 4)
+
+        def work(context):
+            for count in range(1, 21):
+                context.allreduce(np.ones(count, np.float32), Sum)
+            assert len(context._runner._plans) <= 4
+            return sums(context)[1]["allreduce"]
+
+        assert [runs for runs, _ in run_ranks(2, work)] == [20, 20]
+
+    def test_internal_calls_count_as_bytes_only(self):
+        def work(context):
+            context._tune()
+            context.barrier()
+            return set(sums(context)[1]), context._runner.last_call
+
+        assert run_ranks(2, work) == [({"barrier"}, "barrier()")] * 2
+
+    def test_calls_for_a_purpose_are_counted_under_its_label(self):
+        call = direct_call(Collective.ALLREDUCE, ones(3), op=Sum)
+        totals, tally, other = Totals(), Tally("allreduce 'conv'"), Tally("allreduce 'dense'")
+        for each, took_s in ((tally, 1.0), (tally, 2.0), (other, 4.0)):
+            each.add(call, took_s)
+        totals.operations[call.describe()] = OperationTotal()
+        totals.operations[call.describe()].add(4, 9.0, 400)
+        tally.move(totals)
+        left, found = totals.operations[call.describe()], totals.operations["allreduce 'conv'"]
+        assert (left.runs, left.took_s, left.moved_bytes) == (2, 6.0, 200)
+        assert (found.runs, found.took_s, found.moved_bytes) == (2, 3.0, 200)
+        left.add(-1, 0.0, 0)  # now there is one run, which is the other purpose's
+        other.move(totals)
+        assert set(totals.operations) == {tally.label, other.label}

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from ringcomm.collective.progress import Progress
+from ringcomm.collective.observe import Progress
 from ringcomm.collective.runner import Runner
 from ringcomm.config import Settings
 from ringcomm.engine.bucket_runner import BucketRunner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.collective.weighted import Total
+from ringcomm.collective.reduce import Total
 from ringcomm.engine import coordinator, pending
 from ringcomm.engine.pending import Pending
 from ringcomm.engine.request import Handle, Request

@@ -6,7 +6,7 @@ from typing import List
 
 import pytest
 
-from ringcomm.collective.progress import Progress
+from ringcomm.collective.observe import Progress
 from ringcomm.engine.failure_detector import SilenceLimits
 from ringcomm.engine.observer import Observer
 from ringcomm.engine.request import Handle

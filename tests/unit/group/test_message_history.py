@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.collective.totals import Totals
+from ringcomm.collective.observe import Totals
 from ringcomm.errors import PeerLostError
 from ringcomm.group.point_to_point import KIND, RECEIVE, SEND, MessageHistory
 from tests.integration.group.works import Task

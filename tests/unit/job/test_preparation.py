@@ -11,7 +11,6 @@ from ringcomm.config import Settings
 from ringcomm.group.view import Peer
 from ringcomm.job import preparation as module
 from ringcomm.job.preparation import SILENT, Preparation, Prepared
-from ringcomm.schedule.calibration import numbers_of
 from ringcomm.schedule.cost import CostModel
 from ringcomm.transport.process_memory import ReadingLink
 from ringcomm.transport.tcp import STREAMS
@@ -63,15 +62,12 @@ class Job:
 def machine(monkeypatch):
     """The cores of this host, what a measurement finds, and what other ranks agree to."""
     found = SimpleNamespace(cores=4, model=MODEL, others=lambda row: [row, row], asked=[], measured=0)
-    found.numbers = []
 
     def measure(runner, hosts):
         found.measured += 1
         return found.model
 
     def gathered(runner, row):
-        if found.asked:
-            return np.array(found.numbers or [row] * 3, float)
         found.asked.append(row[:2])
         return np.array(found.others(row), float)
 
@@ -139,28 +135,12 @@ class TestAfterALoss:
         assert job.adopted == [(model, False)] and job.prepared.prepared == Prepared(7, 0, model)
 
     @pytest.mark.parametrize("generation", [-1, 2], ids=["new", "another view"])
-    def test_with_a_new_host_beside_a_single_one_all_measure(self, machine, generation):
+    def test_with_a_rank_of_another_view_all_measure(self, machine, generation):
         machine.others = lambda row: [row, [*row[:2], generation, 1, *row[4:]]]
         job = Job([0, 1])
         assert job.prepared.tune(job, Prepared(3, 2, self.WIRES)) == MODEL
         assert machine.measured == 1 and not job.prepared.is_repeated
         assert job.prepared.prepared == Prepared(7, 0, MODEL)
-
-    @pytest.mark.parametrize("rank", range(3))
-    def test_a_new_process_on_a_host_that_is_known_gets_what_the_others_measured(self, machine, rank):
-        """Ranks 2 and 1 of the earlier view are ranks 0 and 2 now; the new one is with the latter."""
-        rows = [[True, False, 3, 2, 0, 4], [True, False, -1, -1, 0, 4], [True, False, 3, 1, 0, 4]]
-        machine.others = lambda row: [*rows[:rank], row, *rows[rank + 1 :]]
-        part = over_hosts(FAST, SLOW)
-        lacking = numbers_of(None, [], [0, 1, 1])
-        machine.numbers = [numbers_of(part, [0, 1], [0, 1, 1]), lacking, lacking]
-        job = Job([0, 1, 1], rank)
-        before = None if rank == 1 else Prepared(3, rows[rank][3], self.WIRES)
-        model = job.prepared.tune(job, before)
-        assert machine.measured == 0 and not job.prepared.is_repeated
-        assert model.hosts == (0, 1, 1) and model.wire_byte_s == pytest.approx((FAST, SLOW))
-        assert model.wire_latency_s == part.wire_latency_s
-        assert job.adopted == [(model, False)] and job.prepared.prepared == Prepared(7, rank, model)
 
     def test_after_silence_all_measure(self, machine):
         machine.others = lambda row: [row, [*row[:2], *SILENT[:2], *row[4:]]]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ringcomm.schedule import algorithms as _algorithms  # noqa: F401  registers them
 from ringcomm.schedule import registry
+from ringcomm.schedule import select as _select  # noqa: F401  registers the algorithms
 from ringcomm.schedule.registry import Problem
 from ringcomm.schedule.steps import even_bounds
 

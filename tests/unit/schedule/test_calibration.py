@@ -8,9 +8,7 @@ from ringcomm.schedule.calibration import (
     LOCAL_LATENCY_S,
     Calibration,
     coarse,
-    joined_model,
     model_of,
-    numbers_of,
     part_of,
 )
 from ringcomm.schedule.cost import CostModel
@@ -47,18 +45,6 @@ def test_several_hosts():
     fast, slow, also_fast = model.wire_byte_s
     assert fast == also_fast == pytest.approx(8.4e-9, rel=0.01)
     assert slow == pytest.approx(85e-9)
-
-
-def test_a_model_for_ranks_that_have_joined():
-    known = model_of([Calibration(1e-10, 11e-6, 3e-10, 60e-6, 80e-9)] * 2, [4, 9])
-    numbers = numbers_of(known, [4, 9], [9, 4, 7, 9])
-    assert numbers[4:] == pytest.approx([80e-9, 0.0, 80e-9])
-    model = joined_model([*numbers[:5], 8e-9, *numbers[6:]], [9, 4, 7, 9])
-    assert model.hosts == (2, 0, 1, 2) and model.wire_byte_s == pytest.approx((80e-9, 8e-9, 80e-9))
-    assert (model.latency_s, model.wire_latency_s) == (known.latency_s, known.wire_latency_s)
-    single = model_of([Calibration(1e-10, 11e-6, 3e-10)], [0])
-    assert joined_model(numbers_of(single, [0], [0, 0, 0]), [0, 0, 0]) == single
-    assert not any(numbers_of(None, [], [0, 1]))
 
 
 class TestPart:

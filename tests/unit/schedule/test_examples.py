@@ -7,11 +7,10 @@ import importlib
 
 import pytest
 
+MODULES = "calibration cost direct doubling hierarchy registry ring select shares steps tree"
 
-@pytest.mark.parametrize(
-    "module",
-    ["choose", "cost", "direct", "doubling", "hierarchy", "ring", "shares", "calibration", "steps", "tree"],
-)
+
+@pytest.mark.parametrize("module", MODULES.split())
 def test_examples_in_docstrings(module):
     result = doctest.testmod(importlib.import_module(f"ringcomm.schedule.{module}"))
     assert result.attempted > 0

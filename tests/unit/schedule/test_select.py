@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.errors import ConfigError
-from ringcomm.schedule import hierarchy
+from ringcomm.errors import BrokenInvariantError, ConfigError
+from ringcomm.schedule import hierarchy, registry
 from ringcomm.schedule.cost import CostModel, predict
-from ringcomm.schedule.select import Selector
+from ringcomm.schedule.registry import Algorithm, Problem
+from ringcomm.schedule.select import (
+    Selector,
+    rule_for_all_gather,
+    rule_for_all_reduce,
+    rule_for_broadcast,
+    rule_for_reduce_scatter,
+)
 from ringcomm.schedule.steps import Recv, Send, even_bounds
 from tests.support.prover.verify import (
     check_all_gather,
@@ -151,28 +158,72 @@ class TestWithoutAModel:
         assert first.all_reduce(MIB, 4, False) == make("allreduce", "ring", 0, 40, MIB)
 
 
-class TestSaying:
-    def test_once_for_every_kind_of_call(self):
-        heard = []
-        (first, *_) = selectors(network(GIGABIT, GIGABIT, GIGABIT), heard)
-        for count in (1, 2, 3):
-            first.all_reduce(count, 4, False)
-        first.broadcast(0, 100_000, 4)
-        assert len(heard) == 3
-        assert heard[0] == (
-            "measured: between ranks of a host 15 us and 4.0 GB/s, between hosts 50 us, the hosts' "
-            "interfaces 1000, 1000, 1000 Mbit/s; adding 10 GB/s"
-        )
-        assert heard[1].startswith("allreduce of 0 to 127 bytes: one_shot (ms predicted: one_shot 0.0")
-        assert heard[2].startswith("broadcast of 393216 to 425983 bytes: ")
-
-
-def test_reduce_scatter_and_all_gather_save_the_wire_too():
+def test_the_report_has_every_kind_of_call_once():
     heard = []
-    (first, *_) = selectors(network(GIGABIT, GIGABIT, places=4), heard)
-    bounds = even_bounds(8 * MIB, 8)
-    first.reduce_scatter(bounds, 4, False)
-    first.all_gather(bounds, 4)
-    first.reduce_scatter(bounds, 2, True)
-    names = [text.split(": ")[1].split(" ")[0] for text in heard[1:]]
-    assert names == ["hierarchical", "hierarchical", "direct"]
+    (first, *_) = selectors(network(GIGABIT, GIGABIT, GIGABIT), heard)
+    for count in (1, 2, 3):
+        first.all_reduce(count, 4, False)
+    first.broadcast(0, 100_000, 4)
+    assert len(heard) == 3
+    assert heard[0] == (
+        "measured: between ranks of a host 15 us and 4.0 GB/s, between hosts 50 us, the hosts' "
+        "interfaces 1000, 1000, 1000 Mbit/s; adding 10 GB/s"
+    )
+    assert heard[1].startswith("allreduce of 0 to 127 bytes: one_shot (ms predicted: one_shot 0.0")
+    assert heard[2].startswith("broadcast of 393216 to 425983 bytes: ")
+
+
+class TestByRule:
+    @pytest.mark.parametrize(
+        ("size", "length_bytes", "single", "expected"),
+        [
+            (1, 4, False, "one_shot"), (2, 64 * KIB, False, "one_shot"), (2, 64 * KIB + 4, False, "direct"),
+            (16, 8 * KIB, True, "one_shot"), (16, 8 * KIB + 4, False, "direct"),
+            (17, 128 * KIB, False, "doubling"), (17, 128 * KIB + 4, False, "ring"), (17, 4, True, "direct"),
+        ],
+    )  # fmt: skip
+    def test_all_reduce(self, size, length_bytes, single, expected):
+        assert rule_for_all_reduce(size, length_bytes // 4, 4, needs_single_fold=single) == expected
+
+    @pytest.mark.parametrize("name", names("allreduce"))
+    def test_a_choice_of_the_user_that_would_round_at_every_hop(self, name):
+        assert rule_for_all_reduce(4, 10, 4, needs_single_fold=False, override=name) == name
+        expected = name if name in ("one_shot", "direct") else "direct"
+        assert rule_for_all_reduce(4, 10, 4, needs_single_fold=True, override=name) == expected
+
+    def test_other_collectives(self):
+        for size, expected in ((1, "direct"), (16, "direct"), (17, "ring")):
+            assert rule_for_reduce_scatter(size, needs_single_fold=False) == expected
+            assert rule_for_all_gather(size) == expected
+        assert rule_for_reduce_scatter(40, needs_single_fold=True) == "direct"
+        assert rule_for_broadcast(8, 64 * KIB, 1) == "tree"
+        assert rule_for_broadcast(8, 64 * KIB + 1, 1) == "chain"
+        assert rule_for_broadcast(2, 1 << 30, 1) == "tree"
+
+
+def test_schedules_are_built_once():
+    selector = Selector(1, 3)
+    assert selector.all_reduce(10, 4, False) is selector.all_reduce(10, 4, False)
+    assert selector.all_to_all((0, 1, 2, 3), (0, 1, 2, 3)) is selector.all_to_all((0, 1, 2, 3), (0, 1, 2, 3))
+
+
+class TestRegistry:
+    def test_names_are_unique_and_collectives_known(self):
+        with pytest.raises(BrokenInvariantError, match="two allreduce algorithms are called 'ring'"):
+            registry.register(Algorithm("allreduce", "ring", lambda problem: []))
+        with pytest.raises(BrokenInvariantError, match="no collective 'gossip'"):
+            registry.register(Algorithm("gossip", "ring", lambda problem: []))
+
+    @pytest.mark.parametrize(
+        ("limits", "size", "count", "single", "usable"),
+        [
+            ({}, 100, 10**6, False, True), ({}, 2, 1, True, False), ({"single_fold": True}, 2, 1, True, True),
+            ({"min_ranks": 3}, 2, 1, False, False), ({"min_ranks": 3}, 3, 1, False, True),
+            ({"max_ranks": 3}, 3, 1, False, True), ({"max_ranks": 3}, 4, 1, False, False),
+            ({"max_bytes": 1024}, 2, 127, False, True), ({"max_bytes": 1024}, 2, 128, False, False),
+            ({"needs_hosts": True}, 4, 1, False, False),
+        ],
+    )  # fmt: skip
+    def test_limits(self, limits, size, count, single, usable):
+        algorithm = Algorithm("allreduce", "x", lambda problem: [], **limits)
+        assert algorithm.usable(Problem(0, size, count), 8, single) == usable

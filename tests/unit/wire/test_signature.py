@@ -6,6 +6,7 @@ import doctest
 import json
 from typing import Tuple
 
+import numpy as np
 import pytest
 
 from ringcomm.dtypes import name_of_code
@@ -53,12 +54,11 @@ def test_sizes_in_words(bounds: Tuple[int, ...], text: str) -> None:
     assert sizes_text(bounds).startswith(text)
 
 
-def test_an_intent_takes_the_place_of_the_call_that_runs() -> None:
-    call = direct(Collective.ALLTOALL, (6,), items=6)._replace(bounds=(0, 3, 6))
+def test_an_intent_becomes_a_call_on_an_array() -> None:
     intent = Signature.intent(Collective.BROADCAST, root=2, name="weights", text="6 elements")
-    assert call.meaning(intent).describe() == "broadcast(6 elements, float32, root_rank=2, name='weights')"
-    assert call.meaning(intent).bounds == (0, 3, 6), "an intent without sizes keeps those of the call"
-    assert call.meaning(Signature.intent(Collective.BROADCAST, bounds=(0, 6))).bounds == (0, 6)
+    call = intent.on(np.zeros(6, np.float32), bounds=(0, 3, 6))
+    assert call.describe() == "broadcast(6 elements, float32, root_rank=2, name='weights')"
+    assert (call.items, call.bounds, call.shapes) == (6, (0, 3, 6), ((),))
 
 
 @pytest.mark.parametrize("data", [bytes(64), b"\xff" * 64, b"GET / HTTP/1.1\r\nHost: there\r\n".ljust(64)])

@@ -1,20 +1,96 @@
-"""Steps in progress: positions that move, and the streams that they move in.
+"""What one rank's part in a collective consists of: positions that move, streams, headers, memory.
 
-Every step of a schedule becomes a :class:`Flow`, whose position moves from the start to the end of its span.
-A flow may go as far as the flows that it depends on have come (:meth:`Flow.limit`), so sending a span chases
-the fold that produces it, and no step waits for another to finish.
+:class:`Part` is the interface between the loop (:mod:`.drive`) and the executors. Every step of a schedule
+becomes a :class:`Flow`, whose position moves from the start to the end of its span. A flow may go as far as
+the flows that it depends on have come (:meth:`Flow.limit`), so sending a span chases the fold that produces
+it, and no step waits for another to finish.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Tuple
+from abc import ABC, abstractmethod
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..schedule.steps import Recv
+from ..dtypes import Array
+from ..errors import MismatchError
+from ..schedule.steps import Recv, Step, exchange_lengths
 from ..transport.base import Link
-from ..wire.frames import HEADER_BYTES
+from ..wire.frames import HEADER_BYTES, Header, unpack_header
+from ..wire.signature import explain_difference
 from .reduce import Workspace
+
+Counts = Dict[int, Tuple[int, int]]
+"""Bytes sent and received, by peer."""
+
+
+class Part(ABC):
+    """One rank's part in one collective, which can be repeated: :meth:`arm` it, then :meth:`advance`."""
+
+    moved_bytes: int  # since it was armed; grows whenever anything moves
+    waits_for: Tuple[int, ...] = ()  # the peers from which it waited to receive when it last slept
+    # By peer, how long it has slept in all runs until that peer's bytes arrived. If it waited for several
+    # peers at once, each has an equal part of that time.
+    slept_s: Dict[int, float]
+
+    @abstractmethod
+    def arm(self, sequence: int, data: Array, source: Optional[Array] = None) -> None:
+        """Get ready to run with these flat contiguous arrays: the result grows in ``data``, ``source`` is
+        only read. ``sequence`` is for the header.
+        """
+
+    @abstractmethod
+    def disarm(self) -> None:
+        """Release the caller's arrays, so that a kept execution does not keep them alive."""
+
+    @abstractmethod
+    def advance(self) -> bool:
+        """Move everything that can move without waiting; return whether the collective is complete on this
+        rank. Raises LinkClosed if a peer is gone, MismatchError if it is in another collective.
+        """
+
+    @abstractmethod
+    def exchanged(self) -> Counts:
+        """Return the bytes exchanged since this was armed; approximate while it runs."""
+
+    @abstractmethod
+    def volume(self) -> Counts:
+        """Return the bytes that each run exchanges. For any thread."""
+
+    @abstractmethod
+    def waiting_for(self) -> Tuple[List[Link], List[Link]]:
+        """Return the links that could move if they were (readable, writable)."""
+
+
+class Headers:
+    """The headers of one call, by peer: they differ in the number of elements exchanged with it.
+
+    Peers with equal headers share the bytes, so most calls have a single one to stamp. The lengths of
+    ``header`` are filled in here from the schedule, the number of a call by :func:`~..wire.frames.stamp`.
+    """
+
+    __slots__ = ("_rank", "expected", "outgoing", "packed")
+
+    def __init__(self, header: Header, schedule: Sequence[Step], rank: int) -> None:
+        self._rank = rank
+        self.outgoing: Dict[int, bytearray] = {}
+        self.expected: Dict[int, bytearray] = {}
+        shared: Dict[bytes, bytearray] = {}
+        for peer, (sends, expects) in exchange_lengths(schedule).items():
+            mine = header._replace(sends=sends, expects=expects)
+            for headers, content in ((self.outgoing, mine.pack()), (self.expected, mine.turned().pack())):
+                headers[peer] = shared.setdefault(content, bytearray(content))
+        self.packed: List[bytearray] = list(shared.values())
+
+    def check(self, peer: int, received: memoryview) -> None:
+        """Compare a peer's header with the expected one; MismatchError if the peer is in another call."""
+        expected = self.expected[peer]
+        if received[:HEADER_BYTES] != expected:
+            mine, theirs = unpack_header(expected), unpack_header(received[:HEADER_BYTES])
+            # An unexplained difference is a byte that must be zero.
+            difference = explain_difference(mine, theirs) or "its header is damaged"
+            raise MismatchError(difference, rank=self._rank, peer=peer)
 
 
 class SegmentPool:
@@ -25,11 +101,15 @@ class SegmentPool:
     def __init__(self, segment_bytes: int = 0) -> None:
         # Whole elements of every type must fit: 16 bytes is the largest.
         self.segment_bytes = max(16, segment_bytes // 16 * 16) if segment_bytes else 0
-        self.workspace = Workspace()
-        self._segments: Dict[int, np.ndarray[Any, Any]] = {}
-        self._packets: np.ndarray[Any, Any] = np.empty(0, np.uint8)
+        self.release()
 
-    def packets(self, nbytes: int) -> np.ndarray[Any, Any]:
+    def release(self) -> None:
+        """Free all memory."""
+        self.workspace = Workspace()
+        self._segments: Dict[int, Array] = {}
+        self._packets: Array = np.empty(0, np.uint8)
+
+    def packets(self, nbytes: int) -> Array:
         """Return bytes for the packets of one execution, which any other may overwrite when it has ended."""
         if nbytes > self._packets.size:
             self._packets = np.zeros(1 << max(12, (nbytes - 1).bit_length()), np.uint8)
@@ -39,18 +119,12 @@ class SegmentPool:
         """Return the size of the segment for this link."""
         return self.segment_bytes or link.segment_bytes
 
-    def segment(self, link: Link) -> np.ndarray[Any, Any]:
+    def segment(self, link: Link) -> Array:
         """Return the bytes to receive into from this link's peer."""
         segment = self._segments.get(link.peer)
         if segment is None:
             segment = self._segments[link.peer] = np.empty(self.bytes_for(link), np.uint8)
         return segment
-
-    def release(self) -> None:
-        """Free all memory."""
-        self._segments.clear()
-        self._packets = np.empty(0, np.uint8)
-        self.workspace = Workspace()
 
 
 class Segment:
@@ -58,9 +132,9 @@ class Segment:
 
     __slots__ = ("bytes", "elements")
 
-    def __init__(self, segment: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
+    def __init__(self, segment: Array, dtype: np.dtype[Any]) -> None:
         self.bytes: memoryview = segment.data
-        self.elements: np.ndarray[Any, Any] = segment.view(dtype)
+        self.elements: Array = segment.view(dtype)
 
 
 class Flow:
