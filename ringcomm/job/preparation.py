@@ -14,7 +14,6 @@ from ..schedule.calibration import part_of
 from ..schedule.cost import CostModel
 from ..schedule.select import Selector
 from ..transport.process_memory import ReadingLink
-from ..transport.tcp import STREAMS
 from .program import compare_programs
 
 
@@ -69,20 +68,18 @@ class Preparation:
         group = self._group
         hosts = [peer.host_index for peer in group.peers]
         runner = self._preliminary()
-        streams = all(link.carrier in STREAMS for link in self._links.values())
         generation, rank, model = before or NEW
-        own = [group.settings.measure, streams, generation, rank, *own_cores()]
+        own = [group.settings.measure, generation, rank, *own_cores()]
         everybodys = gathered(runner, own)
-        cores = cores_together((int(first), int(count)) for first, count in everybodys[:, 4:])
+        cores = cores_together((int(first), int(count)) for first, count in everybodys[:, 3:])
         crowded = group.size == group.local_size > cores
         wanted = bool(everybodys[:, 0].all()) and not crowded
-        oversubscribed = bool(everybodys[:, 1].all()) and crowded
-        self.is_repeated = generation >= 0 and bool((everybodys[:, 2] == generation).all())
+        self.is_repeated = generation >= 0 and bool((everybodys[:, 1] == generation).all())
         if wanted:
             model = self._known(everybodys, model, hosts) or measure(runner, hosts)
         else:
             model = None
-        selector.adopt(model, oversubscribed)
+        selector.adopt(model)
         self.prepared = Prepared(group.generation, group.rank, model)
         return model
 
@@ -95,7 +92,7 @@ class Preparation:
         """
         if not self.is_repeated or model is None:
             return None
-        return part_of(model, [int(rank) for rank in everybodys[:, 3]], hosts)
+        return part_of(model, [int(rank) for rank in everybodys[:, 2]], hosts)
 
     def carriers(self) -> str:
         """Return, in one line, which carrier this rank uses for each other rank."""

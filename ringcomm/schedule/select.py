@@ -41,11 +41,6 @@ MODEL_MAX_RANKS = 32
 HIERARCHICAL_MIN_BYTES = 64 * 1024
 """Without a model: below, its four messages on the way of an element cost more than the wire's load."""
 
-OVERSUBSCRIBED_RING_BYTES = 2 * 1024 * 1024
-"""From here a ring is quicker than ``direct`` where more than two ranks of one host share fewer cores and
-send through sockets: a rank then has one stream each way, and the bytes in flight stay in the cache. Four
-ranks on two cores over TCP: 4 MB 5.4 -> 3.4 ms, 16 MB 24 -> 19, 64 MB 88 -> 72; the same below 2 MB."""
-
 SLOW_BYTE_S = 40e-9
 """Where the interfaces of all hosts, of three or more, carry 200 Mbit/s or less, TCP fills the queue in front
 of a host to which several others send, and packets are dropped. Three hosts, 100 Mbit/s, 12 MB, time over the
@@ -106,18 +101,14 @@ class Selector:
         self._one_host = host_index is not None and len(set(host_index)) == 1
         self._report = report
         self._model: Optional[CostModel] = None
-        self._oversubscribed = False
         self._shares: Dict[str, Optional[List[float]]] = {}
         self._chosen: Dict[Tuple[str, int, bool], str] = {}  # by collective, size class and single fold
         self._predicted: Dict[Tuple[str, str, int], float] = {}  # by collective, algorithm and bytes
         self._build = lru_cache(_CACHED_SCHEDULES)(build)
         self._build_all_to_all = lru_cache(_CACHED_SCHEDULES)(self._new_all_to_all)
 
-    def adopt(self, model: Optional[CostModel], oversubscribed: bool = False) -> None:
-        """Choose by this model from now on; all ranks must do it at the same point of the program.
-        ``oversubscribed``: all ranks share one host that has fewer cores, and talk through sockets.
-        """
-        self._oversubscribed = oversubscribed
+    def adopt(self, model: Optional[CostModel]) -> None:
+        """Choose by this model from now on; all ranks must do it at the same point of the program."""
         self._model = coarse_model(model) if model is not None and self._size <= MODEL_MAX_RANKS else None
         self._shares = _unequal_shares(model, self._grid) if model is not None else {}
         self._chosen.clear()
@@ -156,19 +147,20 @@ class Selector:
         )
         if self._override is not None:
             return "direct" if algorithm("allreduce", rule).needs_hosts and self._grid is None else rule
-        if not needs_single_fold:
-            if self._grid is not None and count * item_bytes >= HIERARCHICAL_MIN_BYTES:
-                rule = HIERARCHICAL
-            elif self._oversubscribed and self._size > 2 and count * item_bytes >= OVERSUBSCRIBED_RING_BYTES:
-                rule = "ring"
+        if not needs_single_fold and self._hierarchical(count * item_bytes):
+            rule = HIERARCHICAL
         return self._choose("allreduce", rule, count, item_bytes, needs_single_fold, self._all_reduce_problem)
+
+    def _hierarchical(self, nbytes: int) -> bool:
+        """Return whether ranks add up within their hosts first, where nothing was measured."""
+        return self._grid is not None and nbytes >= HIERARCHICAL_MIN_BYTES
 
     def coded_hosts(self, count: int) -> Optional[Hosts]:
         """Return the ranks by host, if an all-reduce of ``count`` float32 with a codec must add up in hosts
         first; otherwise every rank of a host would send its own codes through their common interface.
         """
-        long = 4 * count >= HIERARCHICAL_MIN_BYTES
-        return self._grid if long and self._override in (None, HIERARCHICAL) else None
+        wanted = self._override in (None, HIERARCHICAL) and self._hierarchical(4 * count)
+        return self._grid if wanted else None
 
     def coded_bounds(
         self, count: int, block_items: int, ranks: Optional[Sequence[int]] = None
@@ -204,15 +196,14 @@ class Selector:
     def reduce_scatter(self, bounds: Tuple[int, ...], item_bytes: int, needs_single_fold: bool) -> Steps:
         """Return this rank's schedule; chunk r of ``bounds``, in elements, becomes rank r's."""
         rule = rule_for_reduce_scatter(self._size, needs_single_fold=needs_single_fold)
-        grid = None if needs_single_fold else self._grid
-        if grid is not None and bounds[-1] * item_bytes >= HIERARCHICAL_MIN_BYTES:
+        if not needs_single_fold and self._hierarchical(bounds[-1] * item_bytes):
             rule = HIERARCHICAL
         return self._in_chunks("reducescatter", rule, bounds, item_bytes, needs_single_fold)
 
     def all_gather(self, bounds: Tuple[int, ...], item_bytes: int) -> Steps:
         """Return this rank's schedule; chunk r of ``bounds``, in elements, is rank r's."""
         rule = rule_for_all_gather(self._size)
-        if self._grid is not None and bounds[-1] * item_bytes >= HIERARCHICAL_MIN_BYTES:
+        if self._hierarchical(bounds[-1] * item_bytes):
             rule = HIERARCHICAL
         return self._in_chunks("allgather", rule, bounds, item_bytes, False)
 

@@ -31,22 +31,13 @@ def test_names_for_users():
 
 
 def test_collectives_on_the_wire():
-    assert {item.name: int(item) for item in Collective} == {
-        "ALLREDUCE": 1,
-        "ALLGATHER": 2,
-        "BROADCAST": 3,
-        "REDUCESCATTER": 4,
-        "ALLTOALL": 5,
-        "BARRIER": 6,
-        "EXCHANGE": 7,
-        "BROADCAST_OBJECT": 8,
-        "ALLGATHER_OBJECT": 9,
-        "JOIN": 10,
-        "PROCESS_SET": 11,
-        "GATHER": 12,
-        "SCATTER": 13,
-        "REDUCE": 14,
-    }
+    names = (
+        "ALLREDUCE ALLGATHER BROADCAST REDUCESCATTER ALLTOALL BARRIER EXCHANGE BROADCAST_OBJECT "
+        "ALLGATHER_OBJECT JOIN PROCESS_SET GATHER SCATTER REDUCE"
+    )
+    assert [(item.name, int(item)) for item in Collective] == [
+        (name, number) for number, name in enumerate(names.split(), start=1)
+    ]
 
 
 def test_bitwise_reductions_have_numbers_of_their_own():
@@ -106,9 +97,3 @@ def test_a_name_is_text():
 )
 def test_a_name_in_any_case_is_a_reduction(given, expected):
     assert op_of(given) is ReduceOp[expected]
-
-
-@pytest.mark.parametrize("given", ["", "summe", 99, None, [1]])
-def test_what_is_not_a_reduction(given):
-    with pytest.raises(Misuse, match="is not a reduction; there are Average, Sum"):
-        op_of(given)

@@ -5,15 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ringcomm.config import Settings
-from tests.support.reference import (
-    all_dtypes,
-)
+from tests.support.reference import all_dtypes
 
 ONES = np.ones(8, np.float32)
 ROWS = np.ones((6, 2))
 DTYPES = all_dtypes()
-
-
 FLOATS = [dtype for dtype in DTYPES if dtype.kind not in "biu"]
 
 

@@ -21,7 +21,7 @@ def numbers(rank, *shape):
     return np.random.default_rng(rank).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize(("size", "transport"), [(1, "memory"), (2, "tcp"), (3, "unix"), (5, "auto")])
+@pytest.mark.parametrize(("size", "transport"), [(1, "memory"), (3, "unix"), (5, "auto")])
 def test_every_codec(size, transport):
     def work(context):
         array = numbers(context.rank, 70, 1000)
@@ -152,14 +152,6 @@ class TestByName:
         first, second, _ = run_ranks(3, work)
         assert first.tobytes() == second.tobytes()
         assert np.abs(first - numbers(0, 3000) - numbers(1, 3000)).max() < 0.1
-
-    def test_ranks_that_disagree(self):
-        def work(context):
-            codec = "int8" if context.rank else "none"
-            context.engine.allreduce([numbers(0, 500)], Sum, "g", compression=codec).wait()
-
-        for error in errors_of(2, work):
-            assert "Mismatched compressions" in str(error) and "compression='int8'" in str(error)
 
     def test_short_ones_that_are_waited_for_are_compressed_as_well(self):
         """What a rank gets must not depend on when the others came."""

@@ -8,7 +8,6 @@ import pytest
 from ringcomm.collective.measure import measure
 from ringcomm.config import Settings
 from ringcomm.errors import PeerLostError
-from ringcomm.job import preparation
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import RankFailed, run_ranks
 from tests.support.reference import assert_reduced, contributions, same_bits
@@ -30,26 +29,6 @@ def test_all_ranks_have_the_same_model(size, ranks_per_host):
     assert len(first.wire_byte_s) == (hosts[-1] + 1 if hosts[-1] else 0)
     for value in (first.latency_s, first.byte_s, first.reduce_byte_s, *first.wire_byte_s):
         assert 1e-12 < value < 0.1
-
-
-@pytest.mark.parametrize(("transport", "cores", "name"), [
-    ("tcp", 2, "ring"), ("unix", 2, "ring"), ("tcp", 3, "direct"), ("shm", 2, "direct"),
-])  # fmt: skip
-def test_three_ranks_on_two_cores_with_sockets_make_a_ring(monkeypatch, caplog, transport, cores, name):
-    monkeypatch.setattr(preparation, "own_cores", lambda: (0, cores))
-    settings = Settings(spin_us=0.0, timeout_s=30.0, verbose=True)
-    data = contributions(FLOAT32, 3, 600_000)
-
-    def work(job):
-        job._tune()
-        return job.allreduce(data[job.rank], Sum), job.allreduce(data[job.rank][:9], Sum)
-
-    with caplog.at_level("INFO", logger="ringcomm"):
-        results = run_ranks(3, work, transport=transport, settings=settings)
-    assert same_bits([large for large, _ in results]) and same_bits([small for _, small in results])
-    assert_reduced(results[0][0], data, Sum)
-    large, small = [item.getMessage() for item in caplog.records if "allreduce of" in item.getMessage()]
-    assert f"bytes: {name}" in large and "bytes: one_shot" in small
 
 
 def test_not_worth_it():

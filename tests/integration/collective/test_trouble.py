@@ -128,7 +128,6 @@ class TestLate:
 @pytest.mark.parametrize("pair, busy", [((0, 1), True), ((1, 2), False)])
 def test_a_link_that_is_reset_is_named_and_neither_of_its_ranks(pair, busy):
     """No rank waits: still it is noticed, and all ranks raise the same at the next call."""
-    noticed_s = []
     cut = threading.Barrier(SIZE)
 
     def work(context):
@@ -142,7 +141,6 @@ def test_a_link_that_is_reset_is_named_and_neither_of_its_ranks(pair, busy):
         began_s = time.monotonic()
         while busy and time.monotonic() < began_s + 30 and context.engine._thread._state.broken is None:
             sum(range(1000))  # the program computes, and asks for nothing
-        noticed_s.append(time.monotonic() - began_s)
         for _ in range(1000):
             context.barrier()
             time.sleep(0.01)
@@ -150,7 +148,6 @@ def test_a_link_that_is_reset_is_named_and_neither_of_its_ranks(pair, busy):
     errors = errors_of(SIZE, work, transport="tcp", settings=Settings(spin_us=0.0))
     running = f"rank {pair[0]} (localhost) and rank {pair[1]} (localhost) are running"
     all_alike(errors, LinkLostError, running, ranks=pair, rank=None)
-    assert max(noticed_s) < 5.0  # a second for the root cause, the rest for a slow machine
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -198,15 +195,6 @@ def test_a_call_after_leaving(on_ranks):
                 call(context)
 
     on_ranks(2, work)
-
-
-def test_a_misused_call_on_all_ranks_breaks_nothing(on_ranks):
-    def work(context):
-        with pytest.raises(Misuse):
-            context.alltoall(ONES, [1])
-        return context.allreduce(ONES, Sum)[0]
-
-    assert on_ranks(2, work) == [2.0, 2.0]
 
 
 def test_real_threads_on_a_bad_network():

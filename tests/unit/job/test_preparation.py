@@ -13,7 +13,6 @@ from ringcomm.job import preparation as module
 from ringcomm.job.preparation import SILENT, Preparation, Prepared
 from ringcomm.schedule.cost import CostModel
 from ringcomm.transport.process_memory import ReadingLink
-from ringcomm.transport.tcp import STREAMS
 
 MODEL = CostModel(1e-5, 1e-9, 1e-10)
 FAST, SLOW = 1e-8, 1e-6
@@ -30,7 +29,7 @@ class Job:
     exchanges, reports to the selector, and warnings at the launcher are kept.
     """
 
-    def __init__(self, hosts, rank=0, carrier=STREAMS[0], joined=True, **settings):
+    def __init__(self, hosts, rank=0, joined=True, **settings):
         self.rank, self.size = rank, len(hosts)
         locals_ = [hosts[:place].count(host) for place, host in enumerate(hosts)]
         self.peers = [
@@ -38,7 +37,7 @@ class Job:
             for number, (host, local) in enumerate(zip(hosts, locals_))
         ]
         self.runners, self.adopted, self.warned = [], [], []
-        link = SimpleNamespace(carrier=carrier)
+        link = SimpleNamespace(carrier="TCP")
         channels = SimpleNamespace(direct=SimpleNamespace(link=lambda peer: link))
         control = SimpleNamespace(warn=lambda *what: self.warned.append(what))
         group = SimpleNamespace(
@@ -54,8 +53,8 @@ class Job:
         self.runners.append(runner)
         return runner
 
-    def adopt(self, model, oversubscribed):
-        self.adopted.append((model, oversubscribed))
+    def adopt(self, model):
+        self.adopted.append(model)
 
 
 @pytest.fixture
@@ -79,40 +78,34 @@ def machine(monkeypatch):
 
 class TestTuning:
     @pytest.mark.parametrize(
-        "hosts, cores, carrier, measured, oversubscribed",
-        [
-            ([0, 0], 2, STREAMS[0], True, False),
-            ([0, 0, 0], 2, STREAMS[0], False, True),
-            ([0, 0, 0], 2, "shared memory", False, False),
-            ([0, 0, 0, 1], 2, STREAMS[0], True, False),  # there is a network to measure
-            ([0], 1, STREAMS[0], True, False),
-        ],
-        ids=["cores", "crowded", "memory", "hosts", "alone"],
+        "hosts, cores, measured",
+        [([0, 0], 2, True), ([0, 0, 0], 2, False), ([0, 0, 0, 1], 2, True), ([0], 1, True)],
+        ids=["cores", "crowded", "hosts", "alone"],
     )
-    def test_what_is_worth_measuring(self, machine, hosts, cores, carrier, measured, oversubscribed):
+    def test_what_is_worth_measuring(self, machine, hosts, cores, measured):
         machine.cores = cores
-        job = Job(hosts, carrier=carrier)
+        job = Job(hosts)
         assert job.prepared.tune(job) == (MODEL if measured else None)
-        assert machine.asked == [[True, carrier in STREAMS]] and machine.measured == measured
-        assert job.adopted == [(MODEL if measured else None, oversubscribed)]
+        assert machine.asked == [[True, -1]] and machine.measured == measured
+        assert job.adopted == [MODEL if measured else None]
 
     @pytest.mark.parametrize("own, is_measured", [((0, 1), False), ((1, 1), True)], ids=["one core", "two"])
     def test_ranks_on_cores_of_their_own_are_not_crowded(self, machine, own, is_measured):
         """Each of two ranks may run on one core only."""
-        machine.cores, machine.others = 1, lambda row: [row, [*row[:4], *own]]
+        machine.cores, machine.others = 1, lambda row: [row, [*row[:3], *own]]
         job = Job([0, 0])
         job.prepared.tune(job)
-        assert machine.measured == is_measured and job.adopted[0][1] is not is_measured
+        assert machine.measured == is_measured
 
     def test_the_user_may_do_without(self, machine):
         job = Job([0, 1], measure=False)
-        assert job.prepared.tune(job) is None and machine.asked == [[False, True]] and not machine.measured
+        assert job.prepared.tune(job) is None and machine.asked == [[False, -1]] and not machine.measured
 
     def test_all_ranks_measure_or_none_does(self, machine):
-        machine.others = lambda row: [row, [False, False, -1, -1, 0, 4]]
+        machine.others = lambda row: [row, [False, -1, -1, 0, 4]]
         job = Job([0, 1])
         assert job.prepared.tune(job) is None and machine.measured == 0
-        assert job.adopted == [(None, False)]
+        assert job.adopted == [None]
 
     def test_its_exchanges_have_the_time_limit_of_the_start(self, machine):
         for timeout_s, limit_s in ((0.0, 7.0), (3.0, 3.0), (9.0, 7.0)):
@@ -127,23 +120,23 @@ class TestAfterALoss:
 
     def test_ranks_that_have_measured_together_do_not_do_it_again(self, machine):
         """Ranks 1 and 2 of the earlier view are left, on hosts that have other numbers now."""
-        machine.others = lambda row: [row, [*row[:3], 1, *row[4:]]]
+        machine.others = lambda row: [row, [*row[:2], 1, *row[3:]]]
         job = Job([0, 1])
         model = job.prepared.tune(job, Prepared(3, 2, self.WIRES))
         assert machine.measured == 0 and job.prepared.is_repeated
         assert (model.hosts, model.wire_byte_s) == ((0, 1), (FAST, SLOW))
-        assert job.adopted == [(model, False)] and job.prepared.prepared == Prepared(7, 0, model)
+        assert job.adopted == [model] and job.prepared.prepared == Prepared(7, 0, model)
 
     @pytest.mark.parametrize("generation", [-1, 2], ids=["new", "another view"])
     def test_with_a_rank_of_another_view_all_measure(self, machine, generation):
-        machine.others = lambda row: [row, [*row[:2], generation, 1, *row[4:]]]
+        machine.others = lambda row: [row, [row[0], generation, 1, *row[3:]]]
         job = Job([0, 1])
         assert job.prepared.tune(job, Prepared(3, 2, self.WIRES)) == MODEL
         assert machine.measured == 1 and not job.prepared.is_repeated
         assert job.prepared.prepared == Prepared(7, 0, MODEL)
 
     def test_after_silence_all_measure(self, machine):
-        machine.others = lambda row: [row, [*row[:2], *SILENT[:2], *row[4:]]]
+        machine.others = lambda row: [row, [row[0], *SILENT[:2], *row[3:]]]
         job = Job([0, 1])
         assert job.prepared.tune(job, Prepared(3, 2, MODEL)) == MODEL and machine.measured == 1
 
