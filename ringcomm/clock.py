@@ -13,7 +13,6 @@ Clock = Callable[[], float]  # returns seconds on a monotonic scale whose origin
 monotonic: Clock = time.monotonic
 
 
-
 class Polling:
     """Whether a wait polls before it sleeps: not when a poll costs processor time.
 
@@ -119,28 +118,20 @@ class Deadline:
 
 
 class Stopwatch:
-    """Add up the time of many short intervals, for one thread at a time.
+    """Add up the time of many short intervals, for one thread at a time."""
 
-    ``first_s`` and ``last_s`` are the start of the first interval and the end of the last, by
-    ``time.perf_counter()``.
-    """
-
-    __slots__ = ("first_s", "last_s", "total_s")
+    __slots__ = ("total_s",)
 
     def __init__(self) -> None:
-        self.first_s = self.last_s = self.total_s = 0.0
+        self.total_s = 0.0
 
     def start(self) -> float:
         """Begin an interval; return the time, for :meth:`stop`."""
-        now_s = time.perf_counter()
-        if not self.first_s:
-            self.first_s = now_s
-        return now_s
+        return time.perf_counter()
 
     def stop(self, began_s: float) -> None:
         """End the interval that began at this time."""
-        self.last_s = time.perf_counter()
-        self.total_s += self.last_s - began_s
+        self.total_s += time.perf_counter() - began_s
 
 
 class StepClock:

@@ -37,7 +37,7 @@ from ..schedule.steps import Recv, Send, Step, even_bounds
 from ..transport.base import Fabric, Link
 from ..wire.frames import Header
 from .execute import Execution
-from .parts import Counts, Flow, Part, Receipt, SegmentPool
+from .parts import Counts, Flow, Part, Receipt, SegmentPool, summed
 from .reduce import Kernel
 
 _AHEAD_BYTES = 256 * 1024
@@ -135,19 +135,13 @@ class CodedExecution(Execution):
         super().disarm()
         del self._values, self._residuals
 
-    def advance(self) -> bool:
-        while True:
-            before = self.moved_bytes
-            self._encode_ahead()
-            if self._sends:
-                self._advance_sends()
-            if self._receives:
-                self._advance_receives()
-            self._decode_arrived()
-            if not self._sends and not self._receives:
-                return self._settled()
-            if self.moved_bytes == before:
-                return False
+    def _advance_sends(self) -> None:
+        self._encode_ahead()
+        super()._advance_sends()
+
+    def _advance_receives(self) -> None:
+        super()._advance_receives()
+        self._decode_arrived()
 
     # ---- segments ----------------------------------------------------------------------------
 
@@ -310,22 +304,13 @@ class HostCodedExecution(Part):
         return False
 
     def exchanged(self) -> Counts:
-        return _summed([stage.exchanged() for stage in self._stages[: self._stage + 1]])
+        return summed([stage.exchanged() for stage in self._stages[: self._stage + 1]])
 
     def volume(self) -> Counts:
-        return _summed([stage.volume() for stage in self._stages])
+        return summed([stage.volume() for stage in self._stages])
 
     def waiting_for(self) -> Tuple[List[Link], List[Link]]:
         return self._stages[self._stage].waiting_for()
-
-
-def _summed(parts: Sequence[Counts]) -> Counts:
-    total: Counts = {}
-    for part in parts:
-        for peer, (sent, received) in part.items():
-            before = total.get(peer, (0, 0))
-            total[peer] = (before[0] + sent, before[1] + received)
-    return total
 
 
 class CodedPlans:

@@ -9,7 +9,7 @@ it, and no step waits for another to finish.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -23,6 +23,15 @@ from .reduce import Workspace
 
 Counts = Dict[int, Tuple[int, int]]
 """Bytes sent and received, by peer."""
+
+
+def summed(counts: Iterable[Counts]) -> Counts:
+    """Return the sums by peer."""
+    total: Counts = {}
+    for peer, (sent, received) in (item for part in counts for item in part.items()):
+        before = total.get(peer, (0, 0))
+        total[peer] = (before[0] + sent, before[1] + received)
+    return total
 
 
 class Part(ABC):

@@ -20,7 +20,7 @@ from ..schedule.steps import DATA, SELF, Recv, Send, Step, exchange_lengths
 from ..transport.base import Fabric, Link
 from ..wire.frames import HEADER_BYTES, Header, stamp
 from .execute import Execution
-from .parts import Counts, Headers, Part, SegmentPool
+from .parts import Counts, Headers, Part, SegmentPool, summed
 from .reduce import Kernel
 
 SHORT_BYTES = HEADER_BYTES + 16 * 1024
@@ -295,15 +295,9 @@ class ShortExecution(Part):
 
 
 def _counted(stages: Sequence[_Stage], bytes_of: Callable[[_Packet], int]) -> Counts:
-    counts: Counts = {}
-    for stage in stages:
-        for packet in stage.outward:
-            sent, received = counts.get(packet.link.peer, (0, 0))
-            counts[packet.link.peer] = (sent + bytes_of(packet), received)
-        for packet in stage.inward:
-            sent, received = counts.get(packet.link.peer, (0, 0))
-            counts[packet.link.peer] = (sent, received + bytes_of(packet))
-    return counts
+    sent = [{packet.link.peer: (bytes_of(packet), 0)} for stage in stages for packet in stage.outward]
+    received = [{packet.link.peer: (0, bytes_of(packet))} for stage in stages for packet in stage.inward]
+    return summed([*sent, *received])
 
 
 def _by_peer(pairs: Iterable[Tuple[int, Any]]) -> Dict[int, List[Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Dict, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from ..transport.base import Fabric, Link, LinkClosed, Views
 from ..transport.views import clipped, flat
@@ -77,23 +77,20 @@ class _Direction:
         self._asleep_until = 0
         cuts = [cut for cut in faults.cuts if cut[:3] == (rank, peer, sending)]
         self._cut = min(cuts, key=lambda cut: cut.after_bytes) if cuts else None
-        self.left_bytes = self._cut.after_bytes if self._cut is not None else None
+        self._left_bytes = self._cut.after_bytes if self._cut is not None else None
 
-    def has_broken(self) -> bool:
-        """Return whether the link breaks now."""
-        return self.left_bytes == 0 and self._cut is not None and not self._cut.silent
-
-    def swallows(self) -> bool:
-        """Return whether bytes that are sent now get lost."""
-        return self.left_bytes == 0 and self._cut is not None and self._cut.silent and not self._cut.turns
+    def cut(self) -> Optional[Cut]:
+        """Return the cut, once as many bytes have passed."""
+        return self._cut if self._left_bytes == 0 else None
 
     def allowed(self, wanted_bytes: int) -> int:
         """Return how many bytes the next call may move; 0: it would block."""
         if self._turns.now < self._asleep_until:
             return 0
-        if self.left_bytes == 0 and self._cut is not None and self._cut.turns:
-            self._asleep_until = self._turns.now + self._cut.turns
-            self.left_bytes = None
+        cut = self.cut()
+        if cut is not None and cut.turns:
+            self._asleep_until = self._turns.now + cut.turns
+            self._left_bytes = None
             return 0
         dice, faults = self._random, self._faults
         if dice.random() < faults.delay:
@@ -103,12 +100,12 @@ class _Direction:
             return 0
         if dice.random() < faults.short:
             wanted_bytes = min(wanted_bytes, dice.randint(1, faults.most_bytes))
-        return wanted_bytes if self.left_bytes is None else min(wanted_bytes, self.left_bytes)
+        return wanted_bytes if self._left_bytes is None else min(wanted_bytes, self._left_bytes)
 
     def count(self, moved_bytes: int) -> None:
         """Record moved bytes."""
-        if self.left_bytes is not None:
-            self.left_bytes -= moved_bytes
+        if self._left_bytes is not None:
+            self._left_bytes -= moved_bytes
 
 
 class FaultyLink(Link):
@@ -136,20 +133,20 @@ class FaultyLink(Link):
     def recv(self, views: Views) -> int:
         return self._move(self._inward, self._link.recv, views)
 
-    def _move(self, direction: _Direction, call: object, views: Views) -> int:
-        if not self._broken and direction.has_broken():
+    def _move(self, direction: _Direction, call: Callable[[Views], int], views: Views) -> int:
+        cut, wanted = direction.cut(), sum(view.nbytes for view in views)
+        if not self._broken and cut is not None and not cut.silent:
             self._broken = True
             self._link.close()
         if self._broken:
             raise LinkClosed(self.peer, "cut by the test")
-        if direction.swallows():
-            return sum(view.nbytes for view in views) if direction is self._outward else 0
-        limit = direction.allowed(sum(view.nbytes for view in views))
+        if cut is not None and not cut.turns:  # what is sent gets lost
+            return wanted if direction is self._outward else 0
+        limit = direction.allowed(wanted)
         if not limit:
             self.held_back = True
             return 0
-        assert callable(call)
-        moved: int = call(clipped([flat(view) for view in views], limit))
+        moved = call(clipped([flat(view) for view in views], limit))
         direction.count(moved)
         return moved
 
@@ -180,7 +177,7 @@ class FaultyFabric(Fabric):
         turns: the clock for delays; it also ticks in every wait. None: a new one.
     """
 
-    def __init__(self, fabric: Fabric, faults: Faults, turns: Turns | None = None) -> None:
+    def __init__(self, fabric: Fabric, faults: Faults, turns: Optional[Turns] = None) -> None:
         self.rank = fabric.rank
         self.size = fabric.size
         self.watch = fabric.watch

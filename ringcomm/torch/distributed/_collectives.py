@@ -26,7 +26,7 @@ from ...errors import Misuse, UnsupportedDtypeError
 from ...ops import Bitwise, Collective, ReduceOp
 from ...schedule.steps import even_bounds
 from ...wire.frames import NO_OP, NO_ROOT
-from ...wire.signature import Signature, direct_call, sizes_text
+from ...wire.signature import Signature, ahead_of, direct_call, sizes_text
 
 Tensors = Sequence[torch.Tensor]
 Divided = Union[torch.Tensor, Tensors]  # a tensor in equal parts, or one tensor for each rank
