@@ -275,7 +275,9 @@ class Coordinator:
 
     def _take_repeat(self, rank: int, message: Message, now_s: float) -> None:
         self._blocked.goes_on(rank)
-        self.reports.waited_for(rank, now_s - self.repeats.begun(rank, message, now_s), now_s)
+        late_s = self.repeats.begun(rank, message, now_s)
+        if late_s > 0.0:
+            self.reports.waited_for(rank, now_s - late_s, now_s)
 
     def _take_stuck(self, rank: int, message: Message, now_s: float) -> None:
         if message["epoch"] == self.repeats.epoch:
