@@ -36,8 +36,7 @@ from ringcomm.rendezvous.measuring import Echo
 from ringcomm.rendezvous.server import Board
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.rendezvous.terms import Terms
-from ringcomm.storage.certificate import make_certificate
-from ringcomm.storage.keys import read_key
+from ringcomm.storage.keys import make_certificate, read_key
 from ringcomm.transport import ring
 from ringcomm.transport.base import LinkClosed
 from ringcomm.transport.encryption import encryption_of

@@ -17,8 +17,7 @@ from ringcomm.errors import RingcommError
 from ringcomm.job.context import Context
 from ringcomm.rendezvous.actions import Notice
 from ringcomm.rendezvous.server import RendezvousServer
-from ringcomm.storage.certificate import make_certificate
-from ringcomm.storage.keys import key_text
+from ringcomm.storage.keys import key_text, make_certificate
 from ringcomm.transport.encryption import encryption_of
 from tests.hosts.netlab import Lab
 

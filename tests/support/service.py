@@ -20,7 +20,7 @@ from ringcomm.config import Membership, Settings, Slot
 from ringcomm.job.context import Context
 from ringcomm.rendezvous.actions import Notice, Seat
 from ringcomm.rendezvous.server import RendezvousServer
-from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.accept import PLACE_S, Acceptor
 from ringcomm.transport.connect import listen
 from ringcomm.transport.encryption import encryption_of

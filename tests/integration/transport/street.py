@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.connect import Dial
 from ringcomm.transport.encryption import encryption_of
 from tests.support.service import CLAIM, KEY, Door

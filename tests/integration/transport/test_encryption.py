@@ -14,7 +14,7 @@ import pytest
 import ringcomm as rc
 from ringcomm.config import Membership, Settings
 from ringcomm.errors import ConfigError
-from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import make_certificate
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.transport import tls
 from ringcomm.transport.accept import Acceptor

@@ -8,7 +8,7 @@ from typing import Any, List, Tuple
 
 import pytest
 
-from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.encryption import encryption_of
 from ringcomm.transport.secure import SecureSocket
 

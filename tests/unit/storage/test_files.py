@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from ringcomm.errors import ConfigError
 from ringcomm.job.timeline import TraceFile
 from ringcomm.storage.files import new_file, open_named, read_file, write_file
 from ringcomm.storage.folders import own_folder
-from ringrun.diagnosis.records import diagnose_folder, write_records
+from ringrun.diagnosis.records import diagnose_folder
 
 OTHER_USER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -68,40 +67,6 @@ def test_folders_of_other_users_are_refused(tmp_path: Path, theirs: Path) -> Non
     for folder in (theirs, link):
         with pytest.raises(OSError, match="another user"), own_folder(folder):
             pass
-
-
-def test_only_records_of_an_earlier_job_are_removed(tmp_path: Path) -> None:
-    for name in ("flight.3.json", "flight.plan.json"):
-        (tmp_path / name).write_text("{}")
-    write_records(tmp_path, {0: {}})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["flight.0.json", "flight.plan.json"]
-
-
-@as_root
-def test_a_link_that_appears_while_a_named_file_is_opened_is_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing was there yet when it was looked at."""
-    precious, path = tmp_path / "precious", tmp_path / "trace.json"
-    precious.write_text("keep")
-    path.symlink_to(precious)
-    os.chown(path, OTHER_USER, OTHER_USER, follow_symlinks=False)
-
-    def nothing(name: object, **options: object) -> os.stat_result:
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-
-    monkeypatch.setattr(os, "lstat", nothing)
-    with pytest.raises(OSError):
-        open_named(path)
-    assert precious.read_text() == "keep"
-
-
-def test_the_users_own_links_are_followed(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "target")
-    descriptor = open_named(tmp_path / "link")
-    os.write(descriptor, b"x")
-    os.close(descriptor)
-    assert (tmp_path / "target").read_text() == "x"
 
 
 def test_a_hard_link_in_a_shared_folder_is_not_overwritten(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import make_certificate
 from ringcomm.transport import tcp
 from ringcomm.transport.base import LinkClosed, Watch
 from ringcomm.transport.tcp import SocketFabric, SocketLink, choose_congestion

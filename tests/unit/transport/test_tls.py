@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
-from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.encryption import encryption_of
 from ringcomm.transport.tls import UNAUTHENTICATED_BYTES, Tls
 
