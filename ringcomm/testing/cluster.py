@@ -18,8 +18,8 @@ from ..rendezvous.actions import Notice, Seat
 from ..rendezvous.server import RendezvousServer
 from ..storage.keys import make_certificate
 from ..transport.base import Channels, Fabric
-from ..transport.encryption import encryption_of
 from ..transport.memory import memory_channels
+from ..transport.secure import encryption_of
 
 RankFunction = Callable[[Context], Any]
 

@@ -32,18 +32,74 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import os
 import struct
 from enum import IntEnum
-from typing import Callable, Optional, Set
+from typing import Callable, NamedTuple, Optional, Set
 
 from ..errors import AuthenticationError, ProtocolError
-from .claims import NO_RANK as NO_RANK
-from .claims import Claim as Claim
-from .claims import Purpose as Purpose
-from .claims import job_digest as job_digest
-from .place import NOWHERE, describe_place
 from .signing import Session, session_of
+
+NO_RANK = -1
+"""In a claim: not a rank (the rendezvous, or a process that has no rank yet)."""
+
+
+class Purpose(IntEnum):
+    """The purpose of a connection."""
+
+    CONTROL = 1
+    """From a rank to the rendezvous."""
+    PROBE = 2
+    """To find out which address leads to which rank, and how fast."""
+    DIRECT = 3
+    """A link between two ranks, for the collectives that all ranks call in the same order."""
+    BACKGROUND = 4
+    """A link between two ranks, for the collectives that the engine matches by name."""
+    ENGINE_CONTROL = 5
+    """A control link between engines: requests to rank 0, its responses, and heartbeats."""
+
+
+class Claim(NamedTuple):
+    """The initiator's description of itself and of the connection; authenticated with the key."""
+
+    purpose: int  # one of :class:`Purpose`
+    job: bytes  # from :func:`job_digest`
+    generation: int = 0  # membership epoch
+    source: int = NO_RANK
+    target: int = NO_RANK  # the rank that the initiator expects at the other end
+
+
+def job_digest(job: str) -> bytes:
+    """Return the 16 bytes that name a job on the wire."""
+    return hashlib.sha256(b"ringcomm job\0" + job.encode("utf-8")).digest()[:16]
+
+
+_PLACE = struct.Struct("!BxH16s")
+NOWHERE = bytes(_PLACE.size)
+"""The place of a connection that was not dialled, like one of a pair of sockets."""
+_UNIX, _IPV4, _IPV6 = 1, 4, 6
+
+
+def place_of(address: str, port: int) -> bytes:
+    """Return the 20 bytes for an address and a port, as dialled or as bound. The address is numeric, or ``@``
+    and the name of an abstract Unix socket, of which only a digest is stored.
+    """
+    if address.startswith("@"):
+        return _PLACE.pack(_UNIX, 0, hashlib.sha256(address.encode("utf-8")).digest()[:16])
+    numeric = ipaddress.ip_address(address.split("%")[0])
+    return _PLACE.pack(_IPV4 if numeric.version == 4 else _IPV6, port, numeric.packed.ljust(16, b"\0"))
+
+
+def describe_place(place: bytes) -> str:
+    """Return a place for people to read."""
+    kind, port, packed = _PLACE.unpack(place)
+    if kind == _IPV4:
+        return f"{ipaddress.IPv4Address(packed[:4])}:{port}"
+    if kind == _IPV6:
+        return f"[{ipaddress.IPv6Address(packed)}]:{port}"
+    return "a Unix socket" if kind == _UNIX else "no address"
+
 
 MAGIC = b"ringcomm"
 PROTOCOL_VERSION = 6

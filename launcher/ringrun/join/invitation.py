@@ -22,8 +22,7 @@ from ringcomm.configuration.endpoints import format_endpoint
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
 from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.connect import listen
-from ringcomm.transport.kinds import LOOPBACK
-from ringcomm.transport.nics import own_addresses
+from ringcomm.transport.nics import LOOPBACK, own_addresses
 
 from ..job.launch import invited, prepare
 from ..plan.hosts import MAX_SLOTS, HostSpec

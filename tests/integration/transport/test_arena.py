@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
-from ringcomm.engine.bucket_runner import FusionBuffer
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.transport import arena
 from ringcomm.transport.arena import MIN_BYTES, PeerArena
@@ -95,18 +94,6 @@ def test_where_memory_cannot_be_read_or_mapped(monkeypatch, lacking):
     assert found[0] == found[1]
     assert found[0][0] == found[0][1] == found[0][2]
     assert bool(views) is (lacking != "reading")
-
-
-def test_buffers_are_ordinary_without_a_peer_that_shares_memory(monkeypatch):
-    monkeypatch.setattr(arena, "_own", arena.Arena())
-    assert arena.shared_room(2 * MIN_BYTES) is None
-    assert FusionBuffer().items(MIN_BYTES, np.dtype(np.float32)) not in arena.own()
-    arena.own().has_peers = True
-    assert FusionBuffer().items(MIN_BYTES, np.dtype(np.float32)) in arena.own()
-    assert arena.shared_room(MIN_BYTES - 1) is None
-    assert arena.shared_room(2 * MIN_BYTES) in arena.own()
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    assert arena.shared_room(2 * MIN_BYTES) is None
 
 
 class TestArray:

@@ -10,7 +10,7 @@ from typing import Any, List
 
 import pytest
 
-from ringcomm.transport.connect import Dial, listen
+from ringcomm.transport.connect import Dial
 from ringcomm.transport.reactor import Reactor
 from tests.support.another_user import another_user
 from tests.support.service import CLAIM, KEY, Door, Service, sum_of_ranks
@@ -73,18 +73,6 @@ def dialled(reactor: Reactor, door: Door, address: str) -> Dial:
     Dial(reactor, (address, door.address[1]), KEY, CLAIM, ends.append, 5.0)
     door.turn_until(lambda: ends)
     return ends[0]
-
-
-@pytest.mark.parametrize("twin", TWINS)
-def test_a_port_that_is_held_by_a_twin_is_not_shared(twin: str) -> None:
-    """Where the twin covers 127.0.0.1 the port counts as taken; ::1 is another address."""
-    with holds(twin, 0) as other_user:
-        port = int(said(other_user))
-        if twin == "::1":
-            listen("127.0.0.1", port=port).close()
-        else:
-            with pytest.raises(OSError, match="in use"):
-                listen("127.0.0.1", port=port)
 
 
 @pytest.mark.parametrize("twin", TWINS)

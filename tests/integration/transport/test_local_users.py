@@ -15,8 +15,7 @@ from ringcomm.errors import StartTimeoutError
 from ringcomm.transport import nics
 from ringcomm.transport.accept import MAX_HALF_OPEN
 from ringcomm.transport.connect import Dial, listen
-from ringcomm.wire.auth import Claim, Initiator, Purpose, job_digest
-from ringcomm.wire.place import place_of
+from ringcomm.wire.auth import Claim, Initiator, Purpose, job_digest, place_of
 from ringrun.doctor.hosts import HostProbe
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options

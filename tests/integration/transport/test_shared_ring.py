@@ -55,17 +55,6 @@ def test_both_ends_see_the_same_memory(ends):
         ring.close()
 
 
-def test_a_twin_is_the_same_memory_in_the_same_process(no_leaks):
-    made = Ring.make()
-    twin = made.duplicate()
-    made.bytes[-1] = 9
-    assert (twin.size, twin.bytes[-1]) == (RING_BYTES, 9)
-    made.close()
-    assert twin.bytes[-1] == 9, "each is closed by itself"
-    twin.close()
-    twin.close()
-
-
 def test_a_system_with_little_memory_has_smaller_rings(no_leaks, monkeypatch):
     """As a container whose /dev/shm is full."""
     limits, reserve = [NEAR_BYTES + CONTROL_BYTES, SMALL_RING_BYTES], os.posix_fallocate
@@ -143,10 +132,3 @@ def test_where_one_kind_of_memory_is_forbidden_there_is_another(no_leaks, monkey
     assert twin.bytes[0] == 5 and os.fstat(made._descriptor).st_nlink == 0, "it has no name"
     made.close()
     twin.close()
-
-
-def test_where_there_is_no_memory_without_a_name_there_is_no_ring(monkeypatch):
-    monkeypatch.delattr(os, "memfd_create")
-    monkeypatch.delattr(os, "O_TMPFILE")
-    with pytest.raises(OSError, match="no shared memory without a name"):
-        Ring.make()

@@ -9,8 +9,7 @@ from typing import Any, List, Tuple
 import pytest
 
 from ringcomm.storage.keys import make_certificate
-from ringcomm.transport.encryption import encryption_of
-from ringcomm.transport.secure import SecureSocket
+from ringcomm.transport.secure import SecureSocket, encryption_of
 
 TEXT = b"gradient" * 100
 

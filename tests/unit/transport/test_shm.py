@@ -11,19 +11,24 @@ import pytest
 from ringcomm.transport.base import LinkClosed
 from ringcomm.transport.ring import (
     CLOSED,
+    EXPENSIVE,
     LENT,
     NEAR_BYTES,
     READ,
     READER_STATE,
     RING_BYTES,
+    SKIPPED_BYTES,
     SMALL_RING_BYTES,
     SPAN,
+    STINT_BYTES,
+    TIMED_BYTES,
+    WINDOW,
     WRITER_STATE,
     WRITTEN,
     Ring,
+    SpanChoice,
 )
 from ringcomm.transport.shm import SharedLink
-from ringcomm.transport.span import TIMED_BYTES
 
 SIZE = SMALL_RING_BYTES
 
@@ -60,31 +65,8 @@ def awake(link: SharedLink) -> bool:
     return bool(select.select([link.sock], [], [], 0.0)[0])
 
 
-class TestPackets:
-    def test_through_the_ring_and_around_its_end(self, links):
-        one, other = links
-        for _ in range(2 * SIZE // 700):
-            (packet,) = views(700)
-            sent = one.send_packet(packet)
-            into = memoryview(bytearray(700))
-            got = other.recv_packet(into[:sent])
-            while got < 700:
-                sent += one.send_packet(packet[sent:]) if sent < 700 else 0
-                got += other.recv_packet(into[got:sent])
-            assert into == packet
-
-    def test_that_does_not_fit(self, links):
-        one, other = links
-        (packet,) = views(SIZE)
-        assert one.send_packet(packet) == SIZE
-        assert one.send_packet(packet[:10]) == 0
-        into = memoryview(bytearray(SIZE))
-        assert other.recv_packet(into) == SIZE and into == packet
-        assert one.send_packet(packet[:10]) == 10
-
-
 class TestSpan:
-    """How much of the ring is used; see test_span.py for when that changes."""
+    """How much of the ring is used; see TestSpanChoice for when that changes."""
 
     def passes(self, one, other, length: int) -> None:
         (data,) = views(length)
@@ -226,7 +208,7 @@ class TestEnd:
     [
         (WRITTEN, SIZE + 1, "sent more than there is room for"),
         (READ, SIZE, "read more than it was sent"),
-        (LENT, 1, "lent memory that this end cannot read"),
+        (LENT, 1, "it lent nothing"),
     ],
 )
 def test_what_a_peer_cannot_have_done_breaks_the_link(links, word, value, reason):
@@ -241,3 +223,35 @@ def test_what_a_peer_cannot_have_done_breaks_the_link(links, word, value, reason
         inward.words[word] = value
         with pytest.raises(LinkClosed, match=reason):
             one.recv(views(100))
+
+
+COUNT = 512 * 1024
+OWN = 1e-10
+CHEAP, DEAR = COUNT * OWN * EXPENSIVE / 2, COUNT * OWN * EXPENSIVE * 2
+FIRST = SKIPPED_BYTES // COUNT - 1
+"""Copies before the first that counts."""
+
+
+def noted(choice: SpanChoice, *times: float) -> bool:
+    for elapsed_s in times:
+        choice.note(COUNT, elapsed_s)
+    return choice.whole
+
+
+class TestSpanChoice:
+    def test_the_whole_ring_is_used_where_writing_is_expensive(self):
+        choice = SpanChoice(OWN)
+        assert not noted(choice, *[DEAR] * (FIRST + WINDOW - 1))
+        assert noted(choice, DEAR)
+
+    def test_a_part_of_it_is_used_where_writing_is_cheap(self):
+        assert not noted(SpanChoice(OWN), *[CHEAP] * 1000)
+
+    def test_the_part_is_tried_again_after_some_time(self):
+        choice = SpanChoice(OWN)
+        noted(choice, *[DEAR] * (FIRST + WINDOW))
+        stint = STINT_BYTES // COUNT
+        assert noted(choice, *[CHEAP] * (stint - 1))  # cheap, because the whole ring is used
+        assert not noted(choice, CHEAP)
+        assert not noted(choice, *[DEAR] * (FIRST + WINDOW - 1))
+        assert noted(choice, DEAR)

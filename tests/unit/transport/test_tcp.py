@@ -12,7 +12,8 @@ import pytest
 from ringcomm.storage.keys import make_certificate
 from ringcomm.transport import tcp
 from ringcomm.transport.base import LinkClosed, Watch
-from ringcomm.transport.tcp import SocketFabric, SocketLink, choose_congestion
+from ringcomm.transport.memory import memory_fabrics
+from ringcomm.transport.tcp import SocketFabric, SocketLink, choose_congestion, counted
 from ringcomm.transport.tls import Tls
 
 LIMIT_S = 600.0
@@ -27,7 +28,7 @@ class Options:
 
     def getsockopt(self, level: int, option: int, length: int = 4) -> bytes:
         if option == socket.TCP_INFO:
-            return struct.pack("@68xI", 500)
+            return struct.pack("@148xI64x", 500)[:length]
         return self.current + bytes(16 - len(self.current))
 
     def setsockopt(self, level: int, option: int, value: bytes) -> None:
@@ -167,3 +168,51 @@ class TestFabric:
         fabric.revoke()
         fabric.close()
         assert ends[0].fileno() == -1
+
+
+class TestWhatTheSystemCounts:
+    def test_of_a_connection(self, ends):
+        before = counted(ends[0])
+        ends[0].sendall(bytes(5000))
+        got = 0
+        while got < 5000:
+            got += len(ends[1].recv(5000))
+        ends[1].sendall(b"!")  # acknowledges all
+        assert ends[0].recv(1) == b"!"
+        after = counted(ends[0])
+        assert before is not None and after is not None
+        assert after.acked_bytes - before.acked_bytes == 5000
+        assert after.unsent_bytes == 0 and 0 < after.segments - before.segments <= 5000
+        assert after.segment_bytes > 500 and after.round_trip_us < 30e6
+
+    def test_of_what_waits_because_the_other_end_does_not_read(self, ends):
+        ends[0].setblocking(False)
+        for _ in range(1000):  # until the buffers of both ends are full
+            try:
+                ends[0].send(bytes(1 << 16))
+            except BlockingIOError:
+                break
+        seen = counted(ends[0])
+        assert seen is not None and seen.unsent_bytes > 0
+
+    def test_of_what_has_no_counters(self, ends, monkeypatch):
+        unix = socket.socketpair()
+        assert counted(unix[0]) is None
+        ends[0].close()
+        assert counted(ends[0]) is None
+        for sock in unix:
+            sock.close()
+        monkeypatch.setattr(tcp, "_TCP_INFO", struct.Struct("4096x"))  # an old kernel gives less
+        assert counted(ends[1]) is None
+        monkeypatch.delattr(socket, "TCP_INFO")
+        assert counted(ends[1]) is None
+
+    def test_of_a_fabric(self, ends):
+        unix = socket.socketpair()
+        links = {1: SocketLink(1, ends[0]), 2: SocketLink(2, unix[0])}
+        fabric = SocketFabric(0, links)
+        found = tcp.delivered(fabric)
+        assert list(found) == [1] and found[1][1] >= 0.0
+        assert tcp.delivered(memory_fabrics(2)[0]) == {}
+        fabric.close()
+        unix[1].close()

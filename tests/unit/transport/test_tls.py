@@ -10,7 +10,7 @@ import pytest
 
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
 from ringcomm.storage.keys import make_certificate
-from ringcomm.transport.encryption import encryption_of
+from ringcomm.transport.secure import encryption_of
 from ringcomm.transport.tls import UNAUTHENTICATED_BYTES, Tls
 
 CERTIFICATE = make_certificate()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 from contextlib import closing
 
-from ringcomm.transport.wake_up import WakeUp
+from ringcomm.transport.reactor import WakeUp
 
 
 def is_readable(wake_up):

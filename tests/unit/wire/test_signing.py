@@ -8,9 +8,18 @@ import struct
 import pytest
 
 from ringcomm.errors import AuthenticationError, ProtocolError
-from ringcomm.wire.auth import Claim, Initiator, Purpose, Responder, job_digest, parting_answer
+from ringcomm.wire.auth import (
+    NOWHERE,
+    Claim,
+    Initiator,
+    Purpose,
+    Responder,
+    describe_place,
+    job_digest,
+    parting_answer,
+    place_of,
+)
 from ringcomm.wire.messages import MessageReader, encode
-from ringcomm.wire.place import NOWHERE, describe_place, place_of
 from ringcomm.wire.signing import Session, Signer
 
 KEY, JOB = b"k" * 32, job_digest("job")
