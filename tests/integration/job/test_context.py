@@ -17,7 +17,7 @@ from ringcomm.errors import StartTimeoutError, StartupError
 from ringcomm.group import group as group_module
 from ringcomm.group.view import Peer
 from ringcomm.job.context import Context
-from ringcomm.job.entry import Entry
+from ringcomm.job.context import _Entry as Entry
 from ringcomm.ops import Sum
 from ringcomm.rendezvous.client import join
 from ringcomm.rendezvous.embedded import EmbeddedRendezvous

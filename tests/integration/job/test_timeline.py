@@ -14,7 +14,7 @@ import pytest
 from ringcomm.config import Membership, Settings
 from ringcomm.errors import ConfigError, Misuse
 from ringcomm.job.context import Context
-from ringcomm.job.timeline import Merger, TraceFile
+from ringcomm.job.timeline import TraceFile
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks
 
@@ -57,27 +57,6 @@ print("done")
     assert (done.returncode, done.stdout.decode().split()) == (0, ["done"]), done.stderr.decode()
     assert done.stderr.decode().count("\n") == 1
     assert b"trace.json is incomplete: File too large." in done.stderr
-
-
-def test_every_tensor_is_a_process_and_every_rank_a_thread():
-    merger = Merger(["desk", "jetson1"], 5)
-    events = [["allreduce.a", "B", "ALLREDUCE", 1.0, None], ["allreduce.a", "E", "", 2.0, {"shape": "()"}]]
-    first, again, other = merger.convert(0, events), merger.convert(0, events), merger.convert(1, events)
-    named = [(event["name"], event["args"]) for event in first if event["ph"] == "M"]
-    assert named == [
-        ("process_name", {"name": "allreduce.a"}),
-        ("process_sort_index", {"sort_index": 1}),
-        ("thread_name", {"name": "rank 0 (desk)"}),
-    ]
-    assert (
-        first[-2:]
-        == again
-        == [
-            {"ph": "B", "ts": 1.0, "pid": 1, "tid": 0, "name": "ALLREDUCE"},
-            {"ph": "E", "ts": 2.0, "pid": 1, "tid": 0, "args": {"shape": "()"}},
-        ]
-    )
-    assert [event["tid"] for event in other] == [1, 1, 1]
 
 
 def meanwhile(path, attempts=3):

@@ -11,7 +11,7 @@ from ringcomm import api
 from ringcomm.config import Membership, Settings
 from ringcomm.job import default_context
 from ringcomm.job.context import Context
-from ringcomm.job.newcomer import Newcomer
+from ringcomm.job.default_context import Newcomer
 
 
 @pytest.fixture

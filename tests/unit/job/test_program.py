@@ -11,8 +11,8 @@ import pytest
 
 from ringcomm.collective.runner import Runner
 from ringcomm.config import Settings
-from ringcomm.job import program
-from ringcomm.job.program import differences_text, own_files
+from ringcomm.job import preparation as program
+from ringcomm.job.preparation import differences_text, own_files
 from ringcomm.transport.memory import memory_fabrics
 
 HOSTS = ["pc", "jetson1", "jetson1", "jetson2"]
