@@ -70,7 +70,9 @@ def resolved(path: Path, follow_last: bool = True, trusted: bool = False) -> str
     ``follow_last``: resolve a link that the whole path names; ``trusted``: and no other user can exchange a
     link. Below ``/proc`` (``/dev/stdout``) links stay.
     """
-    text = os.path.join(os.getcwd(), os.fspath(path))
+    text = os.fspath(path)
+    if not text.startswith("/"):
+        text = os.path.join(os.getcwd(), text)
     left, here, links = text.split("/")[::-1], "/", 0
     while left:
         name = left.pop()

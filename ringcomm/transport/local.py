@@ -77,7 +77,7 @@ class Trial:
         small = self._peers >= _MANY_PEERS and self._memory is not None
         try:
             if self._may_share:
-                self._outward = Ring.make_largest(SMALL_RING_BYTES if small else ring_bytes(self._peers))
+                self._outward = Ring.make(SMALL_RING_BYTES if small else ring_bytes(self._peers))
         except OSError:
             pass  # No shared memory here: the answer says so.
         if self._outward is None:

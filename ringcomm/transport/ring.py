@@ -21,11 +21,9 @@ import array
 import mmap
 import os
 import socket
-import stat
 import struct
 import sys
 import time
-from contextlib import suppress
 from typing import Optional, Tuple
 
 import numpy as np
@@ -108,16 +106,6 @@ class Ring:
         self._close_descriptor()
 
     @classmethod
-    def make_largest(cls, size: int) -> Ring:
-        """Make a ring of this size, or else of :data:`NEAR_BYTES`; OSError if there is no memory (left)."""
-        try:
-            return cls.make(size)
-        except OSError:
-            if size <= NEAR_BYTES:
-                raise
-            return cls.make(NEAR_BYTES)
-
-    @classmethod
     def take(cls, sock: socket.socket) -> Tuple[bytes, Optional[Ring]]:
         """Receive one byte, and the ring that came with it, if there is a usable one."""
         message, descriptor = receive_memory(sock)
@@ -150,22 +138,23 @@ class Ring:
 
 
 def nameless() -> int:
-    """Return a descriptor of anonymous memory; other processes get it only by receiving the descriptor."""
-    if hasattr(os, "memfd_create"):
-        try:
-            flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING  # type: ignore[attr-defined,unused-ignore]
-            descriptor: int = os.memfd_create("ringcomm", flags)  # type: ignore[attr-defined,unused-ignore]
-        except OSError:
-            pass  # A sandbox may have the call but forbid it.
-        else:
-            import fcntl
+    """Return a descriptor of anonymous memory that no process can shrink; raises OSError where there is none.
 
-            with suppress(OSError):  # Which systems cannot seal is asked where memory is received.
-                fcntl.fcntl(descriptor, _ADD_SEALS, _SEAL_SHRINK)
-            return descriptor
-    if not hasattr(os, "O_TMPFILE"):
-        raise OSError("this system has no shared memory without a name")
-    return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    Other processes get it only by receiving the descriptor.
+    """
+    try:
+        import fcntl
+
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING  # type: ignore[attr-defined,unused-ignore]
+        descriptor: int = os.memfd_create("ringcomm", flags)  # type: ignore[attr-defined,unused-ignore]
+    except (ImportError, AttributeError):
+        raise OSError("this system has no shared memory without a name") from None
+    try:
+        fcntl.fcntl(descriptor, _ADD_SEALS, _SEAL_SHRINK)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def send_descriptor(sock: socket.socket, message: bytes, descriptor: int) -> None:
@@ -174,7 +163,7 @@ def send_descriptor(sock: socket.socket, message: bytes, descriptor: int) -> Non
 
 
 def receive_memory(sock: socket.socket) -> Tuple[bytes, Optional[int]]:
-    """Receive one byte, and the descriptor of mappable memory that came with it, if any."""
+    """Receive one byte, and the descriptor of sealed memory that came with it, if any."""
     descriptors = array.array("i")
     room = socket.CMSG_SPACE(descriptors.itemsize)
     message, extras, _, _ = sock.recvmsg(1, room, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
@@ -185,24 +174,10 @@ def receive_memory(sock: socket.socket) -> Tuple[bytes, Optional[int]]:
         raise ConnectionError("it closed the connection")
     if not descriptors:
         return message, None
-    if _may_be_mapped(descriptors[0]):
+    if _is_sealed(descriptors[0]):
         return message, descriptors[0]
     os.close(descriptors[0])
     return message, None
-
-
-def _may_be_mapped(descriptor: int) -> bool:
-    """Return whether the memory cannot be shrunk, as far as this system can guarantee that."""
-    if _is_sealed(descriptor):
-        return True
-    try:
-        own = nameless()
-    except OSError:
-        return False
-    try:
-        return stat.S_ISREG(os.fstat(descriptor).st_mode) and not _is_sealed(own)
-    finally:
-        os.close(own)
 
 
 def _is_sealed(descriptor: int) -> bool:

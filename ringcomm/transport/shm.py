@@ -488,7 +488,7 @@ class SharedLink(SocketLink):
             shown = self._peer_arena.view(place, count - count % item_bytes)
         except OSError as problem:
             raise self._unreadable(problem) from None
-        self._shown = shown is not None
+        self._shown = True
         return shown
 
     def _recv_lent(self, views: Views) -> int:
@@ -530,7 +530,7 @@ class SharedLink(SocketLink):
             elif self._peer_arena is None:
                 raise OSError("there is no such memory")
             else:
-                self._peer_arena.read(address, view[:count])
+                view[:count] = self._peer_arena.view(address, count)
                 count = count if self._still_lent() else 0
         except OSError as problem:
             raise self._unreadable(problem) from None

@@ -119,8 +119,6 @@ _FORWARDING = (
     "If port forwarding or NAT between the hosts is meant to do that, encrypt the job (--encrypt); otherwise "
     "a process that is not part of the job does"
 )
-
-
 _OTHER_KEY = "it does not hold this job's key (or this process has the wrong one)"
 
 
@@ -133,6 +131,14 @@ class _Status(IntEnum):
     OTHER_KEY = 5
 
 
+_TOLD = {
+    _Status.OTHER_JOB: "it belongs to another job",
+    _Status.OTHER_ENCRYPTION: "it encrypts its connections, and this process does not: no certificate came "
+    "with its key. Give all processes of the job the same key file (or --encrypt)",
+    _Status.OTHER_PLACE: "the connection was not accepted where {place} is, but passed on from there to "
+    f"another address. {_FORWARDING}",
+}
+"""Why the responder refuses the initiator, in the words of the latter's error."""
 _ADMISSION = struct.Struct("!4s16s16s")
 _ADMISSION_MAGIC, _PASSAGE_MAGIC = b"\x02rct", b"\x02rcl"
 _PASSAGE = struct.Struct("!HIii")
@@ -273,18 +279,8 @@ class Initiator:
                 f"it uses version {version} of ringcomm's protocol and this process version "
                 f"{PROTOCOL_VERSION}; install the same ringcomm on both hosts"
             )
-        if status == _Status.OTHER_JOB:
-            raise AuthenticationError("it belongs to another job")
-        if status == _Status.OTHER_ENCRYPTION:
-            raise AuthenticationError(
-                "it encrypts its connections, and this process does not: no certificate came with its key. "
-                "Give all processes of the job the same key file (or --encrypt)"
-            )
-        if status == _Status.OTHER_PLACE:
-            raise AuthenticationError(
-                f"the connection was not accepted where {describe_place(self._place)} is, but passed on from "
-                f"there to another address. {_FORWARDING}"
-            )
+        if status in _TOLD:
+            raise AuthenticationError(_TOLD[status].format(place=describe_place(self._place)))
         if status != _Status.ACCEPTED:
             raise ProtocolError(f"it answered with the unknown status {status}")
         if not hmac.compare_digest(proof, self._proof(b"responder", nonce)):

@@ -76,11 +76,7 @@ os._exit(0)  # leaving a group that has failed is not what this is about
 
 GROUP_WAITS = {
     "of all_reduce": "dist.all_reduce(tensor, async_op=True).wait()",
-    "for a limited time": (
-        "dist.all_reduce(tensor, async_op=True).wait(__import__('datetime').timedelta(seconds=60))"
-    ),
     "of recv": "dist.irecv(tensor, 0).wait()",
-    "of send": "dist.isend(torch.ones(40_000_000), 0).wait()",
 }
 GROUP_WAIT = (
     GROUP[: GROUP.index("call =")]
@@ -123,13 +119,6 @@ def test_in_a_direct_call() -> None:
     check(run_plain(DIRECT, 3, RINGCOMM_DEAD_AFTER="2"), "allreduce(shape (100000,)")
 
 
-@pytest.mark.release
-def test_in_a_process_group(tmp_path) -> None:
-    pytest.importorskip("torch")
-    store = str(tmp_path / "store")
-    check(run_plain(GROUP, 3, RINGCOMM_DEAD_AFTER="2", TEST_STORE=store), "allreduce(shape (100000,)")
-
-
 @pytest.mark.parametrize("wait", GROUP_WAITS.values(), ids=GROUP_WAITS)
 @pytest.mark.release
 def test_in_the_wait_for_an_operation_of_a_process_group(tmp_path, wait: str) -> None:
@@ -170,7 +159,6 @@ else:
 START = "rc.allreduce_async_(values, op=rc.Sum, name='gradient')"
 WAITS = {
     "driving": f"rc.synchronize({START})",
-    "for a limited time": f"{START}.wait(60.0)",
     "beside a thread that drives": (
         f"handle = {START}; thread = threading.Thread(target=fails, args=(handle.wait,)); thread.start(); "
         "time.sleep(0.5); rc.synchronize(handle)"
@@ -220,10 +208,7 @@ else:
 )
 IN_PARTS = {
     "allgather": "rc.allgather(np.ones((rc.rank() + 1, 1000)))",
-    "alltoall": "rc.alltoall(np.ones((2, 1000)))",
     "broadcast_object": "rc.broadcast_object({'a': 1} if rc.rank() == 0 else None)",
-    "allreduce by Adasum": "rc.allreduce(np.ones(1000), op=rc.Adasum)",
-    "allgather_object": "rc.allgather_object({'a': 1})",
 }
 
 

@@ -146,25 +146,3 @@ def test_of_one_rank(tmp_path):
     assert list(processes.values())[1:] == ["allreduce.noname.1", "allreduce.noname.2", "allreduce.a"]
     names = [event["name"] for event in trace if event["ph"] == "B" and event["tid"] == 0]
     assert names == ["ALLREDUCE", "RINGCOMM_ALLREDUCE"] * 3
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_the_last_operation_is_in_the_file_though_nothing_follows(size, tmp_path):
-    path = tmp_path / "trace.json"
-
-    def work(context):
-        context.start_timeline(str(path))
-        for name in ("first", "last"):
-            context.engine.allreduce([np.ones(9)], Sum, name).wait(20)
-        if context.rank == 0:
-            until = time.monotonic() + 20
-            while b"allreduce.last" not in path.read_bytes():
-                assert time.monotonic() < until
-                time.sleep(0.005)
-        context.barrier()
-
-    if size == 1:
-        with Context.start(Membership(size=1), Settings()) as context:
-            work(context)
-    else:
-        run_ranks(size, work)

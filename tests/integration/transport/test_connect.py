@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 
@@ -142,25 +141,6 @@ def test_a_peer_that_waits_in_vain_asks_again(reactor):
         acceptor.close()
 
 
-def test_a_peer_at_a_crowded_unix_socket_asks_again(reactor):
-    """The system reports at once that too many wait, but not when there is room."""
-    address = f"@ringcomm-test-{os.getpid()}"
-    closed = listen(address)
-    closed.listen(0)
-    with closed, socket.socket(socket.AF_UNIX) as other:
-        other.connect(closed.getsockname())
-        ends = []
-        Dial(reactor, (address, 0), KEY, CLAIM, ends.append, 30.0)
-        until_s = time.monotonic() + ASK_AGAIN_S
-        while time.monotonic() < until_s:
-            reactor.run_once(0.05)
-        assert ends == []
-        acceptor = Door(reactor, closed)
-        acceptor.turn_until(lambda: ends and acceptor.arrived)
-        ends[0].sock.close()
-        acceptor.close()
-
-
 class Program:
     """What answers a dial, of its own: it accepts once, and does what the test says."""
 
@@ -181,22 +161,6 @@ class Program:
         (dial,) = self.ends
         assert dial is self.dial and dial.sock is None
         return dial
-
-
-def test_a_program_that_closes_the_connection_may_have_been_busy(reactor):
-    program = Program(reactor)
-    program.sock.recv(10_000)
-    program.sock.shutdown(socket.SHUT_WR)
-    dial = program.end()
-    assert dial.reason == "it closed the connection during the handshake" and dial.too_slow
-    assert not dial.refused_by_key and not dial.no_answer
-
-
-def test_a_program_that_sends_something_else(reactor):
-    program = Program(reactor)
-    program.sock.sendall(b"HTTP/1.1 400 Bad Request\r\n" + bytes(100))
-    dial = program.end()
-    assert dial.reason and not dial.refused_by_key
 
 
 def test_a_connection_to_itself_is_refused(reactor, monkeypatch):

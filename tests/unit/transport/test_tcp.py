@@ -60,17 +60,6 @@ class TestCongestion:
 
 
 class TestLink:
-    def test_many_views_at_once(self, ends):
-        one, other = SocketLink(1, ends[0]), SocketLink(0, ends[1])
-        sent = [memoryview(bytes([number])) for number in range(40)]
-        assert one.send(sent) == 16 and one.send(sent[16:]) == 16  # the system takes no more views
-        select.select([ends[1]], [], [], LIMIT_S)
-        into = [memoryview(bytearray(1)) for _ in range(20)]
-        got = 0
-        while got < 32:
-            got += other.recv(into[got % 16 :])
-        assert one.carrier == "TCP"
-
     def test_nothing_can_move(self):
         ends = socket.socketpair()
         one, other = SocketLink(1, ends[0]), SocketLink(0, ends[1])
@@ -161,15 +150,6 @@ class TestFabric:
         for fabric in (one, other):
             fabric.close()
 
-    def test_it_may_have_links_to_some_ranks_only(self, ends):
-        fabric = SocketFabric(0, {2: SocketLink(2, ends[0])}, size=4)
-        assert fabric.size == 4 and fabric.link(2).peer == 2
-        fabric.prepare(0, 1 << 20)  # plain links have nothing to prepare
-        fabric.revoke()
-        fabric.close()
-        assert ends[0].fileno() == -1
-
-
 class TestWhatTheSystemCounts:
     def test_of_a_connection(self, ends):
         before = counted(ends[0])
@@ -184,16 +164,6 @@ class TestWhatTheSystemCounts:
         assert after.acked_bytes - before.acked_bytes == 5000
         assert after.unsent_bytes == 0 and 0 < after.segments - before.segments <= 5000
         assert after.segment_bytes > 500 and after.round_trip_us < 30e6
-
-    def test_of_what_waits_because_the_other_end_does_not_read(self, ends):
-        ends[0].setblocking(False)
-        for _ in range(1000):  # until the buffers of both ends are full
-            try:
-                ends[0].send(bytes(1 << 16))
-            except BlockingIOError:
-                break
-        seen = counted(ends[0])
-        assert seen is not None and seen.unsent_bytes > 0
 
     def test_of_what_has_no_counters(self, ends, monkeypatch):
         unix = socket.socketpair()
