@@ -139,12 +139,6 @@ def test_the_files_give_the_same_again(folder: Path) -> None:
     assert again.out.splitlines() == [line for line in shown if not line.endswith("stopped because of it.")]
 
 
-def test_a_program_without_ringcomm_leaves_no_records(tmp_path: Path) -> None:
-    done = ringrun("-np", "2", sys.executable, "-c", "raise SystemExit(3)", cwd=tmp_path)
-    assert done.process.returncode == 3
-    assert "diagnose" not in done.err and not list(done.records.iterdir())
-
-
 def ask(launched: Launched, pid: int) -> None:
     """Send SIGUSR1, and wait for the records."""
     os.kill(pid, signal.SIGUSR1)

@@ -159,16 +159,6 @@ class TestFailures:
             assert (found["rank"], found["reason"]) == (rank, "failure")
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
-    @pytest.mark.parametrize("why, culprit", [("abort: rank 3 is gone", 3), ("the user wished it", None)])
-    def test_an_earlier_error_is_the_cause_if_it_is_the_reason(self, why, culprit, launched):
-        def work(context):
-            context.group.flight.close(why, False, PeerLostError("rank 3 is gone.", rank=3))
-
-        run_ranks(1, work)
-        found = launched.next()
-        assert (found["error"], found["culprit"]) == (why, culprit)
-
-
 class TestSending:
     def test_a_launcher_that_does_not_read_holds_nothing_up(self, agent, monkeypatch):
         monkeypatch.setattr(module, "SEND_S", 0.05)

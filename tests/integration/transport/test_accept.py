@@ -18,7 +18,7 @@ from ringcomm.transport.accept import MAX_HALF_OPEN
 from ringcomm.transport.connect import listen
 from ringcomm.wire.auth import Admission, Initiator, place_of, plain_answer
 from tests.integration.transport.street import Street
-from tests.support.garbage import HALF_A_PRELUDE, HALF_AN_ADMISSION, HELLO
+from tests.support.garbage import HELLO
 from tests.support.service import CLAIM, KEY, Door
 
 LONG_S = 600.0
@@ -146,22 +146,6 @@ def test_out_of_descriptors_it_does_not_spin(reactor, monkeypatch):
     door.close()
 
 
-def test_a_peer_that_leaves_half_way_is_refused_by_what_it_did(reactor):
-    with ExitStack() as stack:
-        for encrypt in (False, True):
-            street = Street(reactor, stack, encrypt=encrypt)
-            start = HALF_AN_ADMISSION if encrypt else HALF_A_PRELUDE
-            street.peer(start).shutdown(socket.SHUT_WR)
-            street.door.turn_until(lambda street=street: street.door.refused)
-            assert street.door.refused == ["it closed the connection before it had proven anything"]
-            peer = street.peer(start)
-            street.door.turn_until(lambda street=street: street.door.acceptor._half_open)
-            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            peer.close()
-            street.door.turn_until(lambda street=street: len(street.door.refused) == 2)
-            assert street.door.refused[1] == "connection reset by peer"
-
-
 @pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "encrypted"])
 def test_connections_that_a_rank_gives_up_are_not_reported(reactor, encrypt):
     """Of several that it has opened it keeps one; the others end before the handshake, or during it."""
@@ -202,24 +186,3 @@ def test_processes_of_other_users_are_refused(reactor, monkeypatch):
         assert peer.recv(1) == b""
     door.close()
     door.close()
-
-
-@pytest.mark.parametrize("number", [errno.EPROTO, errno.EPERM])
-def test_an_error_of_a_connection_that_waits_is_not_the_listeners(reactor, monkeypatch, number):
-    """Linux's accept(2) raises what the network has reported of the connection."""
-    with ExitStack() as stack:
-        street = Street(reactor, stack)
-        accept_one, accepted = socket.socket.accept, []
-
-        def first_fails(listener):
-            sock, origin = accept_one(listener)
-            accepted.append(origin)
-            if len(accepted) > 1:
-                return sock, origin
-            sock.close()
-            raise OSError(number, os.strerror(number))
-
-        monkeypatch.setattr(socket.socket, "accept", first_fails)
-        for count in (1, 2):
-            street.peer().close()
-            street.door.turn_until(lambda count=count: len(accepted) == count)

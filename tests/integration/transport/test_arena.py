@@ -13,7 +13,6 @@ from ringcomm.testing.cluster import run_ranks
 from ringcomm.transport import arena
 from ringcomm.transport.base import LinkClosed
 from ringcomm.transport.local import make_links
-from ringcomm.transport.ring import IN_ARENA, LENT, LOANS, MASK
 
 pytestmark = pytest.mark.skipif(arena.own() is None, reason="this system has no such memory")
 
@@ -132,17 +131,3 @@ class TestLink:
         one.close()
         with pytest.raises(LinkClosed, match="closed the connection"):
             other.recv([memoryview(bytearray(10))])
-
-    @pytest.mark.parametrize("take", ["peek", "recv"])
-    @pytest.mark.parametrize("arena_is_known", [True, False])
-    def test_what_a_peer_cannot_have_lent_breaks_the_link(self, pair, take, arena_is_known):
-        one, other = pair
-        words = one._rings[0].words
-        words[LOANS], words[LOANS + 1] = MASK // 4, 1000 | IN_ARENA
-        words[LENT] = 1
-        if not arena_is_known:
-            other._peer_arena = None
-        with pytest.raises(LinkClosed, match="its memory cannot be read: there is no such memory"):
-            shown = other.peek(100, 4) if take == "peek" else None
-            assert shown is None
-            other.recv([memoryview(bytearray(100))])

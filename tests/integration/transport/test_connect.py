@@ -102,16 +102,6 @@ def test_a_dial_that_is_given_up_during_the_handshake_is_not_reported(door):
     assert door.refused == door.arrived == []
 
 
-def test_dial_to_a_closed_port(reactor):
-    listener = listen("127.0.0.1")
-    address = listener.getsockname()[:2]
-    listener.close()
-    ends = []
-    Dial(reactor, address, KEY, CLAIM, ends.append, 5.0)
-    assert eventually(lambda: reactor.run_once(0.01) or bool(ends))
-    assert "refused" in ends[0].reason and not ends[0].no_answer and not ends[0].too_slow
-
-
 def test_a_dial_to_a_silent_peer_gives_up_in_time(reactor):
     silent = listen("127.0.0.1")
     ends = []
@@ -172,20 +162,3 @@ def test_a_connection_to_itself_is_refused(reactor, monkeypatch):
         sock.bind(("127.0.0.1", 0))
         sock.connect(sock.getsockname())
         assert connect._connected_to_itself(sock)
-
-
-def test_ipv6_and_ipv4_are_listened_on_apart(reactor):
-    """The same port of both, so that each address is bound by itself."""
-    try:
-        listener = listen("::1")
-    except OSError as problem:
-        pytest.skip(f"no IPv6 here: {problem}")
-    door, ends = Door(reactor, listener), []
-    with pytest.raises(OSError, match="in use"):
-        listen("::1", port=door.address[1])
-    assert listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 1
-    Dial(reactor, door.address, KEY, CLAIM, ends.append, 30.0)
-    door.turn_until(lambda: ends and door.arrived)
-    assert ends[0].sock.getpeername()[:2] == door.address
-    ends[0].sock.close()
-    door.close()

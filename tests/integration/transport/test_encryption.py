@@ -89,21 +89,6 @@ def test_a_peer_with_another_certificate_or_none_is_refused(
     assert house.arrived == []
 
 
-def test_a_responder_that_closes_the_connection_before_tls_is_ready_may_have_been_busy(house, certificate):
-    """As without encryption: another attempt may succeed."""
-    with listen("127.0.0.1") as listener:
-        listener.setblocking(True)
-        house.dial(listener.getsockname()[:2], certificate)
-        sock, _ = listener.accept()
-        with sock:
-            house.reactor.run_once(1.0)
-            sock.recv(10_000)
-            sock.shutdown(socket.SHUT_WR)
-            house.until(lambda: house.ends)
-    assert house.ends[0].reason == "it closed the connection during the handshake"
-    assert house.ends[0].too_slow and not house.ends[0].refused_by_key
-
-
 def test_the_certificate_alone_opens_nothing(house, certificate):
     house.dial(house.door(certificate), certificate, key=b"x" * 32)
     house.until(lambda: house.ends and house.refused)

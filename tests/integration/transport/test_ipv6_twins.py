@@ -55,7 +55,6 @@ while True:
         one.close()
         other.close()
 """
-TWINS = ("::", "::1", "::ffff:127.0.0.1")
 
 
 def holds(address: str, port: int, what: str = "answer") -> Any:

@@ -13,19 +13,17 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
-from ringcomm.engine.control_messages import ControlMessages
 from ringcomm.errors import StartupError
 from ringcomm.testing.cluster import run_ranks
-from ringcomm.transport import carriers, local
+from ringcomm.transport import local
 from ringcomm.transport.local import make_links
-from ringcomm.transport.process_memory import RING_MOST_BYTES, Lease, PeerMemory, ReadingLink
+from ringcomm.transport.process_memory import Lease, PeerMemory, ReadingLink
 from ringcomm.transport.ring import (
     RING_BYTES,
     SMALL_RING_BYTES,
 )
 from ringcomm.transport.shm import SharedLink
 from ringcomm.transport.tcp import SocketLink
-from tests.integration.transport.test_links import with_small_rings
 
 
 @pytest.fixture
@@ -115,50 +113,6 @@ def test_a_broken_connection_leaves_nothing_behind(no_leaks):
         make_links({1: one}, "shm")
     one.close()
     other.close()
-
-
-def test_long_messages_of_engines_stay_where_they_were_lent(length=700_000):
-    fabrics = with_small_rings()
-    ends = [ControlMessages(fabric, {1 - fabric.rank}) for fabric in fabrics]
-    try:
-        for text in ("a" * length, "b" * length):
-            ends[0].send({"type": "stack", "text": text})
-        got = []
-        for _ in range(10_000):
-            got += ends[1].receive()
-            ends[0].receive()
-            ends[0].flush()
-            ends[1].flush()
-            if len(got) == 2:
-                break
-        assert [(peer, set(message["text"]), len(message["text"])) for peer, message in got] == [
-            (0, {"a"}, length), (0, {"b"}, length),
-        ]  # fmt: skip
-        assert not any(end.gone for end in ends)
-        for _ in range(10):
-            ends[0].flush()
-        assert not ends[0].has_unsent()
-    finally:
-        for fabric in fabrics:
-            fabric.close()
-
-
-def test_what_is_measured_is_used_unless_it_is_not_wanted(monkeypatch):
-    monkeypatch.setattr(carriers, "_found", None)
-    found = carriers.measured()
-    assert carriers.LENGTHS[0] // 2 <= found <= 2 * carriers.LENGTHS[-1]
-    assert carriers.measured() == found
-    monkeypatch.setattr(carriers, "_found", 777_777)
-    for measure, expected in ((True, 777_777), (False, RING_MOST_BYTES)):
-        sockets = socket.socketpair()
-        with ThreadPoolExecutor(2) as pool:
-            ends = pool.map(
-                lambda end, measure=measure: make_links(*end, measure=measure),
-                [({1: sockets[0]}, "auto"), ({0: sockets[1]}, "auto")],
-            )
-            links = [link for end in ends for link in end.values()]
-        assert [link.ring_most_bytes for link in links] == [expected] * 2
-        kinds(links)
 
 
 def test_memory_that_ends_half_way_is_an_error_unless_the_lease_was_revoked(no_leaks):

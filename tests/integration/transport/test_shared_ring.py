@@ -85,11 +85,3 @@ def test_memory_that_could_become_shorter_is_refused(ends):
         os.ftruncate(descriptor, CONTROL_BYTES + RING_BYTES)
         send_descriptor(ends[0], descriptor)
         assert Ring.take(ends[1]) == (b"y", None)
-
-
-def test_an_end_without_memory_says_so_and_one_that_is_gone_is_an_error(ends):
-    ends[0].sendall(b"n")
-    assert Ring.take(ends[1]) == (b"n", None)
-    ends[0].shutdown(socket.SHUT_WR)
-    with pytest.raises(ConnectionError, match="it closed the connection"):
-        Ring.take(ends[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.codec.codecs import BLOCK_ITEMS, SEGMENT_ITEMS, TINY, make_codec
+from ringcomm.codec.codecs import BLOCK_ITEMS, SEGMENT_ITEMS, make_codec
 
 LENGTHS = [0, 1, 255, 256, 257, 4000, SEGMENT_ITEMS]
 QUANTIZED = {"int8": 127, "int4": 7}
@@ -74,16 +74,6 @@ def test_what_is_not_finite_poisons_its_block_and_no_other(name, bad):
     assert poisoned[512:768].all() and poisoned[1024:].all()
     assert not poisoned[:512].any() and not poisoned[768:1024].any()
     assert len(np.unique(decoded[poisoned].view(np.uint32))) == 1
-
-
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_tiny_and_huge_blocks(name):
-    huge = np.array([3e38, -3e38, 1e30, 0], np.float32)
-    decoded, finite, _ = coded(name, huge)
-    assert finite and np.allclose(decoded[:2], huge[:2], rtol=1e-6)
-    tiny = np.full(300, TINY / 10, np.float32)
-    decoded, finite, _ = coded(name, tiny)
-    assert finite and not decoded.any()
 
 
 @pytest.mark.parametrize("length", LENGTHS)

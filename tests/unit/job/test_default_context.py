@@ -40,15 +40,6 @@ def closed(monkeypatch):
     return calls
 
 
-def test_an_error_of_the_start_has_no_traceback_through_ringcomm(monkeypatch):
-    monkeypatch.setenv("RINGCOMM_SIZE", "two")
-    with pytest.raises(rc.ConfigError, match="not a whole number") as caught:
-        rc.init()
-    names = [entry.name for entry in caught.traceback]
-    assert names == ["test_an_error_of_the_start_has_no_traceback_through_ringcomm", "init"]
-    assert not rc.is_initialized()
-
-
 def test_a_restart_of_a_job_that_is_not_elastic_is_a_new_start(alone, closed):
     seen = []
     api.before_leaving(lambda: seen.append("before"))
@@ -112,10 +103,3 @@ def test_a_newcomer_has_numbers_and_joins_at_its_first_call(newcomer):
     assert float(rc.allreduce([1.0])[0]) == 1.0
     assert (rc.rank(), rc.size(), newcomer.joined) == (0, 1, 1)
     assert not default_context.join_now(), "it has joined"
-
-
-def test_a_newcomer_may_end_without_joining(newcomer):
-    rc.shutdown()
-    assert newcomer.joined == 0
-    with pytest.raises(rc.NotInitializedError, match="has left the job"):
-        rc.size()

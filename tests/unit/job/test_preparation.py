@@ -148,8 +148,3 @@ class TestAfterALoss:
         assert model.hosts == (0, 1, 1) and model.wire_byte_s == pytest.approx((FAST, SLOW))
         assert model.wire_latency_s == part.wire_latency_s
         assert job.adopted == [(model, False)] and job.prepared.prepared == Prepared(7, rank, model)
-
-    def test_what_was_not_worth_measuring_may_be_now(self, machine):
-        job = Job([0, 1])
-        assert job.prepared.tune(job, Prepared(3, 2, None)) == MODEL
-        assert machine.measured == 1 and job.prepared.is_repeated

@@ -69,22 +69,6 @@ def test_folders_of_other_users_are_refused(tmp_path: Path, theirs: Path) -> Non
             pass
 
 
-def test_a_hard_link_in_a_shared_folder_is_not_overwritten(tmp_path: Path) -> None:
-    """Another user may have made it, of a file that only this user can write."""
-    precious = tmp_path / "precious"
-    precious.write_text("keep")
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o1777)
-    os.link(precious, shared / "trace.json")
-    with pytest.raises(PermissionError, match="another user"):
-        open_named(shared / "trace.json")
-    assert precious.read_text() == "keep"
-    os.link(precious, tmp_path / "own")
-    os.close(open_named(tmp_path / "own"))
-    assert precious.read_text() == ""
-
-
 def test_a_named_file_is_emptied_and_no_fifo_is_waited_for(tmp_path: Path) -> None:
     path, fifo = tmp_path / "trace", tmp_path / "fifo"
     path.write_text("before")
@@ -110,16 +94,3 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
         read_file(tmp_path / "long", 10)
     text, code = diagnose_folder(tmp_path)
     assert code == 1 and text.strip().endswith("flight.0.json cannot be read: it is not a regular file.")
-
-
-def test_a_named_file_may_be_a_descriptor(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    try:
-        with pytest.raises(OSError, match="FIFO"):
-            open_named(f"/dev/fd/{writer}")
-        descriptor = os.open(tmp_path / "file", os.O_CREAT | os.O_WRONLY)
-        os.close(open_named(f"/proc/self/fd/{descriptor}"))
-        os.close(descriptor)
-    finally:
-        os.close(reader)
-        os.close(writer)

@@ -57,22 +57,6 @@ def test_the_error_for_the_caller_lacks_a_cause_that_only_the_ranks_host_has(
     assert error.__cause__ is None
 
 
-def test_the_outermost_frames_can_be_left_out_of_the_traceback() -> None:
-    def inner() -> None:
-        raise ValueError("broken")
-
-    def outer() -> None:
-        inner()
-
-    try:
-        outer()
-    except ValueError as error:
-        whole, part, none = (unpack(pack_error(error, skip))["traceback"] for skip in (0, 2, 99))
-    assert "in outer" in whole and "in inner" in whole
-    assert "in outer" not in part and "in inner" in part
-    assert "in inner" not in none and none.endswith("ValueError: broken\n")
-
-
 def pickle_of(package: str) -> bytes:
     """A pickle of ARRAY by the NumPy that has this package; protocol 2 has names as lines of text."""
     data = pickle.dumps(ARRAY, 2)

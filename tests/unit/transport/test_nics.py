@@ -20,7 +20,6 @@ from ringcomm.transport.nics import (
     InterfaceFilter,
     kind_of,
     own_addresses,
-    spec_of,
 )
 
 
@@ -153,15 +152,6 @@ def test_without_psutil_linux_itself_lists_the_addresses(monkeypatch):
     assert usual <= {item.address for item in own_addresses()}
 
 
-def test_without_psutil_an_interface_that_is_down_is_left_out(monkeypatch):
-    states = {"/sys/class/net/down0/operstate": "down", "/sys/class/net/eth0/operstate": "up"}
-    monkeypatch.setitem(sys.modules, "psutil", None)
-    monkeypatch.setattr(nics, "_text_of", lambda path: states.get(path, ""))
-    rows = [("lo", "127.0.0.1", 8), ("eth0", "10.0.0.1", 24), ("down0", "10.1.0.1", 24)]
-    monkeypatch.setattr(nics, "listed", lambda: rows)
-    assert {item.name for item in own_addresses()} == {"lo", "eth0"}
-
-
 def test_what_linux_lists_of_ipv6(tmp_path):
     (tmp_path / "proc/net").mkdir(parents=True)
     addresses = ("fd00000000000000000000000000000b", "fe800000000000000000000000000001")
@@ -169,16 +159,6 @@ def test_what_linux_lists_of_ipv6(tmp_path):
     (tmp_path / "proc/net/if_inet6").write_text("\n".join(rows))
     listed = nics.listed_by_linux(str(tmp_path))
     assert listed[-2:] == [("eth0", "fd00::b", 64), ("eth0", "fe80::1", 64)]
-
-
-@pytest.mark.parametrize(
-    "names, spec", [(None, None), ((), None), ("", None), ("eth0", "eth0"), (["eth0", "eth1"], "eth0,eth1")]
-)
-def test_names_of_interfaces_as_horovod_takes_them(names, spec):
-    assert spec_of(names) == spec
-
-
-# ---- kinds -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from ringcomm.transport.routes import (
     Paces,
     candidates,
     choose,
-    pairings,
     wire_of,
 )
 from ringcomm.transport.tcp import Counted
@@ -92,53 +91,35 @@ def test_a_choice_is_measured_first(attempts):
     assert chosen(*attempts) is None
 
 
-@pytest.mark.parametrize("attempts", [(WIRE,), (WIRE, WIRE_V6, WIRE_LOCAL), (WIRE, SAME_ADDRESS, REFUSED)])
-def test_where_there_is_no_choice_nothing_is_measured(attempts):
-    assert chosen(*attempts) == WIRE.address
-
-
 @pytest.mark.parametrize(
     "attempts, speeds, winner",
     [
         # of one kind, nothing but two measurements that agree shows which is slow
         ((WIRE, SECOND_WIRE), [(100.0, 100.0)], None),
         ((WIRE, SECOND_WIRE), [(100.0, 2.5)], None),
-        ((WIRE, SECOND_WIRE), [(4.5, 1.0)], None),  # the fast one had no processor for a moment
-        ((WIRE, SECOND_WIRE), [(4.5, 1.0), (2.5, 900.0), (2.5, 900.0)], SECOND_WIRE),
-        ((WIRE, SECOND_WIRE, WIFI), [(100.0, 2.5, 2.5)], None),
         ((WIRE, WIFI, tried("192.168.7.2", "wlan1", "wlan1")), [(100.0, 2.5, 2.5)], WIRE),
         # equal, or nearly so: the fixed order
         ((WIRE, SECOND_WIRE), [(100.0, 100.0)] * 2, WIRE),
-        ((WIRE, SECOND_WIRE), [(100.0, 159.0)] * 2, WIRE),
         ((WIRE, SECOND_WIRE), [(700.0, 9000.0)] * 2, WIRE),  # there it is the processor that is measured
         # faster: only if a second measurement says so
         ((WIRE, SECOND_WIRE), [(100.0, 161.0)], None),
         ((WIRE, SECOND_WIRE), [(100.0, 161.0)] * 2, SECOND_WIRE),
-        ((WIRE, SECOND_WIRE), [(10.0, 100.0), (100.0, 100.0)], None),
         ((WIRE, SECOND_WIRE), [(10.0, 100.0), (100.0, 100.0), (100.0, 90.0)], WIRE),
-        ((WIRE, SECOND_WIRE), [(10.0, 100.0), (100.0, 100.0), (10.0, 100.0)], SECOND_WIRE),
         # of another kind: only if it is much faster
         ((WIRE, WIFI), [(100.0, 399.0)], WIRE),
         ((WIRE, WIFI), [(100.0, 399.0)] * 2, WIRE),
         # both were fast, and the wire had no processor for moments: seen in one of 100 starts at load 10
         ((WIRE, WIFI), [(100.0, 1700.0)] * 2, WIRE),
-        ((WIRE, WIFI), [(70.0, 1700.0)] * 2, WIFI),
-        ((WIRE, WIFI), [(20.0, 79.0)], WIRE),
         ((WIRE, WIFI), [(20.0, 81.0)], None),
         ((WIRE, WIFI), [(20.0, 81.0)] * 2, WIFI),
-        ((WIRE, OVERLAY), [(2.5, 2000.0)], None),
         ((WIRE, OVERLAY), [(2.5, 2000.0)] * 2, OVERLAY),
         ((WIFI, OVERLAY), [(2.5, 700.0)] * 2, OVERLAY),
         # a burst passed for once
-        ((WIRE, WIFI), [(2.0, 900.0), (110.0, 2.5)], None),
         ((WIRE, WIFI), [(2.0, 900.0), (110.0, 2.5), (110.0, 2.5)], WIRE),
         # a virtual one does not make a slower real one look slow
-        ((WIRE, WIFI, OVERLAY), [(100.0, 10.0, 390.0)], WIRE),
         ((WIRE, SECOND_WIRE, OVERLAY), [(10.0, 100.0, 390.0)] * 2, SECOND_WIRE),
         # what breaks while it is measured
-        ((WIRE, WIFI), [(None, 1.0)], None),
         ((WIRE, WIFI), [(None, 1.0)] * 2, WIFI),
-        ((WIRE, WIFI), [(0.0, 0.0)] * 2, WIRE),
         # three measurements, three results: the preferred of them
         ((WIRE, WIFI, OVERLAY), [(1.0, 1.0, 100.0), (1.0, 100.0, 1.0), (100.0, 1.0, 1.0)], WIRE),
     ],
@@ -169,34 +150,18 @@ def test_malformed_report(change):
         Attempt.from_json({**WIRE.to_json(), **change})
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 8])
-def test_each_host_meets_each_other_once(count):
-    members = [3 * number for number in range(count)]
-    rounds = pairings(members)
-    met = [pair for pairs in rounds for pair in pairs]
-    assert sorted(met) == [(a, b) for a in members for b in members if a < b]
-    for pairs in rounds:
-        busy = [rank for pair in pairs for rank in pair]
-        assert len(set(busy)) == len(busy)
-
-
-# ---- slow links ------------------------------------------------------------------------------
-
 CHOSEN = Expected(1, 100.0, "eth0", (("wlan0", 30.0),))
 
 
 @pytest.mark.parametrize(
     "chosen, others, now, shared, better",
     [
-        (100.0, {"wlan0": 30.0}, 25.0, 1, ""),
         (100.0, {"wlan0": 30.0}, 7.4, 1, "wlan0"),
         (100.0, {"wlan0": 30.0}, 7.6, 1, ""),  # a choice between them would still be for this one
-        (100.0, {"wlan0": 60.0}, 14.9, 1, "wlan0"),
         (100.0, {"wlan0": 60.0}, 14.9, 2, ""),  # two streams may share the interface
         (100.0, {"wlan0": 60.0}, 12.4, 2, "wlan0"),
         (100.0, {"wlan0": 30.0, "eth1": 60.0}, 7.4, 1, "eth1"),
         (3000.0, {"eth1": 3000.0}, 51.0, 1, ""),  # processors decide, not the network
-        (3000.0, {"eth1": 3000.0}, 49.0, 1, "eth1"),
     ],
 )
 def test_what_is_slow(chosen, others, now, shared, better):
@@ -208,7 +173,6 @@ def test_what_is_slow(chosen, others, now, shared, better):
     [
         ({}, None),
         ({"own_iface": "eth0", "measured": {"eth0": 100.0}}, None),
-        ({"own_iface": "eth0", "measured": {"wlan0": 30.0}}, None),
         ({"own_iface": "eth0", "measured": {"wlan0": 30, "eth0": 100}}, CHOSEN),
     ],
 )

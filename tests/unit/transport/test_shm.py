@@ -21,7 +21,6 @@ from ringcomm.transport.ring import (
     SMALL_RING_BYTES,
     SPAN,
     STINT_BYTES,
-    TIMED_BYTES,
     WINDOW,
     WRITER_STATE,
     WRITTEN,
@@ -85,18 +84,6 @@ class TestSpan:
             assert one._out_span == other._in_span == span == one._rings[0].words[SPAN]
             assert other._out_span == NEAR_BYTES
 
-    def test_it_does_not_change_before_all_has_been_read(self, large):
-        one, other = large
-        data = views(TIMED_BYTES, 100)
-        assert one.send([data[0]]) == TIMED_BYTES
-        one._choice.whole = True
-        assert one.send([data[1]]) == 100 and one._out_span == NEAR_BYTES
-        into = views(TIMED_BYTES, 100)
-        assert other.recv(into) == TIMED_BYTES + 100 and into == data
-        assert one.send([data[1]]) == 100 and one._out_span == NEAR_BYTES  # It has not heard of it.
-        assert other.recv(views(100)) == 100 and not other.recv(views(1))
-        assert one.send([data[1]]) == 100 and one._out_span == RING_BYTES
-
     @pytest.mark.parametrize("span", [0, NEAR_BYTES // 2, RING_BYTES * 2, NEAR_BYTES + 1])
     def test_a_span_that_a_ring_cannot_have_breaks_the_link(self, large, span):
         one, other = large
@@ -117,14 +104,6 @@ class TestSleeping:
         one.send(views(10))  # it is awake: no byte through the socket
         assert not awake(other)
         assert other.poll_events(True, False) == select.POLLIN | select.POLLOUT  # it need not sleep
-
-    def test_before_it_sleeps_it_says_what_it_has_read(self, links):
-        one, other = links
-        one.send(views(SIZE))
-        other.recv(views(100))  # too little to be worth a message
-        assert one.poll_events(False, True) == select.POLLIN
-        other.poll_events(True, False)
-        assert awake(one) and one.send(views(200)) == 100
 
 class TestEnd:
     def test_bytes_that_are_seen_only_after_the_end_come_before_it(self, links):
@@ -203,9 +182,6 @@ class TestSpanChoice:
         choice = SpanChoice(OWN)
         assert not noted(choice, *[DEAR] * (FIRST + WINDOW - 1))
         assert noted(choice, DEAR)
-
-    def test_a_part_of_it_is_used_where_writing_is_cheap(self):
-        assert not noted(SpanChoice(OWN), *[CHEAP] * 1000)
 
     def test_the_part_is_tried_again_after_some_time(self):
         choice = SpanChoice(OWN)

@@ -52,13 +52,6 @@ class TestCongestion:
         choose_congestion(options)
         assert options.current == chosen
 
-    def test_far_hosts_keep_what_the_system_has(self, monkeypatch):
-        monkeypatch.setattr(tcp, "NEAR_US", 499)
-        options = Options(b"bbr", b"cubic reno")
-        choose_congestion(options)
-        assert options.current == b"bbr"
-
-
 class TestLink:
     def test_nothing_can_move(self):
         ends = socket.socketpair()

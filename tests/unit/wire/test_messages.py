@@ -131,29 +131,6 @@ def test_missing_or_wrong_field_is_named(message, name):
 
 
 @pytest.mark.parametrize(
-    "message, name",
-    [
-        (message, name)
-        for message in GOOD
-        for name in message
-        if message[name] and type(message[name]) is list
-    ],
-    ids=lambda item: item if isinstance(item, str) else item["type"],
-)
-def test_items_of_lists_are_checked_too(message, name):
-    item = message[name][0]
-    if not isinstance(item, dict):
-        return
-    for wrong in WRONG[:-2]:
-        with pytest.raises(ProtocolError, match=name):
-            validate({**message, name: [item, wrong]})
-    for field in item:
-        incomplete = {key: value for key, value in item.items() if key != field}
-        with pytest.raises(ProtocolError, match=field):
-            validate({**message, name: [item, incomplete]})
-
-
-@pytest.mark.parametrize(
     "item",
     [None, "12", [1], [2, 1], [-1, 1], [1, True], [0, 2**40]],
 )
