@@ -43,7 +43,6 @@ from ...rendezvous.client import Joined, join
 from ...rendezvous.connect_server import Moved, Watched, await_entry, post
 from ...rendezvous.embedded import EmbeddedRendezvous
 from ...storage.files import open_standard_descriptors
-from ...transport.connect import check_descriptors, shortage_error
 from ...transport.nics import machine
 from ...wire.signing import Signer
 
