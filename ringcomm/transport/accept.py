@@ -137,6 +137,7 @@ class Acceptor:
         arrived: Callable[[socket.socket, Claim, Session], None],
         refused: Callable[[str, str], None],
         encryption: Optional[Encryption] = None,
+        place_s: float = PLACE_S,
         may_wait: bool = True,  # connections wait while descriptors are used up; else the reactor raises
     ) -> None:
         self._may_wait = may_wait
@@ -152,7 +153,7 @@ class Acceptor:
         self._failed = 0  # failed connections that still keep their places
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._places = MAX_HALF_OPEN if descriptors < 0 else min(MAX_HALF_OPEN, max(1, descriptors // 4))
-        self._place_s = PLACE_S
+        self._place_s = place_s
         self.admitted: Set[bytes] = set()  # nonces of the admissions to TLS so far
         self.kept_waiting = False  # whether refused peers may have delayed a rank; the reader resets it
         self._paused = True

@@ -117,8 +117,8 @@ class Door:
             lambda sock, claim, session: self.arrived.append((sock, claim)),
             lambda origin, reason: self.refused.append(reason),
             encryption_of(certificate),
+            place_s,
         )
-        self.acceptor._place_s = place_s
 
     def turn_for(self, seconds: float) -> None:
         """Serve for so long."""
