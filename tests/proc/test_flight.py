@@ -165,21 +165,6 @@ def test_sigusr1_shows_what_every_rank_does_and_the_job_continues(folder: Path, 
     assert "ringrun: Rank 0 waits for rank 1.\n" in launched.err
 
 
-def test_the_programs_own_handler_stays(folder: Path) -> None:
-    handler = "signal.signal(signal.SIGUSR1, lambda *_: open(f'signals.{os.getpid()}', 'w').close())"
-    (folder / "own.py").write_text(TRAIN.replace("x = np.ones", f"{handler}\nx = np.ones", 1))
-    launched = Launched("-np", "2", "own.py", "load", "calls", cwd=folder)
-    wait_for_files([folder / "loading"])
-    ask(launched, launched.process.pid)
-    assert not list(folder.glob("signals.*")), "asking goes another way"
-    for pid in launched.find("own.py load", 2):
-        if pid != launched.process.pid and "ringrun" not in Path(f"/proc/{pid}/cmdline").read_text():
-            os.kill(pid, signal.SIGUSR1)
-    (folder / "loaded").touch()
-    assert launched.finish() == 0
-    assert len(list(folder.glob("signals.*"))) == 2
-
-
 def test_without_ringrun_ranks_write_their_own(folder: Path) -> None:
     (folder / "key").write_text("ab" * 32)
     (folder / "key").chmod(0o600)

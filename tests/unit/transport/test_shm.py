@@ -105,7 +105,16 @@ class TestSleeping:
         assert not awake(other)
         assert other.poll_events(True, False) == select.POLLIN | select.POLLOUT  # it need not sleep
 
+
 class TestEnd:
+    def test_before_it_sleeps_it_says_what_it_has_read(self, links):
+        one, other = links
+        one.send(views(SIZE))
+        other.recv(views(100))  # too little to be worth a message
+        assert one.poll_events(False, True) == select.POLLIN
+        other.poll_events(True, False)
+        assert awake(one) and one.send(views(200)) == 100
+
     def test_bytes_that_are_seen_only_after_the_end_come_before_it(self, links):
         """The other end stores bytes and then closes, between this end's looks at the one and the other."""
         one, other = links
@@ -141,6 +150,7 @@ class TestEnd:
             one.recv(views(10))
         with pytest.raises(LinkClosed, match="it closed the connection"):
             one.send(views(10))
+
 
 @pytest.mark.parametrize(
     ("word", "value", "reason"),
