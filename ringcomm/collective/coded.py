@@ -21,8 +21,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..codec.base import BLOCK_ITEMS, SEGMENT_ITEMS, Codec
-from ..codec.table import make_codec
+from ..codec.codecs import BLOCK_ITEMS, SEGMENT_ITEMS, Codec, make_codec
 from ..ops import CODECS
 from ..schedule.select import Selector
 from ..schedule.steps import Recv, Send, Step

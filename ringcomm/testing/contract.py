@@ -16,8 +16,7 @@ import random
 from typing import Callable, Sequence, Tuple
 
 from ..clock import Deadline, monotonic
-from ..transport.base import Fabric, LinkClosed
-from ..transport.views import after
+from ..transport.base import Fabric, LinkClosed, after
 from .driving import (
     LIMIT_S,
     arrived,

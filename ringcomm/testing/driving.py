@@ -6,8 +6,7 @@ import threading
 from typing import Callable, Iterable, List, Sequence, Tuple
 
 from ..clock import Deadline
-from ..transport.base import Fabric, Link, LinkClosed
-from ..transport.views import after
+from ..transport.base import Fabric, Link, LinkClosed, after
 
 LIMIT_S = 20.0  # a check that takes longer has failed
 

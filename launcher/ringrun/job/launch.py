@@ -16,7 +16,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.configuration.settings import Effective, SettingValue, effective, values_in
 from ringcomm.errors import ConfigError
-from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.nics import InterfaceFilter
 from ringcomm.version import __version__
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.codec.base import BLOCK_ITEMS
-from ringcomm.codec.table import make_codec
+from ringcomm.codec.codecs import BLOCK_ITEMS, make_codec
 from ringcomm.collective.coded import CodedPlans
 from ringcomm.collective.coded_hosts import HostCodedExecution
 from ringcomm.collective.reduce import Kernel
