@@ -7,9 +7,8 @@ import sys
 from typing import Sequence
 
 from .errors import ConfigError
-from .storage.certificate import make_certificate
 from .storage.files import write_private
-from .storage.keys import key_text
+from .storage.keys import key_text, make_certificate
 
 USAGE = """usage: python -m ringcomm.newkey [--encrypt] FILE
 

@@ -23,8 +23,7 @@ from ..configuration.endpoints import format_endpoint
 from ..errors import ConfigError, RemoteError, RingcommError
 from ..rendezvous.actions import Notice, Seat
 from ..rendezvous.embedded import EmbeddedRendezvous
-from ..storage.certificate import make_certificate
-from ..storage.keys import key_text
+from ..storage.keys import key_text, make_certificate
 from ..storage.results import pack_error, pack_value, remote_error, unpack
 from ..transport.nics import machine
 

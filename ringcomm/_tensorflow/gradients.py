@@ -158,13 +158,13 @@ class Accumulator:
     """The sums of gradients of several batches, in eager mode, ``tf.function`` and TensorFlow 1 graphs.
 
     ``average``: divide them by ``passes``, the number of batches per step. Without ``sparse_as_dense``,
-    ``tf.IndexedSlices`` are refused.
+    ``tf.IndexedSlices`` are refused. Horovod's own tests read ``counter``, the number of batches in the sums.
     """
 
     def __init__(self, passes: int, average: bool, sparse_as_dense: bool) -> None:
         self._options = (passes, average, sparse_as_dense)
         self._sums: Dict[Any, Any] = {}
-        self._count: Any = None
+        self.counter: Any = None
 
     def fresh(self) -> Accumulator:
         """Return another accumulator with the same options, without sums."""
@@ -183,22 +183,22 @@ class Accumulator:
         factor = 1.0 / passes if average else 1.0
         present = [(self._dense(gradient), variable) for gradient, variable in pairs if gradient is not None]
         sums = [self._sum_for(variable) for _, variable in present]
-        if self._count is None:
-            self._count = _local_variable([], tf.int64)
+        if self.counter is None:
+            self.counter = _local_variable([], tf.int64)
         # Only graphs of TensorFlow 1 need control dependencies; elsewhere operations run in program order.
         added = [
             total.assign_add(tf.cast(gradient, total.dtype), read_value=False)
             for total, (gradient, _) in zip(sums, present)
         ]
         with tf.control_dependencies(added):
-            count = self._count.assign_add(1)
+            count = self.counter.assign_add(1)
 
         def make_step() -> Any:
             values = [total.read_value() * tf.cast(factor, total.dtype) for total in sums]
             done = apply([(value, variable) for value, (_, variable) in zip(values, present)])
             with tf.control_dependencies([done] if isinstance(done, tf.Operation) else []):
                 cleared = [total.assign(tf.zeros_like(total), read_value=False) for total in sums]
-                with tf.control_dependencies([*cleared, self._count.assign(0, read_value=False)]):
+                with tf.control_dependencies([*cleared, self.counter.assign(0, read_value=False)]):
                     return tf.constant(True)
 
         def only_add() -> Any:

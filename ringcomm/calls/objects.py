@@ -105,7 +105,7 @@ class Objects:
     @staticmethod
     def load(data: memoryview) -> Any:
         """Return the object in a verified pickle; Misuse if the sender could not pickle it."""
-        from ..storage.unpickling import unpickled  # most jobs send no objects
+        from ..storage.results import unpickled  # most jobs send no objects
 
         value = unpickled(data)
         if type(value) is Unpicklable:

@@ -8,8 +8,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional
 
 import numpy as np
 
-from ..codec.base import SEGMENT_ITEMS
-from ..codec.table import make_codec
+from ..codec.codecs import SEGMENT_ITEMS, make_codec
 
 CODECS = ("bf16", "int8")
 _REPETITIONS = 5

@@ -27,8 +27,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..codec.base import BLOCK_ITEMS, SEGMENT_ITEMS, Codec
-from ..codec.table import make_codec
+from ..codec.codecs import BLOCK_ITEMS, SEGMENT_ITEMS, Codec, make_codec
 from ..dtypes import Array
 from ..ops import CODECS, ReduceOp
 from ..schedule.hierarchy import Hosts, all_gather, reduce_scatter

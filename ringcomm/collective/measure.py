@@ -22,8 +22,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..codec.base import SEGMENT_ITEMS
-from ..codec.table import make_codec
+from ..codec.codecs import SEGMENT_ITEMS, make_codec
 from ..dtypes import Array
 from ..ops import Collective
 from ..schedule.calibration import Calibration, leaders, model_of

@@ -584,8 +584,8 @@ class Runner:
         return totals
 
     def delivered(self) -> Dict[int, Tuple[int, float]]:
-        """Return the bytes that its links have delivered; see :func:`ringcomm.transport.pace.delivered`."""
-        from ..transport.pace import delivered  # asked for once a second at most, and of TCP links
+        """Return the bytes that its links have delivered; see :func:`ringcomm.transport.tcp.delivered`."""
+        from ..transport.tcp import delivered  # asked for once a second at most, and of TCP links
 
         return delivered(self._fabric)
 

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 import numpy as np
 
 from ..arrays.mirrors import BlockMirror
-from ..codec.base import BLOCK_ITEMS
+from ..codec.codecs import BLOCK_ITEMS
 from ..collective.observe import OperationTotal, Progress, Tally, Totals
 from ..collective.reduce import restore, weigh, weighable
 from ..collective.rows import RowLayout, cumulative
@@ -22,8 +22,7 @@ from ..configuration.bucket_sizes import ALONE_BYTES
 from ..dtypes import Array, dtype_named
 from ..errors import RingcommError, ShapeError
 from ..ops import Collective, ReduceOp
-from ..transport.base import Fabric
-from ..transport.subset import Subset
+from ..transport.base import Fabric, Subset
 from ..wire.signature import Key, Signature, ahead_of, direct_call
 from .adasum import adasum
 from .process_sets import ProcessSets
@@ -333,8 +332,8 @@ class BucketRunner:
             sums.setdefault(name, OperationTotal()).add(runs, took_s, 2 * bytes_each_way * len(peers))
 
     def delivered(self) -> Dict[int, Tuple[int, float]]:
-        """Return what the engine's links have delivered; see :func:`ringcomm.transport.pace.delivered`."""
-        from ..transport.pace import delivered  # asked for once a second at most, and of TCP links
+        """Return what the engine's links have delivered; see :func:`ringcomm.transport.tcp.delivered`."""
+        from ..transport.tcp import delivered  # asked for once a second at most, and of TCP links
 
         return delivered(self._fabric)
 

@@ -275,7 +275,9 @@ class Coordinator:
 
     def _take_repeat(self, rank: int, message: Message, now_s: float) -> None:
         self._blocked.goes_on(rank)
-        self.reports.waited_for(rank, now_s - self.repeats.begun(rank, message, now_s), now_s)
+        late_s = self.repeats.begun(rank, message, now_s)
+        if late_s > 0.0:
+            self.reports.waited_for(rank, now_s - late_s, now_s)
 
     def _take_stuck(self, rank: int, message: Message, now_s: float) -> None:
         if message["epoch"] == self.repeats.epoch:
@@ -420,11 +422,11 @@ class Coordinator:
         coming = self._next
         if coming.failed or self._joined or self._entries or len(ready) < len(coming.ready):
             return []
-        if self.observer is not None or any(item.more for item in ready):
-            return []
         signatures = [item.signature for item in ready] + [item[1] for item in coming.settled]
-        nbytes = sum([_nbytes(signature) for signature in signatures])
-        if not may_repeat(signatures, len(self._hosts), nbytes) or not self._tuning.one_round(signatures):
+        nbytes = coming.ready_bytes + sum([_nbytes(item[1]) for item in coming.settled])
+        if self.observer is not None or not may_repeat(signatures, len(self._hosts), nbytes):
+            return []
+        if any(item.more for item in ready) or not self._tuning.one_round(signatures):
             return []
         number = self.repeats.negotiated(signatures, coming.waited_for)
         ids = [self._numbers.of(signature, fresh) for signature in signatures]

@@ -1,14 +1,14 @@
 """One process's part in one job: its rank, its links, and the collectives.
 
-A :class:`Context` holds everything; nothing is global. The functions of :mod:`ringcomm` are a
-convenience over a default one.
+A :class:`Context` holds everything; nothing is global. The functions of :mod:`ringcomm` are a convenience
+over a default one. A process that is alone in its job needs nothing of rendezvous, preparation and program.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Sequence
 
 from ..arrays.mirrors import StagingPool
 from ..calls.collectives import Collectives
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ..rendezvous.control import Resume
     from ..rendezvous.embedded import EmbeddedRendezvous
     from ..schedule.cost import CostModel
-    from .entry import Entry
     from .preparation import Preparation, Prepared
 
 logger = logging.getLogger("ringcomm")
@@ -42,6 +41,30 @@ _NOT_ADVISED = (
     "batches (see docs/unequal.md) and make 64 steps, and two more for each batch that a loader takes in "
     "advance; with Keras on TensorFlow or JAX four epochs of 25."
 )
+
+
+class _Entry(NamedTuple):
+    """A place in a job, with established links."""
+
+    joined: Joined
+    membership: Membership  # with address and key of the rendezvous
+    embedded: Optional[EmbeddedRendezvous] = None  # the rendezvous that this rank serves, if it does
+
+
+def _enter(membership: Membership, settings: Settings, resume: Optional[Resume] = None) -> _Entry:
+    """Join a job of several processes by ringrun's rendezvous, a rank's own, srun, mpirun, or a new view."""
+    from ..rendezvous.client import NEW, join
+    from ..rendezvous.embedded import OwnRendezvous
+    from ..rendezvous.launched import join_launched
+
+    if membership.elastic:
+        return _Entry(join(membership, settings, NEW if resume is None else resume), membership)
+    if membership.launched is not None:
+        joined, embedded, membership = join_launched(membership, settings)
+        return _Entry(joined, membership, embedded)
+    with OwnRendezvous(membership, settings) as own:
+        joined = join(membership, settings)
+    return _Entry(joined, membership, own.embedded)
 
 
 class Context(Collectives):
@@ -126,8 +149,7 @@ class Context(Collectives):
         Args:
             membership: how this process takes part in the job.
             settings: tunables.
-            resume: in an elastic job, what this process has kept of the last view.
-            before: and what it has measured and compared there.
+            resume, before: in an elastic job, what this process has kept and measured in the last view.
 
         Raises:
             ExcludedError: an elastic job has no place for this process.
@@ -148,10 +170,8 @@ class Context(Collectives):
             return alone
         forget_what_is_closed()
         open_standard_descriptors()
-        from .entry import enter  # not needed by a process that is alone
-
         while True:
-            context = cls._of(enter(membership, settings, resume), settings)
+            context = cls._of(_enter(membership, settings, resume), settings)
             try:
                 context._prepare(before)
                 return context
@@ -169,7 +189,7 @@ class Context(Collectives):
                 before = context._kept(before)
 
     @classmethod
-    def _of(cls, entry: Entry, settings: Settings) -> Context:
+    def _of(cls, entry: _Entry, settings: Settings) -> Context:
         """Return a context over established links."""
         joined, embedded = entry.joined, entry.embedded
         try:
@@ -205,7 +225,7 @@ class Context(Collectives):
 
     def _tune(self, before: Optional[Prepared] = None) -> Preparation:
         """Measure the machine, together with all ranks, and choose schedules accordingly."""
-        from .preparation import Preparation  # not needed by a process that is alone
+        from .preparation import Preparation
 
         preparation = Preparation(self.group)
         self.cost_model = preparation.tune(self._selector, before)
@@ -243,11 +263,7 @@ class Context(Collectives):
         return SILENT
 
     def suspend(self, position: int) -> Resume:
-        """End this process's part in the view, but keep its connection to the rendezvous.
-
-        Args:
-            position: as for :meth:`restart`.
-        """
+        """End this process's part in the view, and keep its connection; ``position``: see :meth:`restart`."""
         assert self._joined is not None
         self._closed = True
         self.group.stop("the next view begins", True)
@@ -256,10 +272,8 @@ class Context(Collectives):
         return resume
 
     def take_changes(self) -> int:
-        """Return which changes of an elastic job's membership are to take place, since this was last called.
-
-        Returns:
-            the sum of 1 (processes are to leave) and 2 (processes are ready to join); 0 if there are none.
+        """Return which changes of an elastic job's membership are to take place, since this was last called:
+        the sum of 1 (processes are to leave) and 2 (processes are ready to join).
         """
         return 0 if self._joined is None else self._joined.control.take_changes()
 
@@ -284,12 +298,7 @@ class Context(Collectives):
             self._joined.control.note(text)
 
     def announce(self, topic: str, text: str) -> None:
-        """Show a line to the user: at the launcher, or through logging where there is none.
-
-        Args:
-            topic: of lines with the same topic only the first is shown.
-            text: one line.
-        """
+        """Show a line to the user, at the launcher or by logging; of each topic only the first one."""
         if self._joined is not None and self._embedded is None:
             self._joined.control.warn(topic, text)
         else:

@@ -7,9 +7,11 @@ the process is in a job, whether it has left one, and the callbacks of leaving a
 from __future__ import annotations
 
 import atexit
+import os
+import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Callable, List, Optional, Union
+from typing import Callable, List, Optional, Union
 
 import numpy as np
 
@@ -18,8 +20,42 @@ from ..docstrings import documented
 from ..errors import ConfigError, NotInitializedError, RingcommError, describe_error
 from .context import Context
 
-if TYPE_CHECKING:
-    from .newcomer import Newcomer
+
+class Newcomer:
+    """A process of an elastic job before it joins. Its numbers are those of the last rank if it joined now.
+
+    The others go on meanwhile. ``init()`` of a process that is started while the job runs returns at once,
+    and the process joins when its state is ready: at the call of the function that ``elastic.run``
+    decorates, or at its first collective. Otherwise all others would wait while it reads its data.
+    """
+
+    is_elastic = True
+    is_homogeneous = False
+
+    def __init__(self, membership: Membership, settings: Settings, size: int) -> None:
+        self.membership, self.settings = membership, settings
+        self.host = membership.host or socket.gethostname()
+        self.rank, self.size = size, size + 1
+        self.local_rank = 0 if membership.slot is None else membership.slot.local
+        self.local_size = self.local_rank + 1
+        self.cross_rank, self.cross_size = size, size + 1
+        self._pid = os.getpid()
+
+    def restart(self, position: int = 0) -> Context:
+        """Join the next view with a state at ``position``. Raises as :func:`.default_context.restart`."""
+        return Context.start(self.membership, self.settings)
+
+    def close(self, reason: str = "", ok: bool = True) -> None:
+        """Do nothing: there are no connections."""
+
+
+def newcomer_of(membership: Membership, settings: Settings) -> Optional[Newcomer]:
+    """Return this process as one that joins an elastic job later; None if it is among the first ranks."""
+    from ..rendezvous.client import running_size  # other jobs have none
+
+    size = running_size(membership, settings)
+    return Newcomer(membership, settings, size) if size else None
+
 
 _lock = threading.Lock()
 _joining = threading.RLock()  # restart() may call functions that make collectives
@@ -59,8 +95,6 @@ def init(membership: Optional[Membership] = None, settings: Optional[Settings] =
                 if not (isinstance(membership, Membership) and isinstance(settings, Settings)):
                     raise ConfigError("init() takes a Membership and Settings of ringcomm.config, or none.")
                 if membership.elastic:
-                    from .newcomer import newcomer_of  # other jobs have none
-
                     _default = newcomer_of(membership, settings)
                 _default = _default or _started(membership, settings)
             except RingcommError as error:
@@ -82,11 +116,8 @@ def shutdown() -> None:
 
     Does nothing if this process is in no job. It is called automatically when the program ends.
     """
-    global _default, _left
     _finish_first()
-    with _lock:
-        context, _default = _default, None
-        _left = _left or context is not None
+    context = _take_default()
     if context is not None:
         context.close()
 
@@ -148,12 +179,7 @@ def _finish_first() -> None:
 
 
 def take_changes() -> int:
-    """Return which changes of the membership are to take place, since this was last called.
-
-    Returns:
-        the sum of 1 (processes are to leave) and 2 (processes are ready to join); 0 if there are none, or
-        this process is in no job.
-    """
+    """See :meth:`Context.take_changes`; 0 if this process is in no job."""
     return _default.take_changes() if isinstance(_default, Context) else 0
 
 
@@ -210,12 +236,18 @@ def leave(error: BaseException) -> None:
 
     For processes that outlive the function which failed: others leave when the program ends.
     """
+    context = _take_default()
+    if context is not None:
+        context.close(f"uncaught {describe_error(error)}", ok=False)
+
+
+def _take_default() -> Union[Context, Newcomer, None]:
+    """Return the default context, which is none from now on."""
     global _default, _left
     with _lock:
         context, _default = _default, None
         _left = _left or context is not None
-    if context is not None:
-        context.close(f"uncaught {describe_error(error)}", ok=False)
+    return context
 
 
 def is_initialized() -> bool:

@@ -84,12 +84,11 @@ class FlightRecorder:
 
     def channels(self) -> List[Dict[str, Any]]:
         """Return the operations by channel; numbers are comparable between ranks if it is ``ordered``."""
-        found: List[Dict[str, Any]] = []
         members = list(self.facts.members)
-        rows = [_dated(row) for row in self._runner.rows()]
-        found.append({
-            "name": self.facts.channel, "ordered": True, "members": members, "operations": rows,
-        })  # fmt: skip
+        found: List[Dict[str, Any]] = [{
+            "name": self.facts.channel, "ordered": True, "members": members,
+            "operations": [_dated(row) for row in self._runner.rows()],
+        }]  # fmt: skip
         if self._engine is not None and self._engine.history is not None:
             history, process_sets = self._engine.history, self._engine.sets
             sets = {str(number): list(process_sets.members(number)) for number in process_sets.numbers()}
@@ -135,8 +134,7 @@ class FlightRecorder:
             self.report(why, failure if failure is not None and str(failure).rstrip(".") in why else None)
         self.closed = True
         # Break the reference cycle between histories and recorder, so that both are freed at once.
-        if self._calls is not None:
-            self._calls.on_failure = None
+        self._calls.on_failure = None
         if self.messages is not None:
             self.messages.on_failure = None
         if self._engine is not None and self._engine.history is not None:

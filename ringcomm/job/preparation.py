@@ -1,20 +1,34 @@
-"""The steps of all ranks before the first call: compare their programs, and measure the machine."""
+"""The steps of all ranks before the first call: compare their programs, and measure the machine.
+
+The program is the script, and its imports from its own folder. Ranks compare one hash of all files; if it
+differs, they exchange the hash of every file.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import sys
+import sysconfig
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
+import numpy as np
+
 from ..collective.measure import gathered, measure
+from ..collective.rows import cumulative
 from ..collective.runner import Runner
 from ..configuration.polling import cores_together, own_cores
 from ..group.group import Group
+from ..ops import Collective
 from ..schedule.calibration import part_of
 from ..schedule.cost import CostModel
 from ..schedule.select import Selector
 from ..transport.process_memory import ReadingLink
-from .program import compare_programs
+from ..wire.signature import ahead_of, direct_call
 
 
 class Prepared(NamedTuple):
@@ -106,3 +120,120 @@ class Preparation:
             if isinstance(link, ReadingLink)
         ]
         return f"rank {self._group.rank} exchanges data through " + ", ".join(told) + "".join(sizes[:1])
+
+
+# -- the programs of all ranks --------------------------------------------------------------------
+
+_MAX_FILES = 5
+_OURS = ("ringcomm", "ringrun")
+_INSTALLED = ("site-packages", "dist-packages", "horovod_shim")
+
+
+def own_files() -> Dict[str, str]:
+    """Return hashes of the script and its modules from its own folder, by relative path.
+
+    Installed packages do not count, even below that folder. Empty without a script: in a notebook, or where
+    an installed program has imported ringcomm.
+    """
+    main = sys.modules.get("__main__")
+    script = getattr(main, "__file__", None)
+    name = getattr(getattr(main, "__spec__", None), "name", None) or ""
+    if not script or name.partition(".")[0] in _OURS:
+        return {}
+    path = Path(script).resolve()
+    # `python -m package.train` imports from the folder of the package.
+    folder = path.parents[min(name.count("."), len(path.parents) - 1)]
+    if is_installed(path):
+        return {}
+    found: Dict[str, str] = {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not file or module.__name__.partition(".")[0] in _OURS:
+            continue
+        path = Path(file).resolve()
+        if folder in path.parents and not is_installed(path) and path.is_file():
+            content = hashlib.blake2b(path.read_bytes(), digest_size=8)
+            found[path.relative_to(folder).as_posix()] = content.hexdigest()
+    return found
+
+
+@lru_cache(maxsize=None)
+def _libraries() -> List[Path]:
+    return [Path(place).resolve() for place in sysconfig.get_paths().values()]
+
+
+def is_installed(path: Path) -> bool:
+    """Return whether a resolved path belongs to Python or to an installed package."""
+    return any(part in _INSTALLED for part in path.parts) or any(
+        place in path.parents for place in _libraries()
+    )
+
+
+def compare_programs(runner: Runner, hosts: Sequence[str]) -> str:
+    """Compare the programs of all ranks, which all call it at the same point.
+
+    Return a warning with hosts and files, the same on every rank; "" if the programs are equal.
+    """
+    files = own_files()
+    payload = np.frombuffer(json.dumps(files, sort_keys=True).encode() if files else b"", np.uint8)
+    whole = int.from_bytes(hashlib.blake2b(payload.tobytes(), digest_size=7).digest(), "little")
+    mine = [whole if files else 0, payload.size]
+    table = runner.exchange(mine, ahead_of(Collective.EXCHANGE, np.dtype(np.int64), "program"))
+    if len({number for number in table[:, 0].tolist() if number}) < 2:
+        return ""
+    bounds = cumulative(table[:, 1])
+    gathered = np.empty(bounds[-1], np.uint8)
+    gathered[bounds[runner.rank] : bounds[runner.rank + 1]] = payload
+    runner.all_gather(gathered, direct_call(Collective.ALLGATHER, gathered, "program", bounds=bounds))
+    parts = [gathered[start:stop].tobytes() for start, stop in zip(bounds, bounds[1:])]
+    programs = [json.loads(part) if part else {} for part in parts]
+    return differences_text(programs, hosts)
+
+
+def differences_text(programs: Sequence[Dict[str, str]], hosts: Sequence[str]) -> str:
+    """Return a warning about files that differ between hosts; "" if none do.
+
+    ``programs`` has the hashes of each rank's files (:func:`own_files`). A file of only one rank is not
+    compared.
+    """
+    texts = [
+        text
+        for name in sorted({name for program in programs for name in program})
+        for text in [_file_text(name, [program.get(name) for program in programs], hosts)]
+        if text
+    ]
+    if not texts:
+        return ""
+    more = f" ({len(texts) - _MAX_FILES} more files differ)" if len(texts) > _MAX_FILES else ""
+    return (
+        f"The ranks do not run the same program: {'; '.join(texts[:_MAX_FILES])}{more}. What they compute "
+        "may differ although nothing fails. Copy the same files to every host (rsync -a, or a shared "
+        "directory)."
+    )
+
+
+def _file_text(name: str, hashes: Sequence[Optional[str]], hosts: Sequence[str]) -> str:
+    """Return which ranks have another version of a file than most; "" if none.
+
+    A rank without the file may not need it.
+    """
+    versions: Dict[str, List[int]] = {}
+    for rank, found in enumerate(hashes):
+        if found is not None:
+            versions.setdefault(found, []).append(rank)
+    if len(versions) < 2:
+        return ""
+    usual, *others = sorted(versions.values(), key=lambda ranks: (-len(ranks), ranks))
+    odd = " and ".join(_places(ranks, hosts) for ranks in others)
+    return f"{name} on {odd} is not that on {_places(usual, hosts)}"
+
+
+def _places(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    """Return text like ``jetson1 (ranks 2, 3)``."""
+    by_host: Dict[str, List[int]] = {}
+    for rank in ranks:
+        by_host.setdefault(hosts[rank], []).append(rank)
+    return ", ".join(
+        f"{host} (rank{'s' if len(own) > 1 else ''} {', '.join(map(str, own))})"
+        for host, own in by_host.items()
+    )

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from ..engine.observer import EventSource, Observer, now_us
 from ..errors import ConfigError, Misuse, RingcommError
@@ -61,106 +61,85 @@ def _unwritable(path: Union[str, Path], problem: OSError) -> ConfigError:
     return ConfigError(f"The timeline {path} cannot be written: {problem.strerror}.")
 
 
-class Merger:
-    """Convert the events of all ranks to trace events: tensors become processes, ranks threads.
-
-    ``epoch_us`` is the wall clock at time 0 of the trace.
-    """
-
-    def __init__(self, hosts: Sequence[str], epoch_us: int) -> None:
-        self._hosts = hosts
-        self._pids: Dict[str, int] = {}
-        self._seen: Dict[int, Set[int]] = {}
-        self._epoch_us = epoch_us
-
-    def preamble(self) -> List[Dict[str, Any]]:
-        """Return the first events of the file."""
-        arguments = {"name": "ringcomm", "start_time_since_epoch_in_micros": self._epoch_us}
-        return [{"name": "process_name", "ph": "M", "pid": 0, "args": arguments}]
-
-    def convert(self, rank: int, events: Sequence[Sequence[Any]]) -> List[Dict[str, Any]]:
-        """Return a rank's events in the format of the trace, with times in microseconds."""
-        made: List[Dict[str, Any]] = []
-        for name, phase, activity, at_us, arguments in events:
-            event: Dict[str, Any] = {"ph": phase, "ts": round(float(at_us), 1), "pid": 0, "tid": rank}
-            if name:
-                event["pid"] = self._pid(str(name), rank, made)
-            if activity:
-                event["name"] = activity
-            if phase == "X":
-                event["dur"] = 0
-            elif phase == "i":
-                event["s"] = "g"
-            if arguments:
-                event["args"] = arguments
-            made.append(event)
-        return made
-
-    def _pid(self, name: str, rank: int, made: List[Dict[str, Any]]) -> int:
-        pid = self._pids.get(name)
-        if pid is None:
-            pid = self._pids[name] = len(self._pids) + 1
-            self._seen[pid] = set()
-            made.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}})
-            made.append({"name": "process_sort_index", "ph": "M", "pid": pid, "args": {"sort_index": pid}})
-        if rank not in self._seen[pid]:
-            self._seen[pid].add(rank)
-            label = f"rank {rank} ({self._hosts[rank]})"
-            made.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": rank, "args": {"name": label}})
-        return pid
-
-
 class Timeline:
     """Write the events of all ranks on rank 0, in a thread, so that no collective waits for a disk.
 
-    ``start_us`` is this rank's clock at time 0 of the trace.
+    Tensors become processes of the trace, and ranks threads. ``start_us`` is this rank's clock at time 0 of
+    it.
     """
 
     def __init__(self, path: Union[str, Path], hosts: Sequence[str], start_us: float) -> None:
         self._path = path
         self._file = TraceFile(path)
         self._broken = False
-        self._merger = Merger(hosts, time.time_ns() // 1000)
+        self._hosts = hosts
         self._start_us = start_us
+        self._pids: Dict[str, int] = {}
+        self._seen: Set[Tuple[int, int]] = set()  # processes with their threads
         self._queue: queue.SimpleQueue[Optional[List[Dict[str, Any]]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._queue.put(self._merger.preamble())
+        arguments = {"name": "ringcomm", "start_time_since_epoch_in_micros": time.time_ns() // 1000}
+        self._queue.put([_metadata("process_name", 0, arguments)])
         self._thread = threading.Thread(target=self._write, name="ringcomm-timeline", daemon=True)
         self._thread.start()
 
     def take(self, rank: int, events: Sequence[Sequence[Any]]) -> None:
-        """Add events of a rank, with times on this rank's clock."""
+        """Add events of a rank, with times in microseconds on this rank's clock."""
         if self._broken:
             return
-        shifted = [[*event[:3], float(event[3]) - self._start_us, *event[4:]] for event in events]
         with self._lock:
-            self._queue.put(self._merger.convert(rank, shifted))
+            made: List[Dict[str, Any]] = []
+            for name, phase, activity, at_us, arguments in events:
+                at = round(float(at_us) - self._start_us, 1)
+                event: Dict[str, Any] = {"ph": phase, "ts": at, "pid": 0, "tid": rank}
+                if name:
+                    event["pid"] = self._pid(str(name), rank, made)
+                if activity:
+                    event["name"] = activity
+                if phase == "X":
+                    event["dur"] = 0
+                elif phase == "i":
+                    event["s"] = "g"
+                if arguments:
+                    event["args"] = arguments
+                made.append(event)
+            self._queue.put(made)
+
+    def _pid(self, name: str, rank: int, made: List[Dict[str, Any]]) -> int:
+        pid = self._pids.get(name)
+        if pid is None:
+            pid = self._pids[name] = len(self._pids) + 1
+            made.append(_metadata("process_name", pid, {"name": name}))
+            made.append(_metadata("process_sort_index", pid, {"sort_index": pid}))
+        if (pid, rank) not in self._seen:
+            self._seen.add((pid, rank))
+            label = {"name": f"rank {rank} ({self._hosts[rank]})"}
+            made.append({**_metadata("thread_name", pid, label), "tid": rank})
+        return pid
 
     def _write(self) -> None:
         while True:
-            batches = [self._queue.get()]
-            while batches[-1] is not None and not self._queue.empty():
-                batches.append(self._queue.get())
-            events = [event for batch in batches if batch is not None for event in batch]
+            events = self._queue.get()
+            if events is None:
+                return
             try:
                 if events:
                     self._file.add(events)
             except OSError as problem:
-                self._give_up(problem)
+                # Training goes on without the further events.
+                logger.warning("The timeline %s is incomplete: %s.", self._path, problem.strerror)
+                self._broken = True
                 return
-            if batches[-1] is None:
-                return
-
-    def _give_up(self, problem: OSError) -> None:
-        """Drop all further events: training goes on without them."""
-        logger.warning("The timeline %s is incomplete: %s.", self._path, problem.strerror)
-        self._broken = True
 
     def close(self) -> None:
         """Write the remaining events, and close the file."""
         self._queue.put(None)
         self._thread.join()
         self._file.close()
+
+
+def _metadata(name: str, pid: int, arguments: Dict[str, Any]) -> Dict[str, Any]:
+    return {"name": name, "ph": "M", "pid": pid, "args": arguments}
 
 
 def timeline_path(path: str, epoch: int) -> str:

@@ -20,6 +20,7 @@ from ..calls.process_set import ProcessSet, global_process_set
 from ..collective.observe import look_through
 from ..collective.options import Options, takes
 from ..docstrings import documented
+from ..errors import ConfigError, ShapeError
 from .arrays import NDArrayOperand, copy_of, dense
 
 look_through(mx)
@@ -274,13 +275,19 @@ def alltoall(
         number of rows from each rank (int32).
 
     Raises:
-        ConfigError: it is not a dense NDArray, or the splits are not integers, or do not fit it.
-        ShapeError: the NDArray has no first dimension.
+        ConfigError: it is not a dense NDArray.
+        ShapeError: the splits are not integers or do not fit the NDArray, or it has no first dimension.
         {call_errors}
     """
     operand = NDArrayOperand(dense(tensor, "alltoall"), rows=True)
-    rows, received = start_alltoall(
-        operand, splits.asnumpy() if isinstance(splits, mx.nd.NDArray) else splits, name, process_set, True,
-        lambda numbers: operand.deliver(np.asarray(numbers, np.int32)),
-    ).wait()  # fmt: skip
+    counts = splits.asnumpy() if isinstance(splits, mx.nd.NDArray) else splits
+    try:
+        handle = start_alltoall(
+            operand, counts, name, process_set, True,
+            lambda numbers: operand.deliver(np.asarray(numbers, np.int32)),
+        )  # fmt: skip
+    except ConfigError as problem:
+        # Horovod's adapter for MXNet raises a RuntimeError, which a ShapeError is too.
+        raise ShapeError(str(problem)) from None
+    rows, received = handle.wait()
     return rows if splits is None else (rows, received)

@@ -12,8 +12,7 @@ from ray.train.torch import TorchConfig as _TorchConfig
 from .._adapter.placed import settings_for
 from ..config import Settings
 from ..configuration.environment import assign
-from ..storage.certificate import make_certificate
-from ..storage.keys import key_text
+from ..storage.keys import key_text, make_certificate
 
 
 @dataclass

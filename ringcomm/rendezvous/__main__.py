@@ -19,7 +19,7 @@ from ..config import Membership, Settings
 from ..configuration.endpoints import format_endpoint
 from ..configuration.limits import Limits
 from ..errors import RingcommError
-from ..transport.encryption import encryption_of
+from ..transport.secure import encryption_of
 from .actions import Notice
 from .server import RendezvousServer
 

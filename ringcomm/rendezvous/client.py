@@ -21,14 +21,13 @@ from ..errors import (
 )
 from ..group.view import Peer
 from ..transport.base import Channels
-from ..transport.encryption import encryption_of
-from ..transport.kinds import LOOPBACK
+from ..transport.connect import check_descriptors, shortage_error
 from ..transport.local import make_links
-from ..transport.nics import Interface, local_socket, machine, own_addresses
-from ..transport.pace import Counted, Expected, Paces, counted
+from ..transport.nics import LOOPBACK, Interface, local_socket, machine, own_addresses
 from ..transport.reactor import READ, Reactor
-from ..transport.shortage import check_descriptors, release_spare, shortage_error
-from ..transport.tcp import SocketFabric, SocketLink
+from ..transport.routes import Expected, Paces
+from ..transport.secure import encryption_of
+from ..transport.tcp import Counted, SocketFabric, SocketLink, counted
 from ..version import __version__
 from ..wire.auth import Purpose, job_digest
 from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
@@ -143,7 +142,6 @@ class Joiner:
         """Report to the rendezvous, and so to all ranks, that this process lacks something."""
         if self._setup is not None:
             self._setup.close()
-        release_spare()
         try:
             sock = self._connect() if self._connection is None else self._connection[0]
             self._send(shortage_message(error, self.membership.elastic))

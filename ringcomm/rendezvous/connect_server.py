@@ -15,10 +15,9 @@ from ..config import Membership, Settings
 from ..configuration.endpoints import format_endpoint
 from ..errors import AuthenticationError, ProtocolError, RefusedError, StartTimeoutError, StartupError
 from ..transport.connect import Dial
-from ..transport.encryption import encryption_of
 from ..transport.nics import machine, own_addresses
 from ..transport.reactor import Reactor
-from ..transport.secure import Encryption
+from ..transport.secure import Encryption, encryption_of
 from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
 from ..wire.signing import Session

@@ -24,8 +24,8 @@ from ..errors import (
     interruption_text,
 )
 from ..transport.base import Watch
+from ..transport.connect import shortage_error
 from ..transport.secure import SecureSocket
-from ..transport.shortage import drop_spare, keep_spare, shortage_error
 from ..wire.messages import Message, MessageReader, encode
 from ..wire.signing import Session
 from .actions import ADDED
@@ -93,7 +93,6 @@ class ControlChannel(Watch):
             target=self._main, name="ringcomm-control", daemon=True
         )
         self._thread.start()
-        keep_spare(self)
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when the job, or the view, has been aborted."""
@@ -298,7 +297,6 @@ class ControlChannel(Watch):
         with self._lock:
             kept = (self._sock, self._reader, self._session) if self.open else None
             self.open = False
-        drop_spare(self)
         return Resume(self._member, self._epoch, position, kept)
 
     def leave(self, reason: str, ok: bool) -> None:
@@ -327,7 +325,6 @@ class ControlChannel(Watch):
     def _close_socket(self) -> None:
         self.open = False
         self._sock.close()
-        drop_spare(self)
 
 
 def shortage_message(error: StartupError, elastic: bool) -> Message:

@@ -10,9 +10,8 @@ from typing import Any, Callable, List, Optional, Sequence, Set, Tuple, Type
 from ..clock import Deadline
 from ..config import Membership, Settings
 from ..errors import StartupError
-from ..transport.encryption import encryption_of
-from ..transport.kinds import LOOPBACK, VIRTUAL
-from ..transport.nics import own_addresses
+from ..transport.nics import LOOPBACK, VIRTUAL, own_addresses
+from ..transport.secure import encryption_of
 from .actions import Notice, Seat
 from .server import RendezvousServer
 from .terms import START_LIMIT

@@ -15,7 +15,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 from ..clock import is_due
 from ..config import Slot
 from ..errors import ProtocolError
-from ..wire.claims import Claim
+from ..wire.auth import Claim
 from ..wire.messages import Message
 from .actions import Action, Notice, Send, Timer
 from .membership import Member

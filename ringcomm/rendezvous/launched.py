@@ -19,8 +19,8 @@ from ..clock import Deadline
 from ..config import Membership, Settings
 from ..configuration.other_launchers import Launched
 from ..errors import ConfigError, StartTimeoutError, StartupError
-from ..storage.certificate import make_certificate
-from ..storage.files import read_private, remove_file, write_private
+from ..storage.files import read_private, write_private
+from ..storage.keys import make_certificate
 from ..transport.nics import machine
 from .client import Joined, join
 from .connect_server import Moved, Watched
@@ -50,7 +50,7 @@ class FileNotice:
     def publish(self, text: str, deadline: Deadline) -> None:
         """Write the file in one step."""
         try:
-            write_private(self._path, text.encode(), make_folders=True)
+            write_private(self._path, text.encode())
         except OSError as problem:
             raise ConfigError(f"Rank 0 cannot write in {self._folder}: {problem.strerror}. {_HINT}") from None
 
@@ -90,7 +90,7 @@ class FileNotice:
 
     def withdraw(self) -> None:
         """Remove the file."""
-        remove_file(self._path)
+        self._path.unlink(missing_ok=True)  # the other processes may remove it as well
 
 
 _HINT = (

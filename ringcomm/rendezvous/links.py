@@ -21,14 +21,21 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set,
 
 from ..clock import Deadline
 from ..errors import StartupError
-from ..transport.accept import Acceptor
+from ..transport.accept import Acceptor, Refusals
 from ..transport.connect import Dial, is_local, is_short_of_descriptors, listen
-from ..transport.kinds import LOCAL, LOOPBACK, VIRTUAL, WIRED, worse_kind
-from ..transport.nics import Interface, interface_of, machine, own_addresses
-from ..transport.pace import Expected
+from ..transport.nics import (
+    LOCAL,
+    LOOPBACK,
+    VIRTUAL,
+    WIRED,
+    Interface,
+    interface_of,
+    machine,
+    own_addresses,
+    worse_kind,
+)
 from ..transport.reactor import READ, Reactor
-from ..transport.refusals import Refusals
-from ..transport.routes import Attempt, not_dialled
+from ..transport.routes import Attempt, Expected, not_dialled
 from ..transport.secure import Encryption
 from ..wire.auth import Admission, Claim, Purpose
 from ..wire.messages import Message

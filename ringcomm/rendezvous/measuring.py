@@ -22,9 +22,9 @@ from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence,
 from ..clock import monotonic
 from ..errors import ProtocolError
 from ..transport.connect import Dial
-from ..transport.pace import counted
 from ..transport.reactor import READ, WRITE, Reactor
 from ..transport.secure import Encryption
+from ..transport.tcp import counted
 from ..wire.auth import Claim
 from ..wire.messages import Message, MessageReader, encode
 from ..wire.signing import Session

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any, Collection, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..errors import ProtocolError
-from ..transport.kinds import LOCAL, LOOPBACK
+from ..transport.nics import LOCAL, LOOPBACK
 from ..transport.routes import RELAYED, Attempt, Wire, candidates, choose, explain_no_route, relayed, wire_of
 from ..wire.messages import Message
 from .actions import Action, Send

@@ -22,7 +22,7 @@ from ..clock import is_due
 from ..config import Slot
 from ..errors import ProtocolError
 from ..group.view import NO_VIEW, View, ViewMember
-from ..wire.claims import Claim
+from ..wire.auth import Claim
 from ..wire.messages import Message
 from .actions import ADDED, REMOVED, Action, Drop, Notice, Seat, Send, Timer, exclude, refuse
 from .epoch import PINGS_PER_LIMIT, Epoch, Phase

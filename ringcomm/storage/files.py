@@ -1,3 +1,4 @@
+# ruff: noqa: PTH108, PTH116, PTH120  descriptors, and no pathlib in the agent
 """Files that hold code, keys, records or results: the rules are those of :mod:`ringcomm.storage.folders`."""
 
 from __future__ import annotations
@@ -5,9 +6,18 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import Callable, List, Optional
+from typing import Callable, Optional
 
-from ringcomm.storage.folders import OTHERS_WRITE, Path, another_users, is_ours, others_write, walk
+from ringcomm.storage.folders import (
+    OTHERS_WRITE,
+    Path,
+    another_users,
+    is_ours,
+    make_folders,
+    open_resolved,
+    others_write,
+    resolved,
+)  # fmt: skip
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -20,8 +30,7 @@ class Exposed(PermissionError):
 class PartialFile:
     """A new file that gets its name when it is complete, replacing any file with that name.
 
-    ``folder`` is a descriptor from :mod:`.folders`, which must stay open until the end; ``descriptor`` is for
-    writing. Raises OSError if it cannot be made.
+    ``folder`` is a descriptor, which must stay open until the end; ``descriptor`` is for writing.
     """
 
     def __init__(self, folder: int, name: str, mode: int = 0o600) -> None:
@@ -66,80 +75,72 @@ def write_file(folder: int, name: str, data: bytes, mode: int = 0o600) -> None:
     os.close(new_file(folder, name, mode, lambda descriptor: write_all(descriptor, data)))
 
 
-def write_private(path: Path, data: bytes, replace: bool = True, make_folders: bool = False) -> None:
+def write_private(path: Path, data: bytes, replace: bool = True) -> None:
     """Write a file with a secret to a path that the user has named; only this user can read it.
 
-    The folder may belong to another user: that user can remove the file then, but not read it. With
-    ``replace`` the file is complete as soon as it has its name; otherwise FileExistsError if there is one.
-    ``make_folders``: make missing folders, with mode 0700. Raises OSError also if a link on the way belongs
-    to another user.
+    The folder may belong to another user, who can remove the file then. With ``replace`` missing folders are
+    made, and the file is complete as soon as it has its name; otherwise FileExistsError if there is one.
+    Raises OSError also if a link on the way belongs to another user.
     """
-    with walk(path, mode=0o700 if make_folders else None, follow_last=False) as place:
-        if replace:
-            write_file(place.folder, place.name, data)
-            return
-        descriptor = os.open(place.name, _CREATE, 0o600, dir_fd=place.folder)
+    place = resolved(path, follow_last=False)
+    if replace:
+        above, name = os.path.split(place)
+        make_folders(above, 0o700)
+        folder = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            write_all(descriptor, data)
-        except BaseException:
-            os.unlink(place.name, dir_fd=place.folder)  # no secret, and in the way of the next attempt
-            raise
+            write_file(folder, name, data)
         finally:
-            os.close(descriptor)
-
-
-def remove_file(path: Path) -> None:
-    """Remove a file that this process has made, if it still exists."""
+            os.close(folder)
+        return
+    descriptor = os.open(place, _CREATE, 0o600)
     try:
-        with walk(path, follow_last=False) as place:
-            os.unlink(place.name, dir_fd=place.folder)
-    except FileNotFoundError:
-        pass  # the job's other processes may remove it as well
+        write_all(descriptor, data)
+    except BaseException:
+        os.unlink(place)  # no secret, and in the way of the next attempt
+        raise
+    finally:
+        os.close(descriptor)
 
 
 def open_named(path: Path) -> int:
     """Open a file that the user has named for writing, and empty it; the caller closes the descriptor.
 
-    The user's own symbolic links and devices are followed. Raises OSError also for a FIFO, if a link or file
-    there belongs to another user, or if another user may have made it as a hard link to a file of this user.
+    Raises OSError also for a FIFO (it would wait for a reader), if a link or file there belongs to another
+    user, or if another user may have made it as a hard link to a file of this user.
     """
-    # Opening a FIFO that is not read would wait for a reader.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
-    with walk(path) as place:
-        descriptor = os.open(place.name, flags | place.follow, 0o666, dir_fd=place.folder)
-        try:
-            facts = os.fstat(descriptor)
-            if stat.S_ISFIFO(facts.st_mode):
-                raise OSError(errno.ESPIPE, "it is a FIFO, not a file", os.fspath(path))
-            if stat.S_ISREG(facts.st_mode):
-                shared = os.fstat(place.folder).st_mode & OTHERS_WRITE
-                if not is_ours(facts) or (facts.st_nlink > 1 and shared):
-                    raise another_users(path, facts)
-                os.ftruncate(descriptor, 0)
-        except OSError:
-            os.close(descriptor)
-            raise
+    descriptor = open_resolved(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK)
+    try:
+        facts = os.fstat(descriptor)
+        if stat.S_ISFIFO(facts.st_mode):
+            raise OSError(errno.ESPIPE, "it is a FIFO, not a file", os.fspath(path))
+        if stat.S_ISREG(facts.st_mode):
+            shared = facts.st_nlink > 1 and os.stat(os.path.dirname(resolved(path))).st_mode & OTHERS_WRITE
+            if shared or not is_ours(facts):
+                raise another_users(path, facts)
+            os.ftruncate(descriptor, 0)
+    except OSError:
+        os.close(descriptor)
+        raise
     os.set_blocking(descriptor, True)
     return descriptor
 
 
 def _regular(descriptor: int, path: Path) -> os.stat_result:
-    """Return the status of an opened file; raises OSError unless it is a regular file."""
+    """Return the status of an opened file; raises OSError, and closes it, unless it is a regular file."""
     facts = os.fstat(descriptor)
     if not stat.S_ISREG(facts.st_mode):
+        os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
     return facts
 
 
-def _content(descriptor: int, limit_bytes: int, name: str | os.PathLike[str]) -> bytes:
-    pieces: List[bytes] = []
-    left = limit_bytes + 1
-    while left > 0:
-        piece = os.read(descriptor, min(left, 1 << 24))
+def _content(descriptor: int, limit_bytes: int, name: Path) -> bytes:
+    data = bytearray()
+    while len(data) <= limit_bytes:
+        piece = os.read(descriptor, min(limit_bytes + 1 - len(data), 1 << 24))
         if not piece:
-            return b"".join(pieces)
-        pieces.append(piece)
-        left -= len(piece)
+            return bytes(data)
+        data += piece
     raise OSError(errno.EFBIG, f"it is longer than {limit_bytes:,} bytes", os.fspath(name))
 
 
@@ -148,8 +149,8 @@ def read_file(path: Path, limit_bytes: int) -> bytes:
     the limit, a FIFO, a device or a directory.
     """
     descriptor = os.open(path, _READ)
+    _regular(descriptor, path)
     try:
-        _regular(descriptor, path)
         return _content(descriptor, limit_bytes, path)
     finally:
         os.close(descriptor)
@@ -163,10 +164,9 @@ def read_private(path: Path, limit_bytes: int) -> bytes:
     read or write it, OSError if it is longer than the limit, not a regular file, or belongs to another user,
     or a link to it does.
     """
-    with walk(path) as place:
-        descriptor = os.open(place.name, _READ | place.follow, dir_fd=place.folder)
+    descriptor = open_resolved(path, _READ)
+    facts = _regular(descriptor, path)
     try:
-        facts = _regular(descriptor, path)
         if not is_ours(facts):
             raise another_users(path, facts)
         if facts.st_mode & (0o077 if facts.st_uid == os.geteuid() else 0o037):
@@ -183,11 +183,7 @@ def _exposed(path: Path, facts: os.stat_result) -> Exposed:
 def open_at(folder: int, name: str) -> int:
     """Open a regular file in a folder for reading, without following links; the caller closes it."""
     descriptor = os.open(name, _READ | os.O_NOFOLLOW, dir_fd=folder)
-    try:
-        _regular(descriptor, name)
-    except OSError:
-        os.close(descriptor)
-        raise
+    _regular(descriptor, name)
     return descriptor
 
 
@@ -197,19 +193,17 @@ def read_at(folder: int, name: str, limit_bytes: int = 1 << 40) -> bytes:
     """
     descriptor = open_at(folder, name)
     try:
-        check_code(name, os.fstat(descriptor), descriptor)
+        check_code(name, os.fstat(descriptor))
         return _content(descriptor, limit_bytes, name)
     finally:
         os.close(descriptor)
 
 
-def check_code(name: str, facts: os.stat_result, opened: int = -1) -> None:
-    """Raise OSError if another user could change a file of code, by ownership or mode. ``opened``: its
-    descriptor; -1: it is not open.
-    """
+def check_code(name: str, facts: os.stat_result) -> None:
+    """Raise OSError if another user could change a file of code, by ownership or mode."""
     if not is_ours(facts):
         raise another_users(name, facts)
-    if others_write(facts, opened):
+    if others_write(facts):
         raise _exposed(name, facts)
 
 
@@ -219,13 +213,10 @@ def open_lock(folder: int, name: str) -> int:
     """
     flags = os.O_CREAT | os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(name, flags, 0o600, dir_fd=folder)
-    try:
-        facts = _regular(descriptor, name)
-        if not is_ours(facts):
-            raise another_users(name, facts)
-    except OSError:
+    facts = _regular(descriptor, name)
+    if not is_ours(facts):
         os.close(descriptor)
-        raise
+        raise another_users(name, facts)
     return descriptor
 
 

@@ -1,15 +1,22 @@
-"""Reads a job's key from an inherited descriptor, a file, or a variable. It is never printed or logged.
+"""The key of a job, and the certificate of an encrypted one. They are never printed or logged.
 
-The text is the key in hex digits, and behind it, if the job's connections are encrypted, the certificate and
-the private key by which its processes authenticate each other, as PEM. ``ringrun`` makes both; without it
-``python -m ringcomm.newkey [--encrypt] FILE`` does.
+A key's text is hex digits, and behind them, if the job's connections are encrypted, the certificate and its
+private key as PEM. It comes by an inherited descriptor, a file, or a variable.
+
+Python's standard library can use certificates but not make them. That takes the ``cryptography`` package
+(``pip install 'ringcomm[encrypt]'``) or the ``openssl`` command, on the machine that makes the key only. The
+certificate has no identity, and its dates are not checked: a process belongs to the job if it presents this
+very certificate and holds its private key. So hosts without a correct clock work.
 """
 
 from __future__ import annotations
 
+import datetime
 import errno
 import os
 import shlex
+import shutil
+import subprocess
 from typing import Dict, Optional, Tuple
 
 from ..errors import ConfigError
@@ -18,6 +25,8 @@ from .files import Exposed, read_private
 _MAX_KEY_BYTES = 16384
 _STDERR = 2
 _PEM = "-----BEGIN "
+_NAME = "ringcomm job"
+_OPENSSL_S = 30.0
 _keys_from_pipes: Dict[int, bytes] = {}
 """A pipe can be read only once, but ``init()`` may be called again after ``shutdown()``."""
 
@@ -91,3 +100,69 @@ def _decode_key(text: str, where: str) -> Tuple[bytes, str]:
     if len(key) < 16:
         raise ConfigError(f"{where} holds {len(key)} bytes; a key needs at least 16 (32 hex digits).")
     return key, begin + rest
+
+
+def make_certificate() -> str:
+    """Return a new private key (P-256) and its certificate, as PEM; raises ConfigError if neither package nor
+    command is installed.
+    """
+    return _by_package() or _by_command()
+
+
+def _by_package() -> Optional[str]:  # pragma: no cover - needs the cryptography package
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError:
+        return None
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _NAME)])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.datetime(2000, 1, 1))
+        .not_valid_after(datetime.datetime(9999, 12, 31))
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return str((private + certificate.public_bytes(serialization.Encoding.PEM)).decode("ascii"))
+
+
+def _by_command() -> str:
+    """Make it with the ``openssl`` command. The private key goes through pipes, not a file or argv."""
+    program = shutil.which("openssl")
+    if program is None:
+        raise ConfigError(
+            "Encryption needs a certificate, and nothing here can make one. Install the package "
+            "(pip install 'ringcomm[encrypt]') or the openssl command (apt install openssl) on the machine "
+            "that starts the job; the others need neither."
+        )
+    private = _openssl(program, b"", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256")
+    certificate = _openssl(
+        program, private, "req", "-x509", "-new", "-sha256", "-key", "/dev/stdin", "-subj", f"/CN={_NAME}",
+        "-days", "36500",
+    )  # fmt: skip
+    return (private + certificate).decode("ascii", "replace")
+
+
+def _openssl(program: str, given: bytes, *arguments: str) -> bytes:
+    try:
+        done = subprocess.run(
+            [program, *arguments], input=given, capture_output=True, check=False,
+            timeout=_OPENSSL_S,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        raise ConfigError(f"The job's certificate could not be made: {program}: {problem}") from None
+    if done.returncode or not done.stdout.startswith(b"-----BEGIN "):
+        output = " ".join(done.stderr.decode("utf-8", "replace").split()[-40:])
+        raise ConfigError(
+            f"The job's certificate could not be made: `{program} {arguments[0]}` ended with "
+            f"{done.returncode}{': ' + output if output else ''}. ringcomm[encrypt] does not need it."
+        )
+    return done.stdout

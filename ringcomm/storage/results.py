@@ -1,25 +1,44 @@
-"""Packs the result or error of a function that ran on a rank for the process that started it.
+"""Pickles from ranks: objects, and the results and errors of functions (``rc.run``, Ray, Dask, Spark).
 
-Ranks pack (``rc.run``, and jobs on Ray, Dask and Spark); the process that started them unpacks, and raises a
-:class:`~.errors.RemoteError`. Unpacking executes pickles: only bytes that are known to come from a rank of
-the job may be unpacked. With ``rc.run`` each rank signs them with the job's key; the others trust their
-scheduler.
+Unpickling can execute any code: only bytes that are known to come from a rank of the job may be unpickled.
+With ``rc.run`` each rank signs them with the job's key; the others trust their scheduler.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import pickle
 import traceback
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Union
 
 import cloudpickle
+import numpy as np
 
 from ..errors import Misuse, RemoteError
-from .unpickling import unpickled
 
 NOT_SENT = (pickle.PicklingError, TypeError, AttributeError, RecursionError)
 """The exceptions of pickle for objects that cannot be pickled."""
+
+# NumPy 2 calls the package with its functions ``numpy._core``, NumPy 1 ``numpy.core``; pickles of arrays
+# contain the name. NumPy 1 does not have the new name, and NumPy 2 warns of the old one.
+_NAMES = ("numpy._core", "numpy.core")
+_OWN = _NAMES[0] if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else _NAMES[1]
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds NumPy's functions where the NumPy of this process has them."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        for package in _NAMES:
+            if module == package or module.startswith(f"{package}."):
+                module = _OWN + module[len(package) :]
+        return super().find_class(module, name)
+
+
+def unpickled(data: Union[bytes, memoryview]) -> Any:
+    """Return the object in a pickle of a rank of the job."""
+    return _Unpickler(io.BytesIO(data)).load()
 
 
 def pack_value(value: Any) -> bytes:

@@ -23,6 +23,7 @@ from ..balance.batches import BalancedBatches as BalancedBatches
 from ..calls.async_calls import join as join
 from ..calls.exports import export as _export
 from . import elastic as elastic
+from . import mpi_ops as mpi_ops
 from .collectives import allgather as allgather
 from .collectives import allreduce as allreduce
 from .collectives import alltoall as alltoall
@@ -48,5 +49,6 @@ from .training import DistributedGradientTape as DistributedGradientTape
 from .training import DistributedOptimizer as DistributedOptimizer
 from .training import PartialDistributedGradientTape as PartialDistributedGradientTape
 from .training import SyncBatchNormalization as SyncBatchNormalization
+from .util import _executing_eagerly as _executing_eagerly
 
-_export(globals(), "elastic")
+_export(globals(), "elastic", "mpi_ops")

@@ -16,10 +16,10 @@ from ..group.view import Peer
 from ..job.context import Context
 from ..rendezvous.actions import Notice, Seat
 from ..rendezvous.server import RendezvousServer
-from ..storage.certificate import make_certificate
+from ..storage.keys import make_certificate
 from ..transport.base import Channels, Fabric
-from ..transport.encryption import encryption_of
 from ..transport.memory import memory_channels
+from ..transport.secure import encryption_of
 
 RankFunction = Callable[[Context], Any]
 

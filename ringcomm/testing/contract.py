@@ -17,8 +17,7 @@ import threading
 from typing import Callable, Iterable, List, Sequence, Tuple
 
 from ..clock import Deadline
-from ..transport.base import Fabric, Link, LinkClosed
-from ..transport.views import after
+from ..transport.base import Fabric, Link, LinkClosed, after
 
 Check = Callable[[Fabric, Fabric], None]
 Maker = Callable[[], Sequence[Fabric]]

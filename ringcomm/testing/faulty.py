@@ -11,8 +11,7 @@ import random
 from dataclasses import dataclass
 from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
-from ..transport.base import Fabric, Link, LinkClosed, Views
-from ..transport.views import clipped, flat
+from ..transport.base import Fabric, Link, LinkClosed, Views, clipped, flat
 
 
 class Cut(NamedTuple):

@@ -20,7 +20,7 @@ from .._adapter.submit import wire_name
 from ..arrays.kinds import device_kind
 from ..arrays.operands import Operand, mirrors
 from ..calls.process_set import number_of
-from ..codec.base import BLOCK_ITEMS
+from ..codec.codecs import BLOCK_ITEMS
 from ..dtypes import Array
 from ..transport.arena import shared_room
 from . import handles

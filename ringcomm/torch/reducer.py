@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from contextlib import suppress
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import torch
@@ -30,6 +30,12 @@ _TOO_MANY_PASSES = (
 )
 
 _alive: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
+# Reducers whose step has begun and not ended. The program may have dropped such an optimizer after some ranks
+# submitted buckets that others have not, so it is kept until its names are used again.
+_in_step: Set[GradientReducer] = set()
+
+# Returns the number of the backward pass in which a hook is called.
+_current_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 class GradientReducer:
@@ -63,6 +69,7 @@ class GradientReducer:
         self.passes = passes
         self.passes_left = [passes] * len(self.parameters)
         self.fresh = self.started = self.synchronized = False
+        self._pass = -1  # the backward pass that has begun the step
         self.buckets: List[Bucket] = []
         self.places: Dict[int, Tuple[Bucket, int]] = {}  # by parameter: its bucket, and its place there
         self._sparse: Dict[int, int] = {}  # by parameter: sparse dimensions of its gradients
@@ -198,8 +205,18 @@ class GradientReducer:
             return False
         if not self.buckets and self.reduction.all_dense:
             self._plan()
-        self.started = True
+        self.started, self._pass = True, _current_pass()
+        _in_step.add(self)
+        self._end_dropped_steps()
         return True
+
+    def _end_dropped_steps(self) -> None:
+        """End the reductions of earlier backward passes that have the names of this reducer's."""
+        names = {bucket.name for bucket in self.buckets}
+        for other in list(_in_step):
+            left = other._context is self._context and other._pass != self._pass
+            if left and not names.isdisjoint(bucket.name for bucket in other.buckets):
+                other.reset()
 
     def submit(self, bucket: Bucket) -> None:
         """Start the reduction of a bucket, of which all gradients have been taken."""
@@ -254,6 +271,7 @@ class GradientReducer:
     def _submit_remaining(self) -> None:
         if len(self.places) < len(self.parameters):
             self._plan()
+            self._end_dropped_steps()
         for bucket in self.buckets:
             if bucket.handle is None:
                 for place in range(len(bucket.parameters)):
@@ -302,6 +320,7 @@ class GradientReducer:
 
     def _end_step(self) -> None:
         self.started = False
+        _in_step.discard(self)
         self.passes_left = [self.passes] * len(self.parameters)
         for bucket in self.buckets:
             bucket.missing = len(bucket.parameters)

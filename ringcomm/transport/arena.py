@@ -40,13 +40,6 @@ class _Block(NamedTuple):
     map: mmap.mmap
 
 
-def _reserve(descriptor: int, offset: int, length: int) -> None:
-    """Reserve memory for a part of a file now: missing memory would be a SIGBUS later."""
-    if not hasattr(os, "posix_fallocate"):
-        raise OSError("this system does not reserve memory")
-    os.posix_fallocate(descriptor, offset, length)
-
-
 class Arena:
     """Blocks of shared memory of this process; raises OSError where the system has none."""
 
@@ -72,7 +65,7 @@ class Arena:
             length = -(-nbytes // step) * step
             holes = self._holes.setdefault(length, [])
             offset = holes[-1] if holes else self._size
-            _reserve(self.descriptor, offset, length)
+            os.posix_fallocate(self.descriptor, offset, length)  # missing memory would be a SIGBUS later
             memory = mmap.mmap(self.descriptor, length, offset=offset)
             if holes:
                 holes.pop()
@@ -131,34 +124,17 @@ class PeerArena:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._whole: memoryview = memoryview(b"")
-        self._can_map = True
         weakref.finalize(self, os.close, descriptor).atexit = False
 
-    def view(self, offset: int, nbytes: int) -> Optional[memoryview]:
-        """Return the bytes, None if only :meth:`read` gets them; OSError beyond the file. For any thread."""
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """Return the bytes; raises OSError beyond the file, or without address space. For any thread."""
         whole = self._whole
-        if offset + nbytes > whole.nbytes and self._can_map:
+        if offset + nbytes > whole.nbytes:
             size = os.fstat(self._descriptor).st_size
             if offset + nbytes > size:
                 raise OSError("there is no such memory")
-            try:
-                whole = self._whole = memoryview(mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ))
-            except (OSError, ValueError):
-                self._can_map = False  # The address space of the process is limited.
-        return whole[offset : offset + nbytes] if self._can_map else None
-
-    def read(self, offset: int, into: memoryview) -> None:
-        """Copy bytes of the arena into a view; raises OSError beyond the file."""
-        shown = self.view(offset, into.nbytes)
-        if shown is not None:
-            into[:] = shown
-            return
-        count = 0
-        while count < into.nbytes:
-            got = os.preadv(self._descriptor, [into[count:]], offset + count)
-            if not got:
-                raise OSError("there is no such memory")
-            count += got
+            whole = self._whole = memoryview(mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ))
+        return whole[offset : offset + nbytes]
 
 
 _own: Optional[Arena] = None

@@ -24,12 +24,11 @@ from typing import List, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from ..wire.frames import HEADER_BYTES
-from .base import LinkClosed
+from .base import LinkClosed, after
 from .huge_pages import MIN_BYTES
 from .process_memory import RING_MOST_BYTES, Lease, PeerMemory, ReadingLink
 from .ring import MASK, NEAR_BYTES, Ring
 from .shm import PIECE_BYTES
-from .views import after
 
 LENGTHS = tuple(kib * 1024 for kib in (256, 512, 1024, 2048, 4096, 8192))
 """Measured lengths in bytes, one octave apart."""

@@ -1,17 +1,20 @@
-"""Listens on and dials addresses, with the handshake. Accepting is in :mod:`.accept`."""
+"""Listens on and dials addresses, with the handshake, and names what a process lacks for that.
+
+Accepting is in :mod:`.accept`.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import struct
 from contextlib import suppress
 from typing import Any, Callable, List, Optional, Tuple
 
-from ..errors import AuthenticationError, ProtocolError
-from ..wire.auth import Admission, Claim, Initiator, OtherVersion, parting_answer
-from ..wire.place import NOWHERE, place_of
+from ..errors import AuthenticationError, ProtocolError, RingcommError, StartupError
+from ..wire.auth import NOWHERE, Admission, Claim, Initiator, OtherVersion, parting_answer, place_of
 from ..wire.signing import Session
 from .reactor import READ, WRITE, Reactor
 from .secure import ClosedEarly, Encryption, SecureSocket
@@ -290,3 +293,61 @@ def _connected_to_itself(sock: socket.socket) -> bool:
     of this machine does that once in a while.
     """
     return bool(sock.getsockname() == sock.getpeername())
+
+
+# -- what a process lacks ---------------------------------------------------------------------------
+
+_OWN = 16
+"""Descriptors that a rank needs for links besides those to its peers: listeners, selectors, wake-ups."""
+_PER_PEER = 3
+_DESCRIPTORS = (
+    "a process may have {limit} open files there (`ulimit -n`), and they are used up. Raise that limit "
+    "before the start (`ulimit -n 65536`; --ulimit nofile=65536 for a container, LimitNOFILE= for a service) "
+    "or use fewer files and process groups at a time: a group takes {per_peer} per other rank and {own} more"
+)
+_REASONS = {
+    errno.ENOMEM: "its memory is used up ({text}; see `free -m`, `ulimit -v` and a container's --memory). "
+    "Use fewer ranks there, or smaller models and batches",
+    errno.ENOSPC: "no space is left there ({text}; see `df -h /dev/shm /tmp`). Free some, or give a "
+    "container more by --shm-size",
+    errno.ENFILE: "{text}",
+    errno.ENOBUFS: "{text}",
+    errno.EDQUOT: "{text}",
+}
+_THREADS = (
+    "no thread can be started there (see `ulimit -u`, and pids.max or --pids-limit of a container). Raise "
+    "that limit, or start fewer ranks and threads there"
+)
+
+
+def shortage_text(problem: BaseException) -> str:
+    """Return what this process lacks according to an error, and the remedy; "" for other errors."""
+    if isinstance(problem, MemoryError):
+        return _REASONS[errno.ENOMEM].format(text="MemoryError")
+    if isinstance(problem, RuntimeError) and "start new thread" in str(problem):
+        return _THREADS
+    if not isinstance(problem, OSError):
+        return ""
+    if problem.errno == errno.EMFILE:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return _DESCRIPTORS.format(limit=limit, per_peer=_PER_PEER, own=_OWN)
+    text = f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
+    return _REASONS.get(problem.errno or 0, "").format(text=text)
+
+
+def shortage_error(problem: BaseException, rank: Optional[int], host: str) -> Optional[StartupError]:
+    """Return the error of all ranks if a rank cannot connect because it lacks something; None otherwise."""
+    lacking = "" if isinstance(problem, RingcommError) else shortage_text(problem)
+    subject = f"A rank on {host}" if rank is None else f"Rank {rank} on {host}"
+    return StartupError(f"{subject} cannot connect to the others: {lacking}.") if lacking else None
+
+
+def check_descriptors(peers: int, more: int = 0) -> None:
+    """Raise OSError if there are not enough descriptors for links to this many peers, and ``more``."""
+    found: List[int] = []
+    try:
+        for _ in range(_OWN + _PER_PEER * peers + more):
+            found.append(os.open(os.devnull, os.O_RDONLY))
+    finally:
+        for descriptor in found:
+            os.close(descriptor)

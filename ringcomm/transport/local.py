@@ -12,7 +12,6 @@ from typing import Dict, Mapping, Optional
 from ..errors import StartupError
 from . import arena
 from .carriers import measured
-from .lending import LendingLink
 from .process_memory import TOKEN_BYTES, Lease, PeerMemory, ReadingLink, available
 from .ring import NEAR_BYTES, RING_BYTES, SMALL_RING_BYTES, Ring, receive_memory, send_descriptor
 from .shm import SharedLink
@@ -78,7 +77,7 @@ class Trial:
         small = self._peers >= _MANY_PEERS and self._memory is not None
         try:
             if self._may_share:
-                self._outward = Ring.make_largest(SMALL_RING_BYTES if small else ring_bytes(self._peers))
+                self._outward = Ring.make(SMALL_RING_BYTES if small else ring_bytes(self._peers))
         except OSError:
             pass  # No shared memory here: the answer says so.
         if self._outward is None:
@@ -120,7 +119,7 @@ class Trial:
             return SocketLink(peer, self._sock)
         arenas = (self._arena, self._peer_arena)
         if self._memory is None:
-            return LendingLink(peer, self._sock, outward, inward, *arenas)
+            return SharedLink(peer, self._sock, outward, inward, *arenas)
         return ReadingLink(peer, self._sock, self._memory, self._lease, outward, inward, *arenas)
 
     def close(self) -> None:

@@ -24,9 +24,9 @@ import threading
 from typing import Any, Optional, Tuple
 
 from .arena import Arena, PeerArena
-from .lending import LendingLink
+from .base import address_of
 from .ring import Ring
-from .views import address_of
+from .shm import SharedLink
 
 TOKEN_BYTES = 32
 RING_MOST_BYTES = 1024 * 1024
@@ -133,7 +133,7 @@ class PeerMemory:
         return count == TOKEN_BYTES and self._seen == self._token
 
 
-class ReadingLink(LendingLink):
+class ReadingLink(SharedLink):
     """A link to a rank of the same host whose memory may be read, and which may read ours. It owns the rings.
 
     Large views are lent wherever they lie: the other end learns their address and reads them. Small ones go

@@ -1,15 +1,16 @@
 """The interface of encrypted connections. The implementation is in :mod:`.tls`.
 
 That module needs Python's ``ssl``, which some builds lack and which is slow to import. So only
-:func:`~ringcomm.transport.encryption.encryption_of` imports it, and only for jobs that encrypt.
+:func:`encryption_of` imports it, and only for jobs that encrypt.
 """
 
 from __future__ import annotations
 
 import socket
 from abc import ABC, abstractmethod
+from typing import Optional
 
-from ..errors import ProtocolError
+from ..errors import ConfigError, ProtocolError
 
 
 class ClosedEarly(ProtocolError):
@@ -24,7 +25,6 @@ class SecureSocket(socket.socket):
     """
 
     secured: bool  # the handshake is over; before, nothing may be sent or received
-    answered: bool  # this end has sent a part of the handshake, which takes processor time
 
     def handshake(self) -> bool:
         """Continue the handshake without waiting; return whether it is over. Raises AuthenticationError if
@@ -43,10 +43,6 @@ class SecureSocket(socket.socket):
         """Lift the limits on what an authenticated peer may send."""
         raise NotImplementedError
 
-    def send_plain(self, data: bytes) -> None:
-        """Send a few bytes as they are, to a peer that does not encrypt."""
-        raise NotImplementedError
-
 
 class Encryption(ABC):
     """How this process encrypts the connections of its job."""
@@ -56,3 +52,22 @@ class Encryption(ABC):
     @abstractmethod
     def wrap(self, sock: socket.socket, accepted: bool) -> SecureSocket:
         """Take over a non-blocking socket, connected or not yet. ``accepted``: the other end dialled."""
+
+
+def encryption_of(certificate: str, insist: bool = False) -> Optional[Encryption]:
+    """Return how to encrypt a job's connections, or None. Raises ConfigError if the certificate (PEM, with
+    its private key) cannot be used, or if it is missing and ``insist`` (``RINGCOMM_ENCRYPT``) is set.
+    """
+    if not certificate:
+        if insist:
+            raise ConfigError(
+                "RINGCOMM_ENCRYPT=1, but no certificate came with the job's key. Make a key file that has "
+                "one (`python -m ringcomm.newkey --encrypt FILE`), copy it to every host and set "
+                "RINGCOMM_KEY_FILE; or start the program with `ringrun --encrypt`, which does that."
+            )
+        return None
+    try:
+        from .tls import Tls
+    except ImportError as problem:
+        raise ConfigError(f"This Python was built without ssl, so it cannot encrypt: {problem}.") from None
+    return Tls(certificate)

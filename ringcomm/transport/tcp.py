@@ -5,19 +5,48 @@ from __future__ import annotations
 import select
 import socket
 import struct
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..wire.signing import Session
 from .base import Fabric, Link, LinkClosed, Views, Watch
 from .huge_pages import HugePages
+from .reactor import WakeUp
 from .secure import SecureSocket
-from .wake_up import WakeUp
 
 _MAX_VIEWS = 16
 
-
+STREAMS = ("a Unix socket", "TCP")
+"""The carriers that pass every byte through the system."""
 NEAR_US = 2000
-_TCP_INFO_RTT = struct.Struct("@68xI")
+_TCP_INFO = struct.Struct("@7xB8xI100xQ16xII4xIQQQ")
+_APP_LIMITED = 1
+
+
+class Counted(NamedTuple):
+    """The system's counters of a connection."""
+
+    acked_bytes: int  # received by the other end
+    busy_us: int  # something was in flight
+    held_us: int  # of that, the other end took nothing
+    rate: int  # bytes per second of the last transmission
+    idle: bool  # the program sent less than the connection could take
+    unsent_bytes: int = 0
+    segments: int = 0  # sent with data in them
+    segment_bytes: int = 0  # in the largest
+    round_trip_us: int = 0  # the shortest so far
+
+
+def counted(sock: socket.socket) -> Optional[Counted]:
+    """Return the system's counters of a TCP connection; None where there are none (old kernels)."""
+    try:
+        # The first fields of Linux' struct tcp_info (tcp.h).
+        which = socket.TCP_INFO  # type: ignore[attr-defined,unused-ignore]
+        info = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, which, _TCP_INFO.size))
+    except (AttributeError, OSError, struct.error):
+        return None
+    flags, largest, acked, unsent, trip_us, segments, rate, busy_us, held_us = info
+    idle = bool(flags & _APP_LIMITED)
+    return Counted(acked, busy_us, held_us, rate, idle, unsent, segments, largest, trip_us)
 
 
 def choose_congestion(sock: socket.socket) -> None:
@@ -26,13 +55,12 @@ def choose_congestion(sock: socket.socket) -> None:
     bbr estimates bandwidth and paces its packets, which keeps queues short on the internet and costs half of
     the speed where there is no queue: between hosts of one room, and on the loopback.
     """
-    if not hasattr(socket, "TCP_CONGESTION"):
-        return
     try:
         current = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
-    except OSError:
+    except (AttributeError, OSError):
         return  # A sandbox has one, and does not report which.
-    if not current.startswith(b"bbr") or round_trip_us(sock) > NEAR_US:
+    seen = counted(sock)
+    if not current.startswith(b"bbr") or (seen is not None and seen.round_trip_us > NEAR_US):
         return
     for name in (b"cubic", b"reno"):
         try:
@@ -41,25 +69,6 @@ def choose_congestion(sock: socket.socket) -> None:
         except OSError:
             continue  # Not loaded, or not allowed for this user: the next one, or none.
 
-
-def round_trip_us(sock: socket.socket) -> int:
-    """Return the system's estimate of a TCP connection's round-trip time in microseconds (0 if unknown)."""
-    return int((tcp_info(sock, _TCP_INFO_RTT) or (0,))[0])
-
-
-def tcp_info(sock: socket.socket, fields: struct.Struct) -> Tuple[Any, ...]:
-    """Return the first fields of a connection's ``struct tcp_info`` (Linux' ``tcp.h``), or () where the
-    kernel is too old or there is none.
-    """
-    try:
-        which = socket.TCP_INFO  # type: ignore[attr-defined,unused-ignore]
-        return fields.unpack(sock.getsockopt(socket.IPPROTO_TCP, which, fields.size))
-    except (AttributeError, OSError, struct.error):
-        return ()
-
-
-STREAMS = ("a Unix socket", "TCP")
-"""The carriers that pass every byte through the system."""
 
 
 class SocketLink(Link):
@@ -204,3 +213,16 @@ class SocketFabric(Fabric):
         wake_up, self._wake_up = self._wake_up, None
         if wake_up is not None:
             wake_up.close()
+
+
+def delivered(fabric: Fabric) -> Dict[int, Tuple[int, float]]:
+    """Return, by peer, the bytes delivered over TCP and the seconds in which some were in flight and the
+    other end took them; their ratio is the link's speed if there was enough to send.
+    """
+    found = {}
+    for peer in range(fabric.size):
+        link = fabric.link(peer) if peer != fabric.rank else None
+        seen = counted(link.sock) if isinstance(link, SocketLink) else None
+        if seen is not None:
+            found[peer] = seen.acked_bytes, max(0, seen.busy_us - seen.held_us) / 1e6
+    return found

@@ -117,7 +117,7 @@ class _TlsSocket(SecureSocket):
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, accepted: bool, pinned: bytes) -> None:
         super().__init__(sock.family, sock.type, sock.proto, sock.detach())
         self.setblocking(False)
-        self.secured = self.answered = False
+        self.secured = False
         self._pinned = pinned
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=accepted)
@@ -147,7 +147,7 @@ class _TlsSocket(SecureSocket):
             except ssl.SSLError as problem:
                 self._post()  # which sends an alert to the other end
                 raise AuthenticationError(_why(problem)) from None
-            self.answered |= self._post()
+            self._post()
             if not self.secured:
                 try:
                     self._fill()
@@ -155,7 +155,9 @@ class _TlsSocket(SecureSocket):
                     return False
                 if self._ended:
                     raise ClosedEarly("it closed the connection during the handshake")
-                self._look_for_plain_peers()
+                refusal = plain_answer(self._head)  # in plain text
+                if refusal is not None:
+                    raise refusal
         return True
 
     def _check_certificate(self) -> None:
@@ -163,25 +165,15 @@ class _TlsSocket(SecureSocket):
         if self._tls.getpeercert(binary_form=True) != self._pinned or self._tls.version() != "TLSv1.3":
             raise AuthenticationError(_NO_CERTIFICATE)
 
-    def _look_for_plain_peers(self) -> None:
-        """Raise an error for both ends if the other end answers in plain text."""
-        problem = plain_answer(self._head)
-        if problem is not None:
-            raise problem
-
-    def _post(self) -> bool:
-        """Send TLS's own messages; return whether there were some. A new connection has room for them."""
+    def _post(self) -> None:
+        """Send TLS's own messages. A new connection has room for them."""
         data = self._outgoing.read()
         if data:
             super().sendall(data)
-        return bool(data)
 
     def trust(self) -> None:
         self._trusted = True
         self._staging = memoryview(b"")
-
-    def send_plain(self, data: bytes) -> None:
-        super().send(data)
 
     # ---- receiving ---------------------------------------------------------------------------
 

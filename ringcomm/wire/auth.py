@@ -32,18 +32,74 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import os
 import struct
 from enum import IntEnum
-from typing import Callable, Optional, Set
+from typing import Callable, NamedTuple, Optional, Set
 
 from ..errors import AuthenticationError, ProtocolError
-from .claims import NO_RANK as NO_RANK
-from .claims import Claim as Claim
-from .claims import Purpose as Purpose
-from .claims import job_digest as job_digest
-from .place import NOWHERE, describe_place
 from .signing import Session, session_of
+
+NO_RANK = -1
+"""In a claim: not a rank (the rendezvous, or a process that has no rank yet)."""
+
+
+class Purpose(IntEnum):
+    """The purpose of a connection."""
+
+    CONTROL = 1
+    """From a rank to the rendezvous."""
+    PROBE = 2
+    """To find out which address leads to which rank, and how fast."""
+    DIRECT = 3
+    """A link between two ranks, for the collectives that all ranks call in the same order."""
+    BACKGROUND = 4
+    """A link between two ranks, for the collectives that the engine matches by name."""
+    ENGINE_CONTROL = 5
+    """A control link between engines: requests to rank 0, its responses, and heartbeats."""
+
+
+class Claim(NamedTuple):
+    """The initiator's description of itself and of the connection; authenticated with the key."""
+
+    purpose: int  # one of :class:`Purpose`
+    job: bytes  # from :func:`job_digest`
+    generation: int = 0  # membership epoch
+    source: int = NO_RANK
+    target: int = NO_RANK  # the rank that the initiator expects at the other end
+
+
+def job_digest(job: str) -> bytes:
+    """Return the 16 bytes that name a job on the wire."""
+    return hashlib.sha256(b"ringcomm job\0" + job.encode("utf-8")).digest()[:16]
+
+
+_PLACE = struct.Struct("!BxH16s")
+NOWHERE = bytes(_PLACE.size)
+"""The place of a connection that was not dialled, like one of a pair of sockets."""
+_UNIX, _IPV4, _IPV6 = 1, 4, 6
+
+
+def place_of(address: str, port: int) -> bytes:
+    """Return the 20 bytes for an address and a port, as dialled or as bound. The address is numeric, or ``@``
+    and the name of an abstract Unix socket, of which only a digest is stored.
+    """
+    if address.startswith("@"):
+        return _PLACE.pack(_UNIX, 0, hashlib.sha256(address.encode("utf-8")).digest()[:16])
+    numeric = ipaddress.ip_address(address.split("%")[0])
+    return _PLACE.pack(_IPV4 if numeric.version == 4 else _IPV6, port, numeric.packed.ljust(16, b"\0"))
+
+
+def describe_place(place: bytes) -> str:
+    """Return a place for people to read."""
+    kind, port, packed = _PLACE.unpack(place)
+    if kind == _IPV4:
+        return f"{ipaddress.IPv4Address(packed[:4])}:{port}"
+    if kind == _IPV6:
+        return f"[{ipaddress.IPv6Address(packed)}]:{port}"
+    return "a Unix socket" if kind == _UNIX else "no address"
+
 
 MAGIC = b"ringcomm"
 PROTOCOL_VERSION = 6
@@ -63,8 +119,6 @@ _FORWARDING = (
     "If port forwarding or NAT between the hosts is meant to do that, encrypt the job (--encrypt); otherwise "
     "a process that is not part of the job does"
 )
-
-
 _OTHER_KEY = "it does not hold this job's key (or this process has the wrong one)"
 
 
@@ -77,6 +131,14 @@ class _Status(IntEnum):
     OTHER_KEY = 5
 
 
+_TOLD = {
+    _Status.OTHER_JOB: "it belongs to another job",
+    _Status.OTHER_ENCRYPTION: "it encrypts its connections, and this process does not: no certificate came "
+    "with its key. Give all processes of the job the same key file (or --encrypt)",
+    _Status.OTHER_PLACE: "the connection was not accepted where {place} is, but passed on from there to "
+    f"another address. {_FORWARDING}",
+}
+"""Why the responder refuses the initiator, in the words of the latter's error."""
 _ADMISSION = struct.Struct("!4s16s16s")
 _ADMISSION_MAGIC, _PASSAGE_MAGIC = b"\x02rct", b"\x02rcl"
 _PASSAGE = struct.Struct("!HIii")
@@ -217,18 +279,8 @@ class Initiator:
                 f"it uses version {version} of ringcomm's protocol and this process version "
                 f"{PROTOCOL_VERSION}; install the same ringcomm on both hosts"
             )
-        if status == _Status.OTHER_JOB:
-            raise AuthenticationError("it belongs to another job")
-        if status == _Status.OTHER_ENCRYPTION:
-            raise AuthenticationError(
-                "it encrypts its connections, and this process does not: no certificate came with its key. "
-                "Give all processes of the job the same key file (or --encrypt)"
-            )
-        if status == _Status.OTHER_PLACE:
-            raise AuthenticationError(
-                f"the connection was not accepted where {describe_place(self._place)} is, but passed on from "
-                f"there to another address. {_FORWARDING}"
-            )
+        if status in _TOLD:
+            raise AuthenticationError(_TOLD[status].format(place=describe_place(self._place)))
         if status != _Status.ACCEPTED:
             raise ProtocolError(f"it answered with the unknown status {status}")
         if not hmac.compare_digest(proof, self._proof(b"responder", nonce)):

@@ -36,15 +36,14 @@ from ringcomm.rendezvous.measuring import Echo
 from ringcomm.rendezvous.server import Board
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.rendezvous.terms import Terms
-from ringcomm.storage.certificate import make_certificate
-from ringcomm.storage.keys import read_key
+from ringcomm.storage.keys import make_certificate, read_key
 from ringcomm.transport import ring
 from ringcomm.transport.base import LinkClosed
-from ringcomm.transport.encryption import encryption_of
 from ringcomm.transport.local import make_links
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.transport.process_memory import Lease, PeerMemory, ReadingLink
 from ringcomm.transport.reactor import Reactor
+from ringcomm.transport.secure import encryption_of
 from ringcomm.transport.shm import SharedLink
 from ringcomm.wire import frames, messages, signature
 from ringcomm.wire.auth import Admission, Claim, Initiator, Purpose, Responder, job_digest

@@ -17,9 +17,8 @@ from ringcomm.errors import RingcommError
 from ringcomm.job.context import Context
 from ringcomm.rendezvous.actions import Notice
 from ringcomm.rendezvous.server import RendezvousServer
-from ringcomm.storage.certificate import make_certificate
-from ringcomm.storage.keys import key_text
-from ringcomm.transport.encryption import encryption_of
+from ringcomm.storage.keys import key_text, make_certificate
+from ringcomm.transport.secure import encryption_of
 from tests.hosts.netlab import Lab
 
 ROOT = Path(__file__).parents[2]

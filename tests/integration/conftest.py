@@ -13,7 +13,7 @@ import pytest
 from ringcomm.rendezvous import links
 from ringcomm.transport import arena
 from ringcomm.transport.connect import listen
-from ringcomm.transport.kinds import LOOPBACK
+from ringcomm.transport.nics import LOOPBACK
 from ringcomm.transport.reactor import Reactor
 from ringrun.reach import doors
 from tests.support.service import Service, eventually, opened, remains

@@ -44,7 +44,6 @@ else:
     if way == "stop": os.kill(os.getpid(), signal.SIGSTOP)
     if way == "load": load()
     if way == "spin": spin()
-    if way == "other": rc.broadcast(x, 0, name="other")
 if channel == "calls":
     rc.allreduce_(x, name="conv3.grad")
 else:
@@ -122,40 +121,6 @@ def test_a_mismatch_is_told_once_and_in_full(tmp_path: Path, channel: str) -> No
     assert "/ringcomm/" not in done.err and "do not make the same call:" not in done.err, done.err
 
 
-@pytest.mark.release
-def test_ranks_that_wait_for_each_other(folder: Path) -> None:
-    done = ringrun("-np", "2", *LIMITS, "train.py", "other", "engine", cwd=folder)
-    assert "every rank waits for something that the others have not called" in done.err, done.err
-    assert f"│ Rank 0 (localhost) failed in allreduce `conv3.grad` ({AT['engine']})" in done.err, done.err
-
-
-AGAIN = """
-import os, time
-import numpy as np
-import ringcomm as rc
-rc.init()
-rank = rc.rank()
-rc.allreduce(np.ones(3), name="first")
-rc.shutdown()
-if rank == 1:
-    time.sleep(1.0)  # rank 0 joins again meanwhile
-    os._exit(3)
-try:
-    rc.init()
-except rc.StartupError:
-    time.sleep(1.5)  # so that it is asked what it has done
-    raise
-"""
-
-
-@pytest.mark.release
-def test_what_was_done_before_another_init_is_not_told(tmp_path: Path) -> None:
-    (tmp_path / "again.py").write_text(AGAIN)
-    done = ringrun("-np", "2", "again.py", cwd=tmp_path)
-    assert done.process.returncode == 3
-    assert "before it called ringcomm.init()" in done.err and "`first`" not in done.err
-
-
 def test_the_files_give_the_same_again(folder: Path) -> None:
     done = ringrun("-np", "2", *LIMITS, "train.py", "raise", "calls", cwd=folder)
     assert done.err.count("Traceback") == 1, "in the report only"
@@ -172,12 +137,6 @@ def test_the_files_give_the_same_again(folder: Path) -> None:
     assert again.process.returncode == 0
     shown = [line[2:] for line in done.err.splitlines() if line.startswith("│ Rank")]
     assert again.out.splitlines() == [line for line in shown if not line.endswith("stopped because of it.")]
-
-
-def test_a_program_without_ringcomm_leaves_no_records(tmp_path: Path) -> None:
-    done = ringrun("-np", "2", sys.executable, "-c", "raise SystemExit(3)", cwd=tmp_path)
-    assert done.process.returncode == 3
-    assert "diagnose" not in done.err and not list(done.records.iterdir())
 
 
 def ask(launched: Launched, pid: int) -> None:
@@ -204,24 +163,6 @@ def test_sigusr1_shows_what_every_rank_does_and_the_job_continues(folder: Path, 
     # In load, or in what that calls at this very moment.
     assert "which is done; its main thread is in " in launched.err
     assert "ringrun: Rank 0 waits for rank 1.\n" in launched.err
-
-
-@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.release), "after"])
-def test_the_programs_own_handler_stays(folder: Path, when: str) -> None:
-    handler = "signal.signal(signal.SIGUSR1, lambda *_: open(f'signals.{os.getpid()}', 'w').close())"
-    text = TRAIN if when == "before" else TRAIN.replace("x = np.ones", f"{handler}\nx = np.ones", 1)
-    first = f"import os, signal\n{handler}\n" if when == "before" else ""
-    (folder / "own.py").write_text(first + text)
-    launched = Launched("-np", "2", "own.py", "load", "calls", cwd=folder)
-    wait_for_files([folder / "loading"])
-    ask(launched, launched.process.pid)
-    assert not list(folder.glob("signals.*")), "asking goes another way"
-    for pid in launched.find("own.py load", 2):
-        if pid != launched.process.pid and "ringrun" not in Path(f"/proc/{pid}/cmdline").read_text():
-            os.kill(pid, signal.SIGUSR1)
-    (folder / "loaded").touch()
-    assert launched.finish() == 0
-    assert len(list(folder.glob("signals.*"))) == 2
 
 
 def test_without_ringrun_ranks_write_their_own(folder: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from ringcomm.transport.nics import machine
 from ringrun.agent.threads import available_cores
-from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched, ringrun
+from tests.proc.test_ringrun_support import SOURCES, Launched, ringrun
 from tests.support.programs import run_python
 
 
@@ -83,7 +83,7 @@ def test_the_cause_of_an_error_is_in_the_box_and_in_the_errors_of_the_others(tmp
 @pytest.mark.parametrize(
     ("package", "words"),
     [
-        ({"ringcomm": "__version__ = '9.9'"}, ["ringcomm 9.9", f"pip install {ROOT}"]),
+        ({"ringcomm": "__version__ = '9.9'"}, ["ringcomm 9.9", "pip install"]),
         ({"ringcomm": "raise ImportError('broken here')"},
          ["cannot import ringcomm", "broken here", "pip install"]),
         ({"numpy": "raise ImportError('no numpy')"}, ["cannot import numpy", "pip install numpy"]),

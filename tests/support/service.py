@@ -20,11 +20,11 @@ from ringcomm.config import Membership, Settings, Slot
 from ringcomm.job.context import Context
 from ringcomm.rendezvous.actions import Notice, Seat
 from ringcomm.rendezvous.server import RendezvousServer
-from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.accept import PLACE_S, Acceptor
 from ringcomm.transport.connect import listen
-from ringcomm.transport.encryption import encryption_of
 from ringcomm.transport.reactor import Reactor
+from ringcomm.transport.secure import encryption_of
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 
 KEY, JOB = b"k" * 32, job_digest("job")

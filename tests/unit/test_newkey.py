@@ -12,9 +12,8 @@ import pytest
 
 from ringcomm import newkey
 from ringcomm.errors import ConfigError
-from ringcomm.storage import certificate
-from ringcomm.storage.certificate import make_certificate
-from ringcomm.storage.keys import key_text, read_key
+from ringcomm.storage import keys
+from ringcomm.storage.keys import key_text, make_certificate, read_key
 from ringcomm.transport.tls import Tls
 
 
@@ -43,8 +42,8 @@ class TestNewKey:
         assert f"{file} cannot be written: No such file or directory." in capsys.readouterr().err
 
     def test_no_means_to_make_a_certificate(self, tmp_path, monkeypatch, capsys):
-        monkeypatch.setattr(certificate, "_by_package", lambda: None)
-        monkeypatch.setattr(certificate.shutil, "which", lambda program: None)
+        monkeypatch.setattr(keys, "_by_package", lambda: None)
+        monkeypatch.setattr(keys.shutil, "which", lambda program: None)
         file = tmp_path / "key"
         assert newkey.main(["--encrypt", str(file)]) == 1
         assert "nothing here can make one" in capsys.readouterr().err and not file.exists()
@@ -69,52 +68,52 @@ class TestNewKey:
 
 
 class TestCertificate:
-    @pytest.mark.skipif(certificate.shutil.which("openssl") is None, reason="there is no openssl command")
+    @pytest.mark.skipif(keys.shutil.which("openssl") is None, reason="there is no openssl command")
     def test_by_whatever_there_is(self, monkeypatch):
-        for made in (make_certificate(), certificate._by_command()):
+        for made in (make_certificate(), keys._by_command()):
             assert made.count("-----BEGIN ") == 2
             assert Tls(made).fingerprint != Tls(make_certificate()).fingerprint
-        monkeypatch.setattr(certificate, "_by_package", lambda: None)
+        monkeypatch.setattr(keys, "_by_package", lambda: None)
         assert Tls(make_certificate())
 
     def test_what_the_package_has_made_is_enough(self, monkeypatch):
-        monkeypatch.setattr(certificate, "_by_package", lambda: "made")
+        monkeypatch.setattr(keys, "_by_package", lambda: "made")
         assert make_certificate() == "made"
 
     def test_without_the_package(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "cryptography", None)
-        assert certificate._by_package() is None
+        assert keys._by_package() is None
 
     def test_with_the_package(self):
         pytest.importorskip("cryptography")
-        made = certificate._by_package()
+        made = keys._by_package()
         assert made is not None and Tls(made)
 
     def test_a_program_that_cannot_be_run(self, monkeypatch, tmp_path):
         program = tmp_path / "openssl"
         program.write_text("no program")
         program.chmod(0o755)
-        monkeypatch.setattr(certificate.shutil, "which", lambda name: str(program))
+        monkeypatch.setattr(keys.shutil, "which", lambda name: str(program))
         with pytest.raises(ConfigError, match="could not be made: .*openssl"):
-            certificate._by_command()
+            keys._by_command()
 
     def test_a_program_that_does_not_end(self, monkeypatch, tmp_path):
         program = tmp_path / "openssl"
         program.write_text("#!/bin/sh\nexec sleep 60\n")
         program.chmod(0o755)
-        monkeypatch.setattr(certificate.shutil, "which", lambda name: str(program))
-        monkeypatch.setattr(certificate, "_OPENSSL_S", 0.05)
+        monkeypatch.setattr(keys.shutil, "which", lambda name: str(program))
+        monkeypatch.setattr(keys, "_OPENSSL_S", 0.05)
         with pytest.raises(ConfigError, match="timed out"):
-            certificate._by_command()
+            keys._by_command()
 
     def test_a_program_that_fails_or_prints_something_else(self, monkeypatch, tmp_path):
         program = tmp_path / "openssl"
-        monkeypatch.setattr(certificate.shutil, "which", lambda name: str(program))
+        monkeypatch.setattr(keys.shutil, "which", lambda name: str(program))
         for commands in ("echo no such curve >&2; exit 1", "echo hello"):
             program.write_text(f"#!/bin/sh\ncat >/dev/null\n{commands}\n")
             program.chmod(0o755)
             with pytest.raises(ConfigError, match="could not be made: .*openssl genpkey"):
-                certificate._by_command()
+                keys._by_command()
 
 
 class TestKeys:

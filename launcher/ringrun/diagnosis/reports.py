@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -11,7 +10,7 @@ from ringcomm.engine import stacks
 from ringcomm.engine.stacks import Frame
 from ringcomm.errors import ProtocolError
 
-from ..reach.incoming import json_of
+from ..reach.incoming import fields, flag, items, json_of, maybe, number, one_of, row, table, whole
 
 _RECORDING = ("/ringcomm/engine/stacks.py", "/ringcomm/job/flight_recorder.py")
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
@@ -81,6 +80,28 @@ class RankReport:
     channels: Tuple[ReportedChannel, ...] = field(default=())
 
 
+_MANY = 1 << 16
+_OPERATION = fields(
+    {"op": whole(), "kind": str, "name": str, "what": str, "site": str, "state": str, "at": number()},
+    {"set": whole(), "count": whole(), "moved": maybe(whole()), "peer": maybe(whole())},
+)
+_CHANNEL = fields(
+    {"name": str, "ordered": flag, "members": items(whole(), _MANY), "operations": items(_OPERATION, _MANY)},
+    {
+        "sets": table(int, items(whole(), _MANY), _MANY), "paused": maybe(str),
+        "messages": maybe(table(int, row(whole(), whole()), _MANY)),
+    },
+)  # fmt: skip
+_THREAD = fields({"main": flag, "frames": items(row(str, maybe(whole()), str), _MANY)})
+_RECORD = fields(
+    {"type": one_of("record"), "format": one_of(1), "rank": whole(), "host": str, "reason": str},
+    {
+        **dict.fromkeys(("error", "end", "state", "left", "stacks"), str), "culprit": maybe(whole()),
+        "generation": whole(), "lanes": items(_CHANNEL, _MANY), "threads": items(_THREAD, _MANY),
+    },
+)  # fmt: skip
+
+
 def parse_record(data: bytes) -> Dict[str, Any]:
     """Return the JSON of a flight record; ValueError if it is not valid."""
     try:
@@ -94,67 +115,43 @@ def parse_record(data: bytes) -> Dict[str, Any]:
 
 def read_report(content: Any) -> RankReport:
     """Return the report in a record; ValueError if it is not a flight record of a known format."""
-    try:
-        if content["type"] != "record" or content["format"] != 1:
-            raise ValueError("it is not a flight record of a version that this ringrun can read")
-        if not isinstance(content.get("generation", 0), int):
-            raise TypeError("generation")
-        frames = _main_frames(content)
-        main, blocked = _whereabouts(frames)
-        culprit = content.get("culprit")
-        rows = content.get("lanes", ())
-        channels = tuple(_channel(row) for row in rows)
-        paused = next((str(row["paused"]) for row in rows if row.get("paused")), "")
-        return RankReport(
-            rank=int(content["rank"]), host=str(content["host"]), reason=str(content["reason"]),
-            error=str(content.get("error", "")), culprit=None if culprit is None else int(culprit),
-            end=str(content.get("end", "")),
-            state=str(content.get("state", "")), main=main, blocked=blocked, paused=paused,
-            left=str(content.get("left", "")), channels=channels,
-        )  # fmt: skip
-    except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as problem:
-        raise ValueError(f"something is missing in it or has the wrong form ({problem!r})") from None
-
-
-def _channel(content: Mapping[str, Any]) -> ReportedChannel:
-    sets = {int(number): tuple(map(int, ranks)) for number, ranks in content.get("sets", {}).items()}
-    operations = tuple(_operation(row) for row in content["operations"])
-    members = tuple(map(int, content["members"]))
-    counts = content.get("messages")
-    messages = None
-    if counts is not None:
-        messages = {int(rank): (int(sent), int(got)) for rank, (sent, got) in counts.items()}
-        operations = tuple(_message(row, one) for row, one in zip(content["operations"], operations))
-    return ReportedChannel(
-        str(content["name"]), bool(content["ordered"]), members, sets, operations, messages
-    )
-
-
-def _message(row: Mapping[str, Any], operation: ReportedOperation) -> ReportedOperation:
-    """Return the operation as a message: "message 5 from rank 0", with its purpose, length and place."""
-    peer = None if row["peer"] is None else int(row["peer"])
-    way = "to" if row["kind"] == "send" else "from"
-    label = f"message {operation.number} {way} {'any rank' if peer is None else f'rank {peer}'}"
-    facts = (operation.key[1], operation.what, operation.place)
-    return operation._replace(label=label, place=", ".join(filter(None, facts)), peer=peer)
-
-
-def _operation(row: Mapping[str, Any]) -> ReportedOperation:
-    kind, name = str(row["kind"]), str(row["name"])
-    moved = row.get("moved")
-    return ReportedOperation(
-        int(row["op"]), f"{kind} `{name}`" if name else kind,
-        (int(row.get("set", 0)), name, int(row.get("count", 0))), str(row["what"]),
-        short_place(str(row["site"])), str(row["state"]), None if moved is None else int(moved),
-        _finite(row["at"]),
+    found = _RECORD(content)
+    main, blocked = _whereabouts(_main_frames(found))
+    channels = found.get("lanes", ())
+    texts = {name: found.get(name, "") for name in ("error", "end", "state", "left")}
+    return RankReport(
+        found["rank"], found["host"], found["reason"], culprit=found.get("culprit"), main=main,
+        blocked=blocked, paused=next((it["paused"] for it in channels if it.get("paused")), ""),
+        channels=tuple(map(_channel, channels)), **texts,
     )  # fmt: skip
 
 
-def _finite(value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{number} is no time")
-    return number
+def _channel(found: Mapping[str, Any]) -> ReportedChannel:
+    counts = found.get("messages")
+    make = _operation if counts is None else _message
+    return ReportedChannel(
+        found["name"], found["ordered"], tuple(found["members"]),
+        {number: tuple(ranks) for number, ranks in found.get("sets", {}).items()},
+        tuple(map(make, found["operations"])),
+        None if counts is None else {rank: (sent, received) for rank, (sent, received) in counts.items()},
+    )  # fmt: skip
+
+
+def _operation(found: Mapping[str, Any]) -> ReportedOperation:
+    kind, name = found["kind"], found["name"]
+    return ReportedOperation(
+        found["op"], f"{kind} `{name}`" if name else kind, (found.get("set", 0), name, found.get("count", 0)),
+        found["what"], short_place(found["site"]), found["state"], found.get("moved"), found["at"],
+    )  # fmt: skip
+
+
+def _message(found: Mapping[str, Any]) -> ReportedOperation:
+    """Return an operation as a message: "message 5 from rank 0", with its purpose, length and place."""
+    operation, peer = _operation(found), found.get("peer")
+    way = "to" if found["kind"] == "send" else "from"
+    label = f"message {operation.number} {way} {'any rank' if peer is None else f'rank {peer}'}"
+    facts = (found["name"], operation.what, operation.place)
+    return operation._replace(label=label, place=", ".join(filter(None, facts)), peer=peer)
 
 
 def short_place(site: str) -> str:
@@ -162,12 +159,12 @@ def short_place(site: str) -> str:
     return site.rpartition("/")[2]
 
 
-def _main_frames(content: Mapping[str, Any]) -> List[Frame]:
+def _main_frames(found: Mapping[str, Any]) -> List[Frame]:
     """Return the main thread's frames, innermost last."""
-    for thread in content.get("threads", ()):
+    for thread in found.get("threads", ()):
         if thread["main"]:
-            return [(str(file), int(line), str(function)) for file, line, function in thread["frames"]]
-    return faulthandlers_frames(str(content.get("stacks", "")))
+            return [(file, line or 0, function) for file, line, function in thread["frames"]]
+    return faulthandlers_frames(found.get("stacks", ""))
 
 
 def faulthandlers_frames(text: str) -> List[Frame]:

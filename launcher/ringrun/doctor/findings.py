@@ -10,7 +10,7 @@ import ipaddress
 from collections import defaultdict
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
-from ringcomm.transport.kinds import PREFERENCE, VIRTUAL
+from ringcomm.transport.nics import PREFERENCE, VIRTUAL
 from ringcomm.transport.routes import Attempt
 
 from ..plan.reaching import quoted

@@ -17,7 +17,7 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ringcomm.errors import ProtocolError
-from ringcomm.transport.kinds import LOCAL, LOOPBACK, PREFERENCE
+from ringcomm.transport.nics import LOCAL, LOOPBACK, PREFERENCE
 from ringcomm.transport.routes import Attempt
 
 from ..job.agents import failed_start

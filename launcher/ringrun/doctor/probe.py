@@ -17,10 +17,10 @@ from typing import Any, Dict, Optional
 
 from ringcomm.errors import RingcommError
 from ringcomm.rendezvous.links import LinkSetup
-from ringcomm.transport.encryption import encryption_of
 from ringcomm.transport.nics import machine, own_addresses
 from ringcomm.transport.reactor import READ, Reactor
-from ringcomm.wire.claims import job_digest
+from ringcomm.transport.secure import encryption_of
+from ringcomm.wire.auth import job_digest
 from ringrun.doctor import facts
 
 MARKER = "ringrun-doctor/3"

@@ -26,7 +26,7 @@ from typing import (
 
 from ringcomm.clock import Clock
 from ringcomm.errors import ConfigError, ProtocolError
-from ringcomm.transport.wake_up import WakeUp
+from ringcomm.transport.reactor import WakeUp
 
 from ..agent import processes
 from ..plan.job import HostJob, Job

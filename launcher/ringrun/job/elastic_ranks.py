@@ -14,9 +14,8 @@ from ringcomm.errors import ConfigError
 from ringcomm.rendezvous.actions import Notice
 
 from ..agent import processes, threads
-from ..diagnosis.failure_report import missing_module_hint
+from ..diagnosis.failure_report import local_file_hint, missing_module_hint
 from ..diagnosis.first_failure import Exit
-from ..diagnosis.hints import local_file_hint
 from ..diagnosis.tracebacks import last_error, traceback_lines
 from ..elastic.job import Discovery, ElasticJob, host_key, timeout_text
 from ..elastic.membership import (
@@ -118,7 +117,7 @@ class ElasticRanks:
     def _find_local(self, specs: Sequence[HostSpec]) -> None:
         """Determine which hosts are this machine (any thread). This may take seconds."""
         new = [spec for spec in specs if host_key(spec) not in self._local]
-        self._local.update(zip(map(host_key, new), self._job.maker.find_local(new)))
+        self._local.update(zip(map(host_key, new), self._job.maker.doors.find_local(new)))
 
     def ready(self, host: HostJob) -> None:
         supervisor, facts = self._supervisor, self._supervisor.hosts[host.index].ready or {}

@@ -16,7 +16,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.configuration.settings import Effective, SettingValue, effective, values_in
 from ringcomm.errors import ConfigError
-from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.nics import InterfaceFilter
 from ringcomm.version import __version__
 
@@ -84,7 +84,7 @@ def prepare(
         specs = () if plan is None else tuple(host.spec for host in plan.hosts)
         return ElasticJob.of(job, limits_of(options), specs, maker)
     assert plan is not None
-    are_local = maker.find_local([host.spec for host in plan.hosts])
+    are_local = maker.doors.find_local([host.spec for host in plan.hosts])
     _refuse_aliases(plan, are_local)
     if settings.advise and plan.size < 2:
         raise ConfigError("--advise needs at least two ranks. Add -np 2, or more hosts with -H.")
@@ -275,10 +275,6 @@ class HostMaker:
     shipped: Optional[Path] = None  # the directory that is sent to other hosts
     shell: Mapping[str, str] = field(default_factory=dict)  # the launching shell's, for ranks elsewhere
 
-    def find_local(self, specs: Sequence[HostSpec]) -> List[bool]:
-        """Return whether each host is this machine."""
-        return self.doors.find_local(specs)
-
     def variables(self, is_local: bool) -> Dict[str, str]:
         """Return the variables of a host's ranks, in addition to the host's own environment."""
         return {**self.env, **self.local_env} if is_local else {**self.shell, **self.env}
@@ -389,7 +385,7 @@ def _elastic_plan(job: ElasticJob) -> List[str]:
     ]
     if limits.script:
         lines.append(f"  hosts: as {limits.script} prints them")
-    for spec, is_local in zip(job.specs, maker.find_local(job.specs)):
+    for spec, is_local in zip(job.specs, maker.doors.find_local(job.specs)):
         how = maker.doors.of(spec, is_local).description
         lines.append(f"  {spec.target} ({how}): {_count(spec.slots or limits.slots, 'slot')}")
     lines += _variables(maker.variables(is_local=False))

@@ -11,9 +11,8 @@ from ringcomm.rendezvous.actions import Notice
 
 from ..agent import threads
 from ..diagnosis import failure_report
-from ..diagnosis.failure_report import NO_DIAGNOSIS, Diagnosis
+from ..diagnosis.failure_report import NO_DIAGNOSIS, Diagnosis, local_file_hint, shadow_hint
 from ..diagnosis.first_failure import Cause, Exit, FirstFailure
-from ..diagnosis.hints import local_file_hint, shadow_hint
 from ..diagnosis.tracebacks import is_shown_whole, traceback_lines
 from ..elastic.membership import describe_history
 from ..plan.job import HostJob, Job

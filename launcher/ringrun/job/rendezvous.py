@@ -22,7 +22,7 @@ def rendezvous_for(job: Job) -> OpenRendezvous:
 
     def open_it(notify: Callable[[Notice], None]) -> RendezvousServer:
         from ringcomm.rendezvous.server import RendezvousServer
-        from ringcomm.transport.encryption import encryption_of
+        from ringcomm.transport.secure import encryption_of
 
         elastic = isinstance(job, ElasticJob)
         places = () if elastic else job.plan.places  # those of an elastic job are announced one by one
@@ -46,8 +46,7 @@ def rendezvous_addresses(job: Job) -> List[str]:
     """
     if job.all_local:
         return ["127.0.0.1"]
-    from ringcomm.transport.kinds import LOOPBACK
-    from ringcomm.transport.nics import own_addresses
+    from ringcomm.transport.nics import LOOPBACK, own_addresses
 
     spec = next((host.env.get("RINGCOMM_IFACE", "") for host in job.hosts if host.is_local), "")
     try:
@@ -76,8 +75,7 @@ def rendezvous_variables(
     try such addresses last, and skip those that their own host has. A machine that has joined may have
     dialled a router, which forwards the port to this machine.
     """
-    from ringcomm.transport.kinds import VIRTUAL
-    from ringcomm.transport.nics import machine, own_addresses
+    from ringcomm.transport.nics import VIRTUAL, machine, own_addresses
 
     usable = [item for item in endpoints if host.is_local or not is_loopback(item[0])]
     if not usable:

@@ -45,18 +45,17 @@ def attempt_of(job: Job, attempt: int, restarts: int) -> Job:
     )  # fmt: skip
 
 
-def policy_of(supervisor: Supervisor, job: Job) -> Policy:
-    """Return the policy of a job with a rendezvous of its own."""
-    if not isinstance(job, ElasticJob):
-        return FixedRanks(supervisor, rendezvous_for(job))
-    from .elastic_ranks import ElasticRanks  # a job of a fixed size does without
-
-    return ElasticRanks(supervisor, job, rendezvous_for(job))
-
-
 def launch(job: Job, console: Console, started: Callable[[Supervisor], None]) -> Outcome:
-    """Run a job to its end, in the calling thread."""
-    supervisor = Supervisor(job, console, lambda made: policy_of(made, job))
+    """Run a job with a rendezvous of its own to its end, in the calling thread."""
+
+    def policy(made: Supervisor) -> Policy:
+        if not isinstance(job, ElasticJob):
+            return FixedRanks(made, rendezvous_for(job))
+        from .elastic_ranks import ElasticRanks  # a job of a fixed size does without
+
+        return ElasticRanks(made, job, rendezvous_for(job))
+
+    supervisor = Supervisor(job, console, policy)
     started(supervisor)
     return supervisor.run()
 

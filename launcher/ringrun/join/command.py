@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 from ringcomm.clock import monotonic
 from ringcomm.configuration.endpoints import format_endpoint
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
-from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.secure import SecureSocket
 
 from ..plan.hosts import MAX_SLOTS

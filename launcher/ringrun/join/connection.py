@@ -25,10 +25,9 @@ from typing import IO, Any, Callable, Deque, Dict, List, NamedTuple
 from ringcomm.clock import monotonic
 from ringcomm.errors import AuthenticationError, ProtocolError
 from ringcomm.transport.connect import trust
-from ringcomm.transport.reactor import READ, WRITE, Reactor
+from ringcomm.transport.reactor import READ, WRITE, Reactor, WakeUp
 from ringcomm.transport.secure import SecureSocket
 from ringcomm.transport.tls import Tls
-from ringcomm.transport.wake_up import WakeUp
 
 from .proof import HELLO, MAGIC, PROOF_BYTES, Proof, Role
 

@@ -20,10 +20,9 @@ from typing import IO, Any, Callable, Collection, Deque, Dict, Iterator, List, O
 from ringcomm.clock import monotonic
 from ringcomm.configuration.endpoints import format_endpoint
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
-from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.connect import listen
-from ringcomm.transport.kinds import LOOPBACK
-from ringcomm.transport.nics import own_addresses
+from ringcomm.transport.nics import LOOPBACK, own_addresses
 
 from ..job.launch import invited, prepare
 from ..plan.hosts import MAX_SLOTS, HostSpec

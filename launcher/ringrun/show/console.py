@@ -35,11 +35,7 @@ class Console:
 
     def coloured(self, environ: Mapping[str, str]) -> Dict[int, bool]:
         """Return by stream whether prefixes have colours (no-color.org)."""
-        has_colours = not environ.get("NO_COLOR") and environ.get("TERM", "") != "dumb"
-        return {stream: has_colours and self.is_terminal(stream) for stream in (1, 2)}
-
-    def is_terminal(self, stream: int) -> bool:
-        return False
+        return {stream: stream in self.terminals and not environ.get("NO_COLOR") for stream in (1, 2)}
 
     def write(self, stream: int, data: bytes) -> None:
         """Write whole lines to stream 1 (stdout) or 2 (stderr), without blocking for long or raising."""
@@ -95,9 +91,6 @@ class DescriptorConsole(Console):
         self._state_at: Optional[Tuple[int, int]] = None  # the stream and the number of lines shown
         self._thread = threading.Thread(target=self._run, name="ringrun-console", daemon=True)
         self._thread.start()
-
-    def is_terminal(self, stream: int) -> bool:
-        return os.isatty(stream)
 
     def on_change(self, wake: Callable[[], None]) -> None:
         self._wake = wake

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import wraps
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import tensorflow as tf
 
@@ -12,17 +12,12 @@ from ..._adapter.compression import Compression
 from ...docstrings import documented
 from ...keras import collectives, optimizer
 
-if TYPE_CHECKING:
-    from typing_extensions import ParamSpec
 
-    P = ParamSpec("P")
-
-
-def _with_tensors(function: Callable[P, Any]) -> Callable[P, Any]:
+def _with_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a collective with the signature and docstring of another one, which returns tensors."""
 
     @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
         if not tf.executing_eagerly():
             return result

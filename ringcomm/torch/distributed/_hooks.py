@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ..._adapter.compression import BLOCKWISE, Residuals, codec_for, compressor_of
 from ...balance.batches import Balanced
-from ...codec.base import BLOCK_ITEMS
+from ...codec.codecs import BLOCK_ITEMS
 from ...collective.reduce import NO_WEIGHTS
 from ...collective.rows import cumulative
 from ...errors import ConfigError, Misuse

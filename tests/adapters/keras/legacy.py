@@ -91,6 +91,7 @@ def accumulation() -> None:
             mine = -(total + done * hvd.rank()) * factor / hvd.size()
             np.testing.assert_allclose(own.numpy(), [mine, mine], rtol=1e-5, atol=1e-6)
             assert int(optimizer.iterations) == number + 1 and float(unused) == 5.0
+            assert int(optimizer._agg_helper.counter) == (number + 1) % 3
 
 
 def accumulated_rows() -> None:

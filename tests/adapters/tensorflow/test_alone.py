@@ -179,9 +179,13 @@ def test_data_and_layers_of_one_rank(alone: Any) -> None:
     np.testing.assert_array_equal(ours(batch, training=True), theirs(batch, training=True))
 
 
-def test_the_names_under_which_scripts_look() -> None:
+def test_the_names_under_which_scripts_and_horovods_own_tests_look(alone: Any) -> None:
     import ringcomm.tensorflow as hvd
+    from ringcomm.tensorflow import mpi_ops
     from ringcomm.tensorflow.compression import Compression, Compressor, FP16Compressor, NoneCompressor
 
     assert Compression is hvd.Compression and issubclass(FP16Compressor, Compressor)
     assert [Compression.none, Compression.fp16] == [NoneCompressor, FP16Compressor]
+    assert mpi_ops is hvd.mpi_ops and mpi_ops.allreduce is hvd.allreduce and mpi_ops.size() == 1
+    assert mpi_ops._basics._get_process_set_ids_and_ranks() == {0: [0]}
+    assert hvd.util._executing_eagerly() and hvd._executing_eagerly()

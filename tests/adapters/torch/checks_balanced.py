@@ -14,7 +14,6 @@ import ringcomm.torch as hvd
 from ringcomm.balance.division import SampleDivision
 from tests.adapters.torch.checks_training import model_of
 from tests.adapters.torch.harness import same_everywhere
-from tests.support.errors import raises
 
 COUNT, GLOBAL_BATCH, EPOCHS = 70, 16, 2
 SHARES = {1: [1], 2: [3, 1], 3: [3, 0, 1], 4: [5, 0, 1, 1]}
@@ -93,48 +92,3 @@ def check_training_equals_that_of_one_process() -> None:
             for found, expected in zip(model.parameters(), alone(number)):
                 torch.testing.assert_close(found.detach(), expected, rtol=1e-12, atol=1e-13)
                 same_everywhere(found.detach())
-
-
-def check_out_of_memory() -> None:
-    """The rank contributes nothing in that step, and all ranks go on; its share is bounded afterwards."""
-    model, reference = model_of(), model_of()
-    batches = hvd.BalancedBatches(4000, 40)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), batches=batches)
-    last = hvd.size() - 1
-    inputs = torch.ones(4000, 6, dtype=torch.float64)
-    before = batches.shares
-    for step, indices in enumerate(batches):
-        rows = inputs[indices] * (1.0 + hvd.rank())
-        optimizer.zero_grad()
-        with batches.within_memory():
-            if hvd.rank() == last and batches.weight > before[last] - 1:
-                raise MemoryError("no room")
-            model(rows).sum(0).mul(1.0 / len(rows)).sum().backward()
-        if step == 0 and hvd.size() > 1:
-            optimizer.synchronize()
-            parts = [(share, rank) for rank, share in enumerate(before) if rank != last]
-            for parameter in reference.parameters():
-                parameter.grad = torch.zeros_like(parameter)
-            for share, rank in parts:
-                part = model_of()
-                part(torch.full((1, 6), 1.0 + rank, dtype=torch.float64)).sum().backward()
-                for parameter, own in zip(reference.parameters(), part.parameters()):
-                    parameter.grad += own.grad * share / sum(share for share, _ in parts)
-            for found, expected in zip(model.parameters(), reference.parameters()):
-                torch.testing.assert_close(found.grad, expected.grad, rtol=1e-12, atol=1e-13)
-            with optimizer.skip_synchronize():
-                optimizer.step()
-            continue
-        if hvd.size() == 1:
-            return
-        optimizer.step()
-        if step == 40:
-            break
-    assert batches.shares[last] <= 0.9 * before[last], batches.shares
-    assert sum(batches.shares) == 40
-
-    def fails() -> None:
-        with batches.within_memory():
-            raise RuntimeError("another problem")
-
-    raises(RuntimeError, fails, "another")

@@ -66,7 +66,7 @@ class Failing(torch.autograd.Function):
         raise ArithmeticError
 
 
-@pytest.mark.parametrize("way", ["load", "wrap again"])
+@pytest.mark.parametrize("way", ["load", "wrap again", "next trial", "next trial, the last one is kept"])
 def test_a_step_that_one_rank_leaves_in_the_backward_pass_has_ended_when_the_next_begins(ranks_of, way):
     """Rank 0 has not submitted a reduction that rank 1 has: it must not get the next step's values."""
 
@@ -80,9 +80,13 @@ def test_a_step_that_one_rank_leaves_in_the_backward_pass_has_ended_when_the_nex
         if way == "load":
             optimizer.load_state_dict(optimizer.state_dict())
             optimizer.zero_grad()
-        else:
+        elif way == "wrap again":
             kept, optimizer = optimizer, sgd(weights, groups=2)
             optimizer.zero_grad()
+        else:
+            kept = optimizer if "kept" in way else None
+            weights = weights_of(2)
+            optimizer = sgd(weights, groups=2, sparse_as_dense=True)
         backward(context, *weights)
         optimizer.step()
         del kept

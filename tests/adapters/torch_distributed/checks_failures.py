@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from datetime import timedelta
 from typing import Any, Callable
@@ -12,7 +11,7 @@ from typing import Any, Callable
 import torch
 import torch.distributed as dist
 
-from ringcomm.errors import MismatchError, Misuse, NotInitializedError, PeerLostError, PeerStalledError
+from ringcomm.errors import MismatchError, Misuse, PeerLostError, PeerStalledError
 from tests.adapters.torch_distributed.harness import Ranks
 from tests.support.errors import raises
 
@@ -40,19 +39,6 @@ def check_different_calls(on: Ranks) -> None:
     dist.barrier()  # another group is none the worse for it
 
 
-def check_abort(on: Ranks) -> None:
-    group = dist.new_group()
-    if on.rank == 1:
-        work = dist.irecv(torch.zeros(1), 0, group=group)
-        threading.Timer(0.2, group.abort).start()
-        raises(NotInitializedError, work.wait, "abort()")
-        raises(NotInitializedError, lambda: dist.barrier(group=group))
-    else:
-        lost(1, lambda: dist.all_reduce(torch.ones(3), group=group), "abort()")
-    dist.destroy_process_group(group)
-    dist.barrier()
-
-
 def check_leaving_too_early(on: Ranks) -> None:
     group = dist.new_group()
     if on.rank == 1:
@@ -61,18 +47,6 @@ def check_leaving_too_early(on: Ranks) -> None:
         lost(1, lambda: dist.all_reduce(torch.ones(3), group=group), "destroy_process_group()")
         dist.destroy_process_group(group)
     dist.barrier()
-
-
-def check_a_rank_that_does_not_come_to_a_monitored_barrier(on: Ranks) -> None:
-    group = dist.new_group(timeout=timedelta(seconds=1))
-    if on.rank == 2:
-        on.together("judged")
-    else:
-        text = "rank 2 (" if on.rank else "Rank 2 failed to pass monitoredBarrier"
-        limit = timedelta(seconds=1)
-        lost(2, lambda: group.monitored_barrier(limit, wait_all_ranks=True), text, PeerStalledError)
-        on.together("judged")
-    dist.destroy_process_group(group)
 
 
 def check_a_silent_rank(on: Ranks) -> None:

@@ -63,12 +63,3 @@ def test_ranks_that_disagree_are_told_the_same():
 @pytest.mark.full
 def test_every_rank_is_told_what_went_wrong():
     harness.check("checks_failures.py", 3, lost=2)
-
-
-@release
-@pytest.mark.parametrize(
-    ("name", "lost"),
-    [("the_first_rank", 0), ("one_of_two_pipelines", 2), ("a_rank_that_serves_no_rendezvous", 3)],
-)
-def test_every_rank_names_the_lost_one(name, lost):
-    harness.check("checks_lost.py", 4, only=name, lost=lost)

@@ -13,12 +13,11 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist
 
-from ringcomm import api
 from ringcomm.config import Membership
 from ringcomm.errors import ConfigError, StartTimeoutError, StartupError
 from ringcomm.torch.distributed import _rendezvous
 from ringcomm.torch.distributed._rendezvous import StoreEntry, group_settings, meet
-from tests.support.service import Service, eventually
+from tests.support.service import eventually
 
 LIMIT = timedelta(seconds=60)
 KEY = b"k" * 32
@@ -35,44 +34,6 @@ def plain(monkeypatch):
         monkeypatch.delenv(f"RINGCOMM_{name}", raising=False)
     monkeypatch.setattr(_rendezvous, "_job_stores", [])
     monkeypatch.setattr(_rendezvous, "_last_view", None)
-
-
-def works(one, other):
-    """Whether two ends of a store have the same entries."""
-    one.set("key", "value")
-    return other.get("key") == b"value"
-
-
-class TestJobs:
-    @pytest.mark.parametrize("transport", ["tcp", "memory"])
-    def test_the_ranks_of_a_job_find_the_store_over_their_links(self, transport, ranks_of, monkeypatch):
-        monkeypatch.setattr(api, "init", lambda: None)
-
-        def find(context):
-            ((store, rank, size),) = _rendezvous.ringcomm_rendezvous("ringcomm://", LIMIT)
-            assert (rank, size) == (context.rank, context.size)
-            store.set(f"rank {rank}", str(rank))
-            found = [store.get(f"rank {peer}") for peer in range(size)]
-            context.barrier()  # rank 0 serves the store
-            return found
-
-        assert ranks_of(3, find, transport=transport) == [[b"0", b"1", b"2"]] * 3
-
-    def test_ranks_without_links_find_it_at_the_jobs_rendezvous(self, monkeypatch):
-        for name, value in (("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
-            monkeypatch.setenv(name, value)
-        service = Service(2)
-        try:
-            found = []
-            for rank in range(2):  # as in two processes
-                monkeypatch.setattr(_rendezvous, "_stores_made", 0)
-                found.append(_rendezvous._launchers_rendezvous(service.membership(rank), rank, LIMIT))
-            (one, *facts), (other, *more) = found
-            assert (facts, more) == ([0, 2], [1, 2]) and works(one, other)
-            assert _rendezvous._job_of(dist.PrefixStore("group", other)) == (service.membership(1), 0)
-            assert _rendezvous._job_of(one) is None, "the last one counts"
-        finally:
-            service.server.stop()
 
 
 class TestFallback:

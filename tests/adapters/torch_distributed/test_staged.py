@@ -54,23 +54,6 @@ def test_all_reduce(dtype, ranks_of):
         assert all(torch.equal(tensor, expected) for tensor in found)
 
 
-@pytest.mark.parametrize("root", [0, 2])
-def test_in_a_broadcast_only_the_root_loads(root, ranks_of, monkeypatch):
-    kinds = []
-
-    def operate(rank, ops, on_device):
-        return [
-            on_device(ops.broadcast, whole(rank, torch.float32), root, reads=rank == root) for _ in range(3)
-        ]
-
-    engine = Kind.engine
-    monkeypatch.setattr(Kind, "engine", lambda kind, value: kinds.append(kind) or engine(kind, value))
-    for found in run(ranks_of, 3, operate):
-        assert all(torch.equal(tensor, whole(root, torch.float32)) for tensor in found)
-    loads = sorted(device.copies_out for device in kinds[0].devices)
-    assert loads[:2] == [0, 0] and loads[2] > 0
-
-
 @pytest.fixture
 def device(monkeypatch):
     """Every tensor is on a device, of which the kind is given."""

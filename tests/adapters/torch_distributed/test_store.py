@@ -12,8 +12,7 @@ import pytest
 
 dist = pytest.importorskip("torch.distributed")
 
-from ringcomm.storage.certificate import make_certificate  # noqa: E402
-from ringcomm.storage.keys import key_text  # noqa: E402
+from ringcomm.storage.keys import key_text, make_certificate  # noqa: E402
 from tests.adapters.torch_distributed.forked import Forked  # noqa: E402
 from tests.adapters.torch_distributed.harness import meet  # noqa: E402
 from tests.support.programs import run_python  # noqa: E402

@@ -24,14 +24,6 @@ def average(state, gradients, last=True):
     return gradients.tolist()
 
 
-def test_a_rank_of_weight_0_contributes_nothing():
-    def run(group):
-        gradients = torch.full((3,), [1.0, 5.0, float("nan")][group.rank()])
-        return average(WeightedAverage([1.0, 3.0, 0.0][group.rank()], group), gradients)
-
-    assert on_ranks(run, 3) == [[4.0] * 3] * 3
-
-
 @pytest.mark.parametrize("weights", [(1e39, 1.0), (1e-46, 1.0), (3e38, 3e38)])
 def test_a_weight_that_the_type_of_the_gradients_does_not_represent_fails_everywhere(weights):
     def run(group):

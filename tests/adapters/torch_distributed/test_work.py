@@ -16,7 +16,7 @@ from ringcomm.group import point_to_point
 from ringcomm.group.failures import Reporter
 from ringcomm.group.message_channel import SHORT_BYTES
 from ringcomm.group.point_to_point import PointToPoint
-from ringcomm.torch.distributed._operations import RingcommWork, Together
+from ringcomm.torch.distributed._operations import RingcommWork
 from ringcomm.transport.memory import memory_fabrics
 from tests.support.messages import TAG
 
@@ -82,20 +82,6 @@ class TestFutures:
         work.finish(LOST)
         with pytest.raises(RuntimeError, match="PeerLostError: rank 1 was lost"):
             future.wait()
-
-
-class TestTogether:
-    def test_it_is_done_when_all_are(self):
-        works = [RingcommWork(str(number), [torch.ones(1)]) for number in range(2)]
-        together = Together(works)
-        works[0].finish()
-        assert not together.is_completed() and not together.is_success()
-        with pytest.raises(PeerStalledError, match="1 is not done within"):
-            together.wait(SOON)
-        works[1].finish()
-        assert together.is_completed() and together.is_success() and together.wait()
-        assert together.exception() is None and len(together.result()) == 2
-        assert len(together.get_future().wait()) == 2
 
 
 class TestLimits:

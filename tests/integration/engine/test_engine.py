@@ -145,18 +145,6 @@ def test_one_rank_needs_no_thread():
 class TestLate:
     """A rank that does not enter an operation is late: asked where it is, given up at last, or excused."""
 
-    def test_its_stack_is_shown(self, caplog):
-        def work(context):
-            if context.rank == 1:
-                time.sleep(0.7)
-            context.engine.allreduce([np.ones(1)], Sum, "grad").wait(LIMIT_S)
-
-        run_ranks(2, work, settings=plain(late_after_s=2.0))
-        texts = [record.getMessage() for record in caplog.records]
-        (stack,) = [
-            text for text in texts if text.startswith("Rank 1 (host1), for which others wait, is here:")
-        ][:1]
-        assert "run_ranks" in stack  # the main thread of this process, in which ranks are threads
 
     def test_a_pause_is_waited_for(self, caplog):
         def work(context):

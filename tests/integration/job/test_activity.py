@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from ringcomm.config import Settings
-from ringcomm.errors import NotInitializedError
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks
 
@@ -89,14 +88,6 @@ def test_a_rank_that_waits_names_the_other():
 
     numbers, _ = run_ranks(2, work)
     assert numbers["waits_for"] == [1] and numbers["doing"] == "barrier()"
-
-
-def test_before_init_there_are_no_numbers():
-    import ringcomm as rc
-
-    for function in (rc.stats, rc.count_step):
-        with pytest.raises(NotInitializedError):
-            function()
 
 
 def test_the_numbers_of_a_context_that_is_closed_stay():

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import threading
-from contextlib import ExitStack
 
-import numpy as np
 import pytest
 
-from ringcomm.arrays.mirrors import StagingPool
 from ringcomm.config import Membership, Settings
 from ringcomm.errors import StartTimeoutError, StartupError
 from ringcomm.group import group as group_module
 from ringcomm.group.view import Peer
 from ringcomm.job.context import Context
-from ringcomm.job.entry import Entry
-from ringcomm.ops import Sum
+from ringcomm.job.context import _Entry as Entry
 from ringcomm.rendezvous.client import join
 from ringcomm.rendezvous.embedded import EmbeddedRendezvous
 from ringcomm.testing.cluster import run_ranks
@@ -41,30 +36,7 @@ def test_where_ranks_are():
     assert run_ranks(3, work, ranks_per_host=2) == [(2, 0, 2, False), (2, 0, 1, False), (1, 1, 2, False)]
 
 
-def test_numbers_of_calls_and_of_operations_together():
-    def work(context):
-        context.allreduce(np.ones(100, np.float32), Sum)
-        context.engine.allreduce([np.ones(50, np.float64)], Sum, "x").wait()
-        assert isinstance(context.staging, StagingPool)
-        assert context.waited_s > 0.0 and context.stats()["ringcomm/calls"] >= 1
-        assert context.take_changes() == 0 and not context.is_elastic
-        return context.reduced_bytes
-
-    assert run_ranks(2, work, settings=SETTINGS) == [800, 800]
-
-
 class TestAlone:
-    def test_it_has_no_peers_and_may_write_a_timeline(self, tmp_path, no_leaks):
-        path = tmp_path / "timeline.json"
-        with Context.start(Membership(), Settings(timeline=str(path))) as context:
-            context.engine.allreduce([np.ones(3)], Sum, "loss").wait()
-        assert "allreduce.loss" in json.dumps(json.loads(path.read_text()))
-
-    def test_lines_for_the_user_are_logged(self, caplog):
-        with Context.start(Membership(), Settings()) as context:
-            context.announce("topic", "a line")
-        assert "a line" in [record.getMessage() for record in caplog.records]
-
     def test_advice_that_was_not_given_is_pointed_out(self, caplog):
         with Context.start(Membership(), Settings(advise=True)):
             pass
@@ -110,33 +82,12 @@ class TestFailures:
         with pytest.raises(StartTimeoutError):
             Context.start(membership, Settings(start_timeout_s=0.3))
 
-    def test_a_second_end_is_none(self, service):
-        made = service(2)
-        with ExitStack() as stack:
-            contexts = made.start_all(stack)
-            contexts[0].close()
-            contexts[0].close("another reason", ok=False)
-            contexts[1].close()
-        assert not made.texts("failed")
-
-
 def error_of(call):
     try:
         call().close()
     except BaseException as error:  # noqa: BLE001 - looked at by the test
         return error
     return None
-
-
-def test_details_are_shown_at_the_launcher_if_asked_for(service, caplog):
-    made = service(2)
-    made.settings = Settings(**{**vars(made.settings), "verbose": True})
-    with caplog.at_level(logging.INFO, "ringcomm"), ExitStack() as stack:
-        contexts = made.start_all(stack)
-        contexts[1].announce("topic", "a line for the user")
-        together(contexts, lambda context: context.barrier())
-    assert any("rank 0 exchanges data through" in text for text in made.texts("note"))
-    assert made.texts("warning") == ["a line for the user"]
 
 
 def test_misspelt_settings_are_pointed_out(monkeypatch, caplog):

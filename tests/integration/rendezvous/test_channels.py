@@ -11,7 +11,7 @@ from ringcomm.errors import StartupError
 from ringcomm.group.view import Peer
 from ringcomm.rendezvous.client import make_channels, paces_of
 from ringcomm.rendezvous.control import ControlChannel
-from ringcomm.transport.pace import Expected
+from ringcomm.transport.routes import Expected
 from ringcomm.wire.auth import Purpose
 from ringcomm.wire.messages import MAX_MESSAGE_BYTES, MessageReader
 from ringcomm.wire.signing import session_of

@@ -15,7 +15,7 @@ from ringcomm.errors import AuthenticationError, PeerLostError, RefusedError, St
 from ringcomm.rendezvous import client, connect_server
 from ringcomm.rendezvous.client import Joiner, join
 from ringcomm.rendezvous.connect_server import Moved, Watched
-from ringcomm.transport.kinds import LOCAL, LOOPBACK
+from ringcomm.transport.nics import LOCAL, LOOPBACK
 from ringcomm.version import __version__
 from tests.integration.rendezvous.fake_rendezvous import ABORT, GO, LINK, PROBE, FakeRendezvous
 

@@ -8,8 +8,7 @@ import pytest
 
 from ringcomm.rendezvous import connect_server as module
 from ringcomm.rendezvous.connect_server import reach
-from ringcomm.transport.kinds import LOOPBACK
-from ringcomm.transport.nics import Interface, machine
+from ringcomm.transport.nics import LOOPBACK, Interface, machine
 from ringcomm.transport.reactor import Reactor
 from tests.support.service import CLAIM, JOB, KEY, Service
 

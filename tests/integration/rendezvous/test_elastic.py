@@ -18,14 +18,14 @@ from ringcomm.config import Membership, Settings, Slot
 from ringcomm.configuration.limits import Limits
 from ringcomm.job import preparation
 from ringcomm.job.context import Context
-from ringcomm.job.newcomer import newcomer_of
+from ringcomm.job.default_context import newcomer_of
 from ringcomm.job.preparation import Preparation
 from ringcomm.rendezvous import client
 from ringcomm.rendezvous.actions import Notice
 from ringcomm.rendezvous.client import join, running_size
 from ringcomm.rendezvous.control import Resume
 from ringcomm.rendezvous.server import RendezvousServer
-from ringcomm.transport.encryption import encryption_of
+from ringcomm.transport.secure import encryption_of
 from tests.integration.rendezvous.fake_rendezvous import ABORT, PROBE, FakeRendezvous
 
 SETTINGS = Settings(spin_us=0.0, measure=False, start_timeout_s=20.0)

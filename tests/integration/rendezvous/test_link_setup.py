@@ -11,8 +11,7 @@ from ringcomm.rendezvous import links
 from ringcomm.rendezvous.links import LinkSetup
 from ringcomm.rendezvous.routing import ranges_of
 from ringcomm.transport.connect import Dial
-from ringcomm.transport.kinds import LOOPBACK, WIRED
-from ringcomm.transport.nics import Interface, machine
+from ringcomm.transport.nics import LOOPBACK, WIRED, Interface, machine
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Purpose
 from ringcomm.wire.messages import MessageReader

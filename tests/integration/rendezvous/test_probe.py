@@ -9,8 +9,7 @@ import pytest
 
 from ringcomm.rendezvous import links as probing_module
 from ringcomm.rendezvous.links import LinkSetup, Probe, Probing, scopes_of
-from ringcomm.transport.kinds import LOOPBACK, VIRTUAL, WIRED
-from ringcomm.transport.nics import Interface, machine
+from ringcomm.transport.nics import LOOPBACK, VIRTUAL, WIRED, Interface, machine
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 from ringcomm.wire.messages import encode

@@ -12,8 +12,7 @@ from ringcomm.rendezvous.links import LinkSetup
 from ringcomm.rendezvous.measuring import BLOCK, LIMIT_BYTES, Race
 from ringcomm.transport.accept import Acceptor
 from ringcomm.transport.connect import listen
-from ringcomm.transport.kinds import LOOPBACK
-from ringcomm.transport.nics import Interface
+from ringcomm.transport.nics import LOOPBACK, Interface
 from ringcomm.transport.reactor import READ, Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 from ringcomm.wire.messages import encode

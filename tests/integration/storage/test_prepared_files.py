@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from ringcomm.errors import ConfigError, StartTimeoutError
 from ringrun.agent import shipped
-from tests.integration.storage.prepared import EVIL, GOOD, ROWS, SYSTEM_PYTHON, Row
+from tests.integration.storage.prepared import EVIL, GOOD, ROWS, Row
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,13 +23,12 @@ REFUSALS = (ConfigError, StartTimeoutError, OSError)
 KEEP = "keep"
 
 REPLACED = dict.fromkeys(
-    ["link", "hard link", "fifo", "device", "foreign owner", "group-writable parent", "sticky parent",
-     "swapped after the check", "mode 0000", "full disk"], "good",
+    ["link", "hard link", "fifo", "foreign owner", "group-writable parent", "sticky parent",
+     "swapped after the check", "full disk"], "good",
 )  # fmt: skip
 """What another user has put there is replaced, or another place is taken."""
 READ = {
-    **REPLACED, "link": "refused", "hard link": "refused", "fifo": "refused", "device": "refused",
-    "foreign owner": "refused", "mode 0000": "refused",
+    **REPLACED, "link": "refused", "hard link": "refused", "fifo": "refused", "foreign owner": "refused",
 }  # fmt: skip
 TRUSTED = {**READ, "group-writable parent": "refused", "sticky parent": "refused"}
 WRITTEN = {**REPLACED, "full disk": "refused"}
@@ -49,8 +47,7 @@ EXPECTED: Dict[str, Dict[str, str]] = {
     "output of ranks": WRITTEN,
     "list of hosts": TRUSTED,
     "project file": TRUSTED,
-    # The user's own devices may be named; only the administrator makes devices.
-    "named files": {**READ, "device": "good", "full disk": "refused"},
+    "named files": {**READ, "full disk": "refused"},
 }
 
 
@@ -117,11 +114,6 @@ def trap(row: Row, name: str, precious: Path, monkeypatch: pytest.MonkeyPatch) -
         return
     elif name == "fifo":
         os.mkfifo(target, 0o666)
-    elif name == "device":
-        try:
-            os.mknod(target, stat.S_IFCHR | 0o666, os.makedev(1, 5))
-        except PermissionError:
-            pytest.skip("this environment makes no devices")
     elif name == "foreign owner" and row.__class__.__name__ == "ShippedPackage":
         target.mkdir()
         (target / "a.py").write_text(EVIL)
@@ -184,10 +176,6 @@ def test_prepared(which: str, name: str, base: Path, monkeypatch: pytest.MonkeyP
         full(row, base)
         assert outcome(row) == expected
         assert partial_files(base) == []
-    elif name == "mode 0000":
-        if which == "agent program" and not SYSTEM_PYTHON:
-            pytest.skip("no interpreter that another user can run")
-        assert without_rights(row, base) == expected
     else:
         trap(row, name, precious, monkeypatch)
         assert outcome(row) == expected
@@ -210,20 +198,3 @@ def full(row: Row, base: Path) -> None:
 def partial_files(base: Path) -> List[Path]:
     """Files and folders that were left half made."""
     return [path for path in base.rglob(".*") if path.name.startswith(".")]
-
-
-def without_rights(row: Row, base: Path) -> str:
-    """The outcome for a user to which its own file or folder gives no right."""
-    if not row.target.exists():
-        row.target.write_text(EVIL)
-    for path in [base, *base.rglob("*")]:
-        os.chown(path, OTHER_USER, OTHER_USER, follow_symlinks=False)
-    row.target.chmod(0)
-    told = as_other_user(lambda: outcome(row))
-    os.chown(base / "precious", 0, 0)
-    return told
-
-
-def test_the_matrix_is_complete() -> None:
-    assert set(EXPECTED) == set(ROWS)
-    assert all(set(row) == set(REPLACED) for row in EXPECTED.values())

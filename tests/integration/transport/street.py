@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.connect import Dial
-from ringcomm.transport.encryption import encryption_of
+from ringcomm.transport.secure import encryption_of
 from tests.support.service import CLAIM, KEY, Door
 
 
@@ -34,7 +34,7 @@ class Street:
 
     def time_passes(self):
         """Give all places back that failed connections have kept."""
-        self.door.acceptor._failed_until_s.clear()
+        self.door.acceptor._failed = 0
 
     def rank(self):
         door, encryption = self.door, self.encryption

@@ -14,14 +14,14 @@ import pytest
 import ringcomm as rc
 from ringcomm.config import Membership, Settings
 from ringcomm.errors import ConfigError
-from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import make_certificate
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.transport import tls
 from ringcomm.transport.accept import Acceptor
 from ringcomm.transport.connect import Dial, Reactor, listen
-from ringcomm.transport.encryption import encryption_of
-from ringcomm.wire.auth import UNENCRYPTED, Admission, Claim, Purpose, job_digest
-from tests.support.service import eventually, turn_until
+from ringcomm.transport.secure import encryption_of
+from ringcomm.wire.auth import Admission, Claim, Purpose, job_digest
+from tests.support.service import turn_until
 
 KEY, JOB = b"k" * 32, job_digest("job")
 CLAIM = Claim(Purpose.DIRECT, JOB, 1, 2, 3)
@@ -68,26 +68,6 @@ class House:
         turn_until(self.reactor, condition)
 
 
-def test_both_ends_with_the_jobs_certificate(house, certificate):
-    house.dial(house.door(certificate), certificate)
-    house.until(lambda: house.ends and house.arrived)
-    one, other = house.ends[0].sock, house.arrived[0]
-    one.sendall(b"hello" * 1000)
-    got = b""
-
-    def read():
-        nonlocal got
-        try:
-            got += other.recv(65536)
-        except BlockingIOError:
-            pass
-        return len(got) == 5000
-
-    assert eventually(read)
-    assert got == b"hello" * 1000
-    assert one._tls.version() == other._tls.version() == "TLSv1.3"
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs", "dialled", "accepted"),
     [
@@ -107,21 +87,6 @@ def test_a_peer_with_another_certificate_or_none_is_refused(
     assert dialled in end.reason
     assert accepted in house.refused[0]
     assert house.arrived == []
-
-
-def test_a_responder_that_closes_the_connection_before_tls_is_ready_may_have_been_busy(house, certificate):
-    """As without encryption: another attempt may succeed."""
-    with listen("127.0.0.1") as listener:
-        listener.setblocking(True)
-        house.dial(listener.getsockname()[:2], certificate)
-        sock, _ = listener.accept()
-        with sock:
-            house.reactor.run_once(1.0)
-            sock.recv(10_000)
-            sock.shutdown(socket.SHUT_WR)
-            house.until(lambda: house.ends)
-    assert house.ends[0].reason == "it closed the connection during the handshake"
-    assert house.ends[0].too_slow and not house.ends[0].refused_by_key
 
 
 def test_the_certificate_alone_opens_nothing(house, certificate):
@@ -149,8 +114,7 @@ def tls_peer(address, certificate, **changes):
     def visit():
         try:
             with socket.create_connection(address) as plain:
-                if changes.get("admitted", True):
-                    plain.sendall(COPIED)
+                plain.sendall(COPIED)
                 with context.wrap_socket(plain) as secured:
                     secured.settimeout(5.0)
                     problems.append(secured.recv(1))
@@ -176,37 +140,6 @@ def test_unauthenticated_peers_with_tls(house, certificate, tmp_path, kind):
     thread.join(10.0)
     assert house.arrived == []
     assert isinstance(problems[0], OSError) or problems == [b""]
-
-
-def test_the_certificate_without_an_admission_opens_nothing(house, certificate, tmp_path):
-    (tmp_path / "pem").write_text(certificate)
-    thread, problems = tls_peer(house.door(certificate), certificate, show=tmp_path / "pem", admitted=False)
-    house.until(lambda: house.refused)
-    thread.join(10.0)
-    assert house.arrived == []
-    assert house.refused == [UNENCRYPTED]
-    assert isinstance(problems[0], OSError)
-
-
-def test_no_peer_sends_much_before_it_is_authenticated(house, certificate):
-    """A record that is announced to be long, and comes in small pieces, is read up to the budget."""
-    address = house.door(certificate)
-    with socket.create_connection(address) as sock:
-        sock.sendall(COPIED + b"\x16\x03\x01\x40\x00" + bytes(tls.UNAUTHENTICATED_BYTES - 5))
-        house.until(lambda: house.refused)
-    assert house.refused == [f"it sent {tls.UNAUTHENTICATED_BYTES} bytes and proved nothing"]
-
-
-def test_silence_after_the_first_message_is_not_endured(house, certificate, monkeypatch):
-    monkeypatch.setattr("ringcomm.transport.accept.HANDSHAKE_S", 0.1)
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    hello = encryption_of(certificate)._dialling.wrap_bio(incoming, outgoing)
-    with pytest.raises(ssl.SSLWantReadError):
-        hello.do_handshake()
-    with socket.create_connection(house.door(certificate)) as sock:
-        sock.sendall(COPIED + outgoing.read())
-        house.until(lambda: house.refused)
-    assert "proved nothing within" in house.refused[0]
 
 
 class Listener:
@@ -275,13 +208,6 @@ def test_what_a_listener_sees(monkeypatch, encrypt):
 
 
 # ---- keys and certificates -------------------------------------------------------------------
-
-
-def test_without_openssl_and_without_the_package_there_is_a_remedy(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "cryptography", None)
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    with pytest.raises(ConfigError, match=r"ringcomm\[encrypt\].*apt install openssl"):
-        make_certificate()
 
 
 def test_to_insist_without_a_certificate_says_what_is_needed():

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, List
 
 import pytest
 
-from ringcomm.transport.connect import Dial, listen
+from ringcomm.transport.connect import Dial
 from ringcomm.transport.reactor import Reactor
 from tests.support.another_user import another_user
-from tests.support.service import CLAIM, KEY, Door, Service, sum_of_ranks
+from tests.support.service import CLAIM, KEY, Door
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
@@ -56,7 +55,6 @@ while True:
         one.close()
         other.close()
 """
-TWINS = ("::", "::1", "::ffff:127.0.0.1")
 
 
 def holds(address: str, port: int, what: str = "answer") -> Any:
@@ -75,32 +73,6 @@ def dialled(reactor: Reactor, door: Door, address: str) -> Dial:
     return ends[0]
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_a_port_that_is_held_by_a_twin_is_not_shared(twin: str) -> None:
-    """Where the twin covers 127.0.0.1 the port counts as taken; ::1 is another address."""
-    with holds(twin, 0) as other_user:
-        port = int(said(other_user))
-        if twin == "::1":
-            listen("127.0.0.1", port=port).close()
-        else:
-            with pytest.raises(OSError, match="in use"):
-                listen("127.0.0.1", port=port)
-
-
-@pytest.mark.parametrize("twin", TWINS)
-def test_a_twin_that_comes_later_gets_no_connection(reactor: Reactor, twin: str) -> None:
-    door = Door(reactor)
-    try:
-        with holds(twin, door.address[1]) as other_user:
-            assert said(other_user) == (str(door.address[1]) if twin == "::1" else "EADDRINUSE")
-            dial = dialled(reactor, door, "127.0.0.1")
-            assert dial.reason == "" and dial.sock is not None
-            with dial.sock:
-                door.turn_until(lambda: door.arrived)
-    finally:
-        door.close()
-
-
 @pytest.mark.parametrize("what", ["answer", "relay"])
 def test_what_listens_at_the_twin_cannot_take_part(reactor: Reactor, what: str) -> None:
     """Also one that passes everything on to 127.0.0.1: the proof names ::1, where it was dialled."""
@@ -115,22 +87,3 @@ def test_what_listens_at_the_twin_cannot_take_part(reactor: Reactor, what: str) 
                 assert f"dialled [::1]:{door.address[1]}" in door.refused[0], door.refused
     finally:
         door.close()
-
-
-def test_ranks_that_were_told_a_name_start_past_the_twin(no_leaks: None) -> None:
-    """``localhost`` may mean ::1 first."""
-    service = Service(2)
-    try:
-        port = service.endpoints[0][1]
-        with holds("::1", port) as other_user:
-            assert said(other_user) == str(port)
-            places = (("::1", port), ("127.0.0.1", port))
-
-            def work(rank: int) -> float:
-                with service.start(rank, rendezvous=places) as context:
-                    return sum_of_ranks(context)
-
-            with ThreadPoolExecutor(2) as pool:
-                assert list(pool.map(work, range(2))) == [1.0, 1.0]
-    finally:
-        service.server.stop()

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import make_certificate
 from ringcomm.testing import contract
-from ringcomm.transport.base import Watch
+from ringcomm.transport.base import Subset, Watch
 from ringcomm.transport.connect import listen
 from ringcomm.transport.local import make_links
 from ringcomm.transport.memory import memory_fabrics
@@ -104,6 +104,7 @@ TRANSPORTS = {
     "shm, narrow": lambda: local_fabrics(("shm", "shm"), 2048),
     "memory": lambda: memory_fabrics(2),
     "memory of 100 bytes": lambda: memory_fabrics(2, 100),
+    "subset": lambda: [Subset(fabric, [1, 3]) for fabric in memory_fabrics(4)[1::2]],
     "tcp": lambda: fabrics_of(tcp_pair()),
     "tcp, narrow": lambda: fabrics_of(narrow(tcp_pair(), 32768)),
     "tls": lambda: fabrics_of(encrypted(tcp_pair())),
@@ -158,15 +159,3 @@ def test_a_watch_ends_a_wait(make, bell):
     finally:
         one.close()
         other.close()
-
-
-def test_a_tcp_link_is_set_up_for_small_messages():
-    sockets = tcp_pair()
-    fabrics = fabrics_of(sockets)
-    for sock in sockets:
-        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert sock.gettimeout() == 0.0
-    for fabric in fabrics:
-        fabric.close()
-    assert [sock.fileno() for sock in sockets] == [-1, -1]

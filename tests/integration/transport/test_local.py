@@ -8,30 +8,22 @@ import mmap
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ringcomm as rc
-from ringcomm.config import Settings
-from ringcomm.engine.peer_channels import ControlMessages
 from ringcomm.errors import StartupError
 from ringcomm.testing.cluster import run_ranks
-from ringcomm.transport import carriers, local
-from ringcomm.transport.base import LinkClosed
-from ringcomm.transport.lending import LendingLink
+from ringcomm.transport import local
 from ringcomm.transport.local import make_links
-from ringcomm.transport.process_memory import RING_MOST_BYTES, Lease, PeerMemory, ReadingLink
+from ringcomm.transport.process_memory import Lease, PeerMemory, ReadingLink
 from ringcomm.transport.ring import (
-    NEAR_BYTES,
     RING_BYTES,
-    SIZES,
     SMALL_RING_BYTES,
 )
+from ringcomm.transport.shm import SharedLink
 from ringcomm.transport.tcp import SocketLink
-from tests.integration.transport.test_links import with_small_rings
-from tests.support.service import eventually, opened
 
 
 @pytest.fixture
@@ -66,7 +58,7 @@ def kinds(links):
     [
         (("auto", "auto"), ReadingLink),
         (("memory", "auto"), ReadingLink),
-        (("shm", "auto"), LendingLink),
+        (("shm", "auto"), SharedLink),
         (("auto", "unix"), SocketLink),
         (("unix", "unix"), SocketLink),
     ],
@@ -77,7 +69,7 @@ def test_both_ends_get_the_best_that_both_wish_for(pair, wishes, kind):
 
 def test_memory_that_may_not_be_read_is_shared(pair, monkeypatch):
     monkeypatch.setattr(PeerMemory, "read", refuse)
-    assert kinds(pair("auto", "auto")) == [LendingLink, LendingLink]
+    assert kinds(pair("auto", "auto")) == [SharedLink, SharedLink]
 
 
 def test_without_any_memory_a_plain_stream_remains(pair, monkeypatch):
@@ -97,12 +89,6 @@ def test_a_wish_that_cannot_be_granted_is_an_error_with_a_remedy(pair, wish, rem
     assert type(other) is SocketLink
 
 
-def test_with_several_ranks_on_a_host_their_rings_take_no_more_memory_in_all():
-    sizes = [local.ring_bytes(peers) for peers in (1, 2, 3, 4, 5, 7)]
-    assert sizes == [RING_BYTES, RING_BYTES // 2, *[RING_BYTES // 4] * 2, *[NEAR_BYTES] * 2]
-    assert set(sizes) <= set(SIZES)
-
-
 def test_where_many_ranks_share_a_host_the_rings_are_small(monkeypatch, no_leaks):
     def at_work(context):
         link = context.group.channels.direct.link(1 - context.rank)
@@ -119,84 +105,6 @@ def test_where_many_ranks_share_a_host_the_rings_are_small(monkeypatch, no_leaks
     assert run_ranks(2, at_work, transport="auto") == [small] * 2
 
 
-def test_whole_items_are_shown_where_they_lie(pair):
-    one, other = pair("shm", "shm")
-    item, most = 8, 1 << 20
-    assert not other.peek(most, item)
-    data = np.random.default_rng(1).integers(0, 256, RING_BYTES + 5 * item, np.uint8)
-    assert one.send([data[:3].data]) == 3
-    assert not other.peek(most, item)  # a part of an item
-    assert one.send([data[3:11].data]) == 8
-    shown = other.peek(most, item)
-    assert shown.nbytes == item  # the whole item, though a part of another one has come
-    assert shown == data[:item].data
-    other.skip(item)
-    sent, got = 11, item
-    while got < data.size:
-        sent += one.send([data[sent:].data]) if sent < data.size else 0
-        shown = other.peek(200_000, item)
-        if shown is None:  # at the end of the ring
-            into = np.zeros(item, np.uint8)
-            assert other.recv([into.data]) == item
-            assert (into == data[got : got + item]).all()
-            got += item
-            continue
-        assert shown.nbytes <= 200_000
-        assert shown == data[got : got + shown.nbytes].data
-        other.skip(shown.nbytes)
-        got += shown.nbytes
-    kinds([one])
-    with pytest.raises(LinkClosed):
-        assert other.peek(most, item) is None
-        other.recv([memoryview(bytearray(item))])
-    kinds([other])
-
-
-def test_an_item_whose_rest_is_lent_or_never_comes_is_to_be_received(pair):
-    one, other = pair("auto", "auto")
-    item = 8
-    data = np.random.default_rng(1).integers(0, 256, 4_000_003, np.uint8)
-    assert one.send([data[:3].data]) == 3
-    shown = other.peek(1 << 20, item)
-    assert shown is not None and not shown  # the rest may still come through the ring
-    one.lend_above(0)
-    assert one.send([data[3:].data]) == 0  # lent
-    assert other.peek(1 << 20, item) is None
-    got, position = np.zeros_like(data), 0
-    while position < 3:
-        position += other.recv([got[position:].data])
-    sent = 0
-    while position < data.size:
-        position += other.recv([got[position:].data])
-        sent += one.send([data[3 + sent :].data])
-    assert (got == data).all()
-    one.lend_above(1 << 20)
-    assert one.send([data[:3].data]) == 3
-    kinds([one])  # closes it
-    assert other.peek(1 << 20, item) is None
-    kinds([other])
-
-
-@pytest.mark.parametrize(
-    ("transport", "algorithm"), [("auto", ""), ("shm", "one_shot"), ("shm", "doubling"), ("auto", "ring")]
-)
-def test_sums_are_right_wherever_in_the_ring_they_are_made(transport, algorithm):
-    counts = [1, 20_000, 65_536, 65_537, 130_000, 300_001, 1_000_003]
-
-    def work(context):
-        for turn, count in enumerate(2 * counts):
-            context.barrier()  # one byte: what follows is not aligned
-            dtype = (np.float32, np.float64, np.float16, np.complex128)[turn % 4]
-            mine = (np.arange(count) % 11 + context.rank).astype(dtype)
-            total = context.allreduce(mine, rc.Sum)
-            assert (total == 2 * (np.arange(count) % 11) + 1).all()
-            assert total.dtype == dtype
-        return True
-
-    settings = Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0, algorithm=algorithm)
-    assert run_ranks(2, work, transport=transport, settings=settings) == [True] * 2
-
-
 def test_a_broken_connection_leaves_nothing_behind(no_leaks):
     one, other = socket.socketpair()
     other.sendall(bytes(40) + b"\0" + b"\1")  # and then no ring
@@ -205,65 +113,6 @@ def test_a_broken_connection_leaves_nothing_behind(no_leaks):
         make_links({1: one}, "shm")
     one.close()
     other.close()
-
-
-def test_a_job_leaves_no_descriptor_and_no_mapping(no_leaks):
-    def work(context):
-        data = np.full(500_001, context.rank + 1.0)
-        context.allreduce_(data, rc.Sum)
-        return bool((data == 6).all())
-
-    def mapped():
-        return Path("/proc/self/maps").read_text().count("memfd:ringcomm")
-
-    before = mapped()  # what a test that failed has left in its traceback
-    assert run_ranks(3, work, transport="shm") == [True] * 3
-    assert eventually(lambda: mapped() <= before)
-    assert opened()
-
-
-def test_long_messages_of_engines_stay_where_they_were_lent(length=700_000):
-    fabrics = with_small_rings()
-    ends = [ControlMessages(fabric) for fabric in fabrics]
-    try:
-        for text in ("a" * length, "b" * length):
-            ends[0].send({"type": "stack", "text": text})
-        got = []
-        for _ in range(10_000):
-            got += ends[1].receive()
-            ends[0].receive()
-            ends[0].flush()
-            ends[1].flush()
-            if len(got) == 2:
-                break
-        assert [(peer, set(message["text"]), len(message["text"])) for peer, message in got] == [
-            (0, {"a"}, length), (0, {"b"}, length),
-        ]  # fmt: skip
-        assert not any(end.gone for end in ends)
-        for _ in range(10):
-            ends[0].flush()
-        assert not ends[0].has_unsent()
-    finally:
-        for fabric in fabrics:
-            fabric.close()
-
-
-def test_what_is_measured_is_used_unless_it_is_not_wanted(monkeypatch):
-    monkeypatch.setattr(carriers, "_found", None)
-    found = carriers.measured()
-    assert carriers.LENGTHS[0] // 2 <= found <= 2 * carriers.LENGTHS[-1]
-    assert carriers.measured() == found
-    monkeypatch.setattr(carriers, "_found", 777_777)
-    for measure, expected in ((True, 777_777), (False, RING_MOST_BYTES)):
-        sockets = socket.socketpair()
-        with ThreadPoolExecutor(2) as pool:
-            ends = pool.map(
-                lambda end, measure=measure: make_links(*end, measure=measure),
-                [({1: sockets[0]}, "auto"), ({0: sockets[1]}, "auto")],
-            )
-            links = [link for end in ends for link in end.values()]
-        assert [link.ring_most_bytes for link in links] == [expected] * 2
-        kinds(links)
 
 
 def test_memory_that_ends_half_way_is_an_error_unless_the_lease_was_revoked(no_leaks):

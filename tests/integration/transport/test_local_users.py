@@ -6,22 +6,17 @@ import os
 import secrets
 import socket
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from ringcomm.errors import StartTimeoutError
-from ringcomm.transport import nics
 from ringcomm.transport.accept import MAX_HALF_OPEN
 from ringcomm.transport.connect import Dial, listen
-from ringcomm.wire.auth import Claim, Initiator, Purpose, job_digest
-from ringcomm.wire.place import place_of
+from ringcomm.wire.auth import Claim, Initiator, Purpose, job_digest, place_of
 from ringrun.doctor.hosts import HostProbe
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
 from tests.support.another_user import OTHER_USER, another_user
-from tests.support.service import CLAIM, KEY, Door, Service
+from tests.support.service import CLAIM, KEY, Door
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
@@ -34,14 +29,6 @@ for sock in socks:
 print("connected", flush=True)
 print(sum(sock.recv(1) == b"" for sock in socks), flush=True)
 sys.stdin.read()
-"""
-
-LISTENS = """
-sock = socket.socket(socket.AF_UNIX)
-sock.bind(chr(0) + sys.argv[1])
-sock.listen()
-print("listening", flush=True)
-print(sock.accept()[0].recv(1000), flush=True)
 """
 
 DIALS = """
@@ -67,27 +54,6 @@ for line in sys.stdin:
     print(got.hex() or "nothing", flush=True)
 """
 
-FLOODS = """
-socks, until = [], time.monotonic() + float(sys.argv[1])
-print("looking", flush=True)
-while time.monotonic() < until:
-    with open("/proc/net/unix") as file:
-        names = {line.split()[-1][1:] for line in file if " @ringcomm-" + sys.argv[2] in line}
-    for name in names:
-        sock = socket.socket(socket.AF_UNIX)
-        sock.setblocking(False)
-        try:
-            sock.connect(chr(0) + name)
-        except OSError:
-            sock.close()
-        else:
-            socks.append(sock)
-            if len(socks) > 600:
-                socks.pop(0).close()
-    time.sleep(0.0005)
-"""
-
-
 @pytest.fixture
 def name():
     return f"@ringcomm-test-{secrets.token_hex(8)}"
@@ -110,35 +76,6 @@ def test_a_rank_gets_in_beside_silent_connections_of_another_user_which_are_clos
             dial.sock.close()
 
 
-def test_a_socket_of_another_user_is_told_nothing(reactor, name):
-    ends = []
-    with another_user(LISTENS, name[1:]) as other_user:
-        Dial(reactor, (name, 0), KEY, CLAIM, ends.append, 5.0)
-        while not ends:
-            reactor.run_once(0.1)
-        assert ends[0].sock is None
-        assert ends[0].reason == f"it belongs to another user (number {OTHER_USER})"
-        assert other_user.stdout.readline() == "b''\n"
-
-
-def test_a_failed_start_says_how_many_were_turned_away(monkeypatch):
-    # The flood is for the sockets of this test, not for those of tests that run beside it.
-    mark = secrets.token_hex(8)
-    named = SimpleNamespace(token_hex=lambda count: mark + secrets.token_hex(count - 8))
-    monkeypatch.setattr(nics, "secrets", named)
-    service = Service(2, start_timeout_s=2.0)
-    try:
-        with another_user(FLOODS, 30, mark), pytest.raises(StartTimeoutError) as caught:
-            service.start(0)
-        assert "This process turned away " in str(caught.value)
-        assert f"(mostly this host: it belongs to another user (number {OTHER_USER}))" in str(caught.value)
-    finally:
-        service.server.stop()
-
-
-# ---- what `ringrun doctor` opens --------------------------------------------------------------
-
-
 @pytest.fixture
 def doctor():
     """The doctor's program of one host, which listens, and the job of this run."""
@@ -150,30 +87,6 @@ def doctor():
     )
     yield probe, job, listening["addresses"]
     probe.end()
-
-
-def sockets_of(pid, kind):
-    """The local addresses of a process's sockets of a kind, as /proc/net has them."""
-    inodes = set()
-    for path in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            inodes.add(os.readlink(path))
-        except FileNotFoundError:
-            continue  # it has been closed meanwhile
-    found = []
-    for path in (f"/proc/{pid}/net/{kind}", f"/proc/{pid}/net/{kind}6"):
-        with open(path) as file:
-            rows = [line.split() for line in list(file)[1:]]
-        found += [row[1] for row in rows if f"socket:[{row[9]}]" in inodes]
-    return found
-
-
-def test_the_doctor_opens_the_ports_that_it_names_and_no_others(doctor):
-    probe, _, offers = doctor
-    opened = sockets_of(probe.link.process.pid, "tcp")
-    assert sorted(int(item.rpartition(":")[2], 16) for item in opened) == sorted(x["port"] for x in offers)
-    assert not any(set(item.rpartition(":")[0]) == {"0"} for item in opened), "on all addresses"
-    assert sockets_of(probe.link.process.pid, "udp") == []
 
 
 def test_another_user_gets_nothing_from_the_doctor(doctor):

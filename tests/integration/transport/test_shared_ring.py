@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import errno
 import os
 import socket
 import struct
@@ -14,7 +13,6 @@ import pytest
 from ringcomm.transport import arena
 from ringcomm.transport.ring import (
     CONTROL_BYTES,
-    NEAR_BYTES,
     RING_BYTES,
     SMALL_RING_BYTES,
     WRITTEN,
@@ -55,36 +53,6 @@ def test_both_ends_see_the_same_memory(ends):
         ring.close()
 
 
-def test_a_twin_is_the_same_memory_in_the_same_process(no_leaks):
-    made = Ring.make()
-    twin = made.duplicate()
-    made.bytes[-1] = 9
-    assert (twin.size, twin.bytes[-1]) == (RING_BYTES, 9)
-    made.close()
-    assert twin.bytes[-1] == 9, "each is closed by itself"
-    twin.close()
-    twin.close()
-
-
-def test_a_system_with_little_memory_has_smaller_rings(no_leaks, monkeypatch):
-    """As a container whose /dev/shm is full."""
-    limits, reserve = [NEAR_BYTES + CONTROL_BYTES, SMALL_RING_BYTES], os.posix_fallocate
-
-    def reserve_little(descriptor, offset, length):
-        if length > limits[0]:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        reserve(descriptor, offset, length)
-
-    monkeypatch.setattr(os, "posix_fallocate", reserve_little)
-    made = Ring.make_largest(RING_BYTES)
-    assert made.size == NEAR_BYTES
-    made.close()
-    limits.pop(0)
-    for size in (RING_BYTES, NEAR_BYTES):
-        with pytest.raises(OSError, match="No space left"):
-            Ring.make_largest(size)
-
-
 def test_memory_of_another_size_is_refused(ends):
     """The words in front must not be looked for in less; a process of 32 bits has half the bytes for them."""
     other_words = 512 * (4 if struct.calcsize("P") == 8 else 8)
@@ -117,36 +85,3 @@ def test_memory_that_could_become_shorter_is_refused(ends):
         os.ftruncate(descriptor, CONTROL_BYTES + RING_BYTES)
         send_descriptor(ends[0], descriptor)
         assert Ring.take(ends[1]) == (b"y", None)
-
-
-def test_an_end_without_memory_says_so_and_one_that_is_gone_is_an_error(ends):
-    ends[0].sendall(b"n")
-    assert Ring.take(ends[1]) == (b"n", None)
-    ends[0].shutdown(socket.SHUT_WR)
-    with pytest.raises(ConnectionError, match="it closed the connection"):
-        Ring.take(ends[1])
-
-
-def forbidden(*arguments):
-    raise PermissionError(errno.EPERM, "Operation not permitted")
-
-
-def test_where_one_kind_of_memory_is_forbidden_there_is_another(no_leaks, monkeypatch):
-    try:
-        os.close(os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_EXCL, 0o600))
-    except OSError as problem:
-        pytest.skip(f"no files without names in /dev/shm: {problem}")
-    monkeypatch.setattr(os, "memfd_create", forbidden)
-    made = Ring.make()
-    made.bytes[0] = 5
-    twin = made.duplicate()
-    assert twin.bytes[0] == 5 and os.fstat(made._descriptor).st_nlink == 0, "it has no name"
-    made.close()
-    twin.close()
-
-
-def test_where_there_is_no_memory_without_a_name_there_is_no_ring(monkeypatch):
-    monkeypatch.delattr(os, "memfd_create")
-    monkeypatch.delattr(os, "O_TMPFILE")
-    with pytest.raises(OSError, match="no shared memory without a name"):
-        Ring.make()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.codec.base import BLOCK_ITEMS, SEGMENT_ITEMS
-from ringcomm.codec.table import make_codec
+from ringcomm.codec.codecs import BLOCK_ITEMS, SEGMENT_ITEMS, make_codec
 from ringcomm.collective.coded import CodedPlans, HostCodedExecution
 from ringcomm.collective.reduce import Kernel
 from ringcomm.dtypes import code_of, usable_codec

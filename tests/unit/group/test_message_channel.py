@@ -80,17 +80,6 @@ class TestInvalidFrames:
         with pytest.raises(ProtocolError, match="what rank 0 sent is not the start of a message"):
             end.frame(kind, 1, nbytes)
 
-    def test_bytes_of_a_message_that_no_receive_waits_for(self, refused):
-        assert "sends 4 bytes of message 1, which nothing waits for" in refused(BYTES, 1, 4)
-
-    def test_a_message_that_is_announced_twice(self, end, refused):
-        end.post(len(LARGE))
-        end.post(len(LARGE))
-        end.frame(LONG, 1, len(LARGE))
-        assert "announces message 1 twice" in refused(LONG, 1, len(LARGE))
-
-    def test_a_receiver_that_is_ready_for_nothing(self, refused):
-        assert "is ready for message 3, which was not announced to it" in refused(READY, 3, 0)
 
     def test_credit_for_bytes_that_were_not_sent(self, end, refused):
         end.channel.send(TAG, memoryview(b"abcd"), Note())

@@ -11,7 +11,7 @@ from ringcomm import api
 from ringcomm.config import Membership, Settings
 from ringcomm.job import default_context
 from ringcomm.job.context import Context
-from ringcomm.job.newcomer import Newcomer
+from ringcomm.job.default_context import Newcomer
 
 
 @pytest.fixture
@@ -40,24 +40,6 @@ def closed(monkeypatch):
     return calls
 
 
-def test_what_is_known_in_no_job():
-    assert not rc.is_initialized() and not api.is_elastic()
-    assert api.take_changes() == 0 and api.gather_positions(7) == [7]
-    api.leave(ValueError("nothing happens"))
-    default_context._leave_at_exit()
-    with pytest.raises(rc.NotInitializedError):
-        rc.epoch()
-
-
-def test_an_error_of_the_start_has_no_traceback_through_ringcomm(monkeypatch):
-    monkeypatch.setenv("RINGCOMM_SIZE", "two")
-    with pytest.raises(rc.ConfigError, match="not a whole number") as caught:
-        rc.init()
-    names = [entry.name for entry in caught.traceback]
-    assert names == ["test_an_error_of_the_start_has_no_traceback_through_ringcomm", "init"]
-    assert not rc.is_initialized()
-
-
 def test_a_restart_of_a_job_that_is_not_elastic_is_a_new_start(alone, closed):
     seen = []
     api.before_leaving(lambda: seen.append("before"))
@@ -66,19 +48,6 @@ def test_a_restart_of_a_job_that_is_not_elastic_is_a_new_start(alone, closed):
     api.restart()
     assert seen == ["before"] and len(closed) == 1
     assert api.context() is not before and rc.size() == 1
-
-
-def test_a_restart_of_an_elastic_job_joins_its_next_view(alone, monkeypatch):
-    positions, seen = [], []
-    following = Context.start(Membership())
-    monkeypatch.setattr(Context, "is_elastic", True)
-    monkeypatch.setattr(Context, "restart", lambda context, position: positions.append(position) or following)
-    api.after_restart(lambda: seen.append(api.context()))
-    before = api.context()
-    api.restart(5)
-    assert positions == [5] and seen == [following]
-    monkeypatch.undo()
-    before.close()
 
 
 def test_the_error_for_which_a_process_leaves_is_passed_on(alone, closed):
@@ -134,18 +103,3 @@ def test_a_newcomer_has_numbers_and_joins_at_its_first_call(newcomer):
     assert float(rc.allreduce([1.0])[0]) == 1.0
     assert (rc.rank(), rc.size(), newcomer.joined) == (0, 1, 1)
     assert not default_context.join_now(), "it has joined"
-
-
-def test_a_newcomer_joins_when_its_state_is_ready(newcomer):
-    resets = []
-    state = rc.elastic.ObjectState(step=0)
-    state.register_reset_callbacks([lambda: resets.append((rc.rank(), rc.size()))])
-    assert rc.elastic.run(lambda state: newcomer.joined)(state) == 1
-    assert resets == [(0, 1)], "the numbers are others than those that the program has seen"
-
-
-def test_a_newcomer_may_end_without_joining(newcomer):
-    rc.shutdown()
-    assert newcomer.joined == 0
-    with pytest.raises(rc.NotInitializedError, match="has left the job"):
-        rc.size()

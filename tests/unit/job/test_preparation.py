@@ -10,9 +10,8 @@ import pytest
 from ringcomm.config import Settings
 from ringcomm.group.view import Peer
 from ringcomm.job import preparation as module
-from ringcomm.job.preparation import SILENT, Preparation, Prepared
+from ringcomm.job.preparation import Preparation, Prepared
 from ringcomm.schedule.cost import CostModel
-from ringcomm.transport.process_memory import ReadingLink
 
 MODEL = CostModel(1e-5, 1e-9, 1e-10)
 FAST, SLOW = 1e-8, 1e-6
@@ -97,22 +96,11 @@ class TestTuning:
         job.prepared.tune(job)
         assert machine.measured == is_measured
 
-    def test_the_user_may_do_without(self, machine):
-        job = Job([0, 1], measure=False)
-        assert job.prepared.tune(job) is None and machine.asked == [[False, -1]] and not machine.measured
-
     def test_all_ranks_measure_or_none_does(self, machine):
         machine.others = lambda row: [row, [False, -1, -1, 0, 4]]
         job = Job([0, 1])
         assert job.prepared.tune(job) is None and machine.measured == 0
         assert job.adopted == [None]
-
-    def test_its_exchanges_have_the_time_limit_of_the_start(self, machine):
-        for timeout_s, limit_s in ((0.0, 7.0), (3.0, 3.0), (9.0, 7.0)):
-            job = Job([0, 1], timeout_s=timeout_s, start_timeout_s=7.0)
-            job.prepared.tune(job)
-            (runner,) = job.runners
-            assert runner.settings.timeout_s == limit_s
 
 
 class TestAfterALoss:
@@ -134,57 +122,3 @@ class TestAfterALoss:
         assert job.prepared.tune(job, Prepared(3, 2, self.WIRES)) == MODEL
         assert machine.measured == 1 and not job.prepared.is_repeated
         assert job.prepared.prepared == Prepared(7, 0, MODEL)
-
-    def test_after_silence_all_measure(self, machine):
-        machine.others = lambda row: [row, [row[0], *SILENT[:2], *row[3:]]]
-        job = Job([0, 1])
-        assert job.prepared.tune(job, Prepared(3, 2, MODEL)) == MODEL and machine.measured == 1
-
-    def test_what_was_not_worth_measuring_may_be_now(self, machine):
-        job = Job([0, 1])
-        assert job.prepared.tune(job, Prepared(3, 2, None)) == MODEL
-        assert machine.measured == 1 and job.prepared.is_repeated
-
-
-class TestPrograms:
-    @pytest.mark.parametrize(
-        "rank, joined, text, warned",
-        [
-            (0, True, "train.py differs", [("program", "train.py differs")]),
-            (1, True, "train.py differs", []),
-            (0, False, "train.py differs", []),
-            (0, True, "", []),
-        ],
-    )
-    def test_rank_0_reports_to_the_launcher_that_they_differ(self, monkeypatch, rank, joined, text, warned):
-        asked = []
-
-        def compare(runner, hosts):
-            asked.append((runner.purpose(), hosts))
-            return text
-
-        monkeypatch.setattr(module, "compare_programs", compare)
-        job = Job([0, 1], rank=rank, joined=joined)
-        job.prepared.compare_programs()
-        assert job.warned == warned
-        assert asked == [("the comparison of programs in init()", ["host0", "host1"])]
-
-
-class Reading(ReadingLink):
-    """A link of this type without a process at its other end."""
-
-    def __init__(self):
-        self._ring_most = 65536
-
-
-def test_what_carries_the_data_in_one_line():
-    def text(*links):
-        channels = SimpleNamespace(direct=SimpleNamespace(link=lambda peer: links[peer - 1]))
-        return Preparation(SimpleNamespace(channels=channels, rank=0, size=1 + len(links))).carriers()
-
-    tcp, memory = SimpleNamespace(carrier="TCP"), Reading()
-    assert text(tcp) == "rank 0 exchanges data through TCP with rank 1"
-    assert text(memory, tcp, memory) == (
-        "rank 0 exchanges data through each other's memory with rank 1, 3, TCP with rank 2 "
-        "(up to 64 KiB through shared memory)"
-    )

@@ -11,8 +11,8 @@ import pytest
 
 from ringcomm.collective.runner import Runner
 from ringcomm.config import Settings
-from ringcomm.job import program
-from ringcomm.job.program import differences_text, own_files
+from ringcomm.job import preparation as program
+from ringcomm.job.preparation import differences_text, own_files
 from ringcomm.transport.memory import memory_fabrics
 
 HOSTS = ["pc", "jetson1", "jetson1", "jetson2"]
@@ -48,12 +48,6 @@ def test_the_script_and_what_it_imports_from_its_folder(load, tmp_path):
     assert [name for name in found if again[name] != found[name]] == ["model.py"]
 
 
-def test_a_module_as_a_program(load):
-    load("__main__", "project/package/train.py", spec=SimpleNamespace(name="package.train"))
-    load("package.part", "project/package/part.py")
-    assert sorted(own_files()) == ["package/part.py", "package/train.py"]
-
-
 def test_no_script(load, monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
     assert own_files() == {}
@@ -71,16 +65,6 @@ def test_hosts_and_files_are_named():
     assert "run the same program: train.py on jetson1 (ranks 1, 2) is not that on pc (rank 0), jets" in text
     text = differences_text([same, same, same, {"train.py": "x", "model.py": "y"}], HOSTS)
     assert "model.py on jetson2 (rank 3) is not that on pc (rank 0), jetson1 (ranks 1, 2); train" in text
-
-
-def test_a_file_that_some_ranks_do_not_need():
-    assert differences_text([{"train.py": "a", "log.py": "b"}, {"train.py": "a"}, {}, {}], HOSTS) == ""
-
-
-def test_many_files():
-    one = {f"{number}.py": "a" for number in range(9)}
-    text = differences_text([one, dict.fromkeys(one, "b")], ["pc", "pi"])
-    assert text.count("is not that on") == 5 and "(4 more files differ)" in text
 
 
 @pytest.mark.parametrize(

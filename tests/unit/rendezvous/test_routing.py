@@ -9,7 +9,7 @@ import pytest
 from ringcomm.errors import ProtocolError
 from ringcomm.rendezvous.epoch import Phase
 from ringcomm.rendezvous.routing import ranges_of
-from ringcomm.wire.claims import Claim, Purpose
+from ringcomm.wire.auth import Claim, Purpose
 from tests.unit.rendezvous.simulated import IFACES, Job, attempt, offer, seats_of, speed, three_hosts
 
 # ---- routes ----------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from ringcomm.errors import ConfigError
 from ringcomm.job.timeline import TraceFile
 from ringcomm.storage.files import new_file, open_named, read_file, write_file
 from ringcomm.storage.folders import own_folder
-from ringrun.diagnosis.records import diagnose_folder, write_records
+from ringrun.diagnosis.records import diagnose_folder
 
 OTHER_USER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -70,56 +69,6 @@ def test_folders_of_other_users_are_refused(tmp_path: Path, theirs: Path) -> Non
             pass
 
 
-def test_only_records_of_an_earlier_job_are_removed(tmp_path: Path) -> None:
-    for name in ("flight.3.json", "flight.plan.json"):
-        (tmp_path / name).write_text("{}")
-    write_records(tmp_path, {0: {}})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["flight.0.json", "flight.plan.json"]
-
-
-@as_root
-def test_a_link_that_appears_while_a_named_file_is_opened_is_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing was there yet when it was looked at."""
-    precious, path = tmp_path / "precious", tmp_path / "trace.json"
-    precious.write_text("keep")
-    path.symlink_to(precious)
-    os.chown(path, OTHER_USER, OTHER_USER, follow_symlinks=False)
-
-    def nothing(name: object, **options: object) -> os.stat_result:
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-
-    monkeypatch.setattr(os, "lstat", nothing)
-    with pytest.raises(OSError):
-        open_named(path)
-    assert precious.read_text() == "keep"
-
-
-def test_the_users_own_links_are_followed(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "target")
-    descriptor = open_named(tmp_path / "link")
-    os.write(descriptor, b"x")
-    os.close(descriptor)
-    assert (tmp_path / "target").read_text() == "x"
-
-
-def test_a_hard_link_in_a_shared_folder_is_not_overwritten(tmp_path: Path) -> None:
-    """Another user may have made it, of a file that only this user can write."""
-    precious = tmp_path / "precious"
-    precious.write_text("keep")
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o1777)
-    os.link(precious, shared / "trace.json")
-    with pytest.raises(PermissionError, match="another user"):
-        open_named(shared / "trace.json")
-    assert precious.read_text() == "keep"
-    os.link(precious, tmp_path / "own")
-    os.close(open_named(tmp_path / "own"))
-    assert precious.read_text() == ""
-
-
 def test_a_named_file_is_emptied_and_no_fifo_is_waited_for(tmp_path: Path) -> None:
     path, fifo = tmp_path / "trace", tmp_path / "fifo"
     path.write_text("before")
@@ -145,16 +94,3 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
         read_file(tmp_path / "long", 10)
     text, code = diagnose_folder(tmp_path)
     assert code == 1 and text.strip().endswith("flight.0.json cannot be read: it is not a regular file.")
-
-
-def test_a_named_file_may_be_a_descriptor(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    try:
-        with pytest.raises(OSError, match="FIFO"):
-            open_named(f"/dev/fd/{writer}")
-        descriptor = os.open(tmp_path / "file", os.O_CREAT | os.O_WRONLY)
-        os.close(open_named(f"/proc/self/fd/{descriptor}"))
-        os.close(descriptor)
-    finally:
-        os.close(reader)
-        os.close(writer)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import socket
 import sys
 import types
@@ -13,50 +11,44 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringcomm.transport import nics
-from ringcomm.transport.kinds import LOOPBACK, VIRTUAL, WIRED, WIRELESS
-from ringcomm.transport.nics import Interface, InterfaceFilter, own_addresses, spec_of
+from ringcomm.transport.nics import (
+    LOOPBACK,
+    VIRTUAL,
+    WIRED,
+    WIRELESS,
+    Interface,
+    InterfaceFilter,
+    kind_of,
+    own_addresses,
+)
 
 
 @pytest.mark.parametrize(
     "spec, name, address, allowed",
     [
         ("", "eth0", "10.0.0.1", True),
-        (" , ", "eth0", "10.0.0.1", True),
         ("eth0", "eth0", "10.0.0.1", True),
         ("eth0", "eth1", "10.0.0.1", False),
-        ("eth0", "eth01", "10.0.0.1", False),
-        ("ETH0", "eth0", "10.0.0.1", False),
         ("eth1,eth0", "eth0", "10.0.0.1", True),
         ("en*", "enp3s0", "10.0.0.1", True),
-        ("en*", "eth0", "10.0.0.1", False),
         ("eth[0-2]", "eth2", "10.0.0.1", True),
-        ("eth[0-2]", "eth3", "10.0.0.1", False),
         ("10.0.0.1", "eth0", "10.0.0.1", True),
-        ("10.0.0.2", "eth0", "10.0.0.1", False),
         ("192.168.1.0/24", "eth0", "192.168.1.77", True),
         ("192.168.1.0/24", "eth0", "192.168.2.77", False),
-        ("192.168.1.9/24", "eth0", "192.168.1.77", True),
-        ("192.168.1.0/24", "eth0", "fd00::1", False),
         ("fd00::/8", "eth0", "fd12::1", True),
-        ("fd00::/8", "eth0", "fe80::1", False),
-        ("fd00::/8", "eth0", "10.0.0.1", False),
         ("!docker*", "docker0", "172.17.0.1", False),
         ("!docker*", "eth0", "10.0.0.1", True),
-        ("! docker0", "docker0", "172.17.0.1", False),
         ("!172.16.0.0/12", "br-1234", "172.18.0.1", False),
-        ("!172.16.0.0/12", "eth0", "10.0.0.1", True),
         ("eth*,!eth1", "eth0", "10.0.0.1", True),
         ("eth*,!eth1", "eth1", "10.0.0.1", False),
-        ("!eth1,eth*", "eth1", "10.0.0.1", False),
         ("10.0.0.0/8,!eth1", "eth1", "10.0.0.1", False),
-        ("10.0.0.0/8,wlan0", "wlan0", "192.168.0.1", True),
     ],
 )
 def test_filter(spec, name, address, allowed):
     assert InterfaceFilter(spec).allows(name, address) is allowed
 
 
-@pytest.mark.parametrize("spec", ["10.0.0.0/33", "eth0/24", "!fd00::/129", "10.0.0.0/", "eth0,x/8"])
+@pytest.mark.parametrize("spec", ["10.0.0.0/33", "!fd00::/129", "eth0,x/8"])
 def test_no_network(spec):
     with pytest.raises(ConfigError, match="is not a network"):
         InterfaceFilter(spec)
@@ -111,13 +103,6 @@ def test_own_addresses_of_a_jetson(machine):
     ]
 
 
-def test_order_does_not_depend_on_the_system(machine):
-    machine(JETSON)
-    usual = own_addresses()
-    machine(dict(reversed([(name, entries[::-1]) for name, entries in JETSON.items()])))
-    assert [item[:3] for item in own_addresses()] == [item[:3] for item in usual]
-
-
 @pytest.mark.parametrize(
     "spec, names",
     [
@@ -141,24 +126,6 @@ def test_a_choice_of_nothing_lists_what_there_is(machine, spec):
     assert "down0" not in str(caught.value)
 
 
-def test_interfaces_of_a_system_without_statistics_count_as_up(machine, monkeypatch):
-    """Emulators and sandboxes do not implement the call."""
-
-    def absent():
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    machine(JETSON)
-    monkeypatch.setattr(psutil, "net_if_stats", absent)
-    assert {"eth0", "down0"} <= {item.name for item in own_addresses()}
-
-
-def test_hostname_is_never_resolved(machine, monkeypatch):
-    machine(JETSON)
-    for name in ("gethostname", "gethostbyname", "getaddrinfo", "getfqdn"):
-        monkeypatch.delattr(socket, name)
-    assert own_addresses()
-
-
 class TestWithoutProc:
     """On other systems, and where /proc is not accessible."""
 
@@ -177,36 +144,12 @@ class TestWithoutProc:
         assert nics.machine() != found
 
 
-def test_a_unix_socket_without_a_file_is_for_linux(monkeypatch):
-    one, other = nics.local_socket(), nics.local_socket()
-    assert one is not None and other is not None and one.address.startswith("@ringcomm-")
-    assert one.address != other.address
-    monkeypatch.setattr(nics.sys, "platform", "darwin")
-    assert nics.local_socket() is None
-
-
-def test_an_interface_that_has_gone_since_it_was_listed_is_left_out(monkeypatch):
-    entry = types.SimpleNamespace(family=socket.AF_INET6, address="fe80::1%gone0", netmask=None)
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"gone0": [entry]})
-    monkeypatch.setattr(psutil, "net_if_stats", dict)
-    assert own_addresses() == []
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere psutil is needed")
 def test_without_psutil_linux_itself_lists_the_addresses(monkeypatch):
     """`ringrun doctor` examines hosts that lack it."""
     usual = {item.address for item in own_addresses() if item.kind == LOOPBACK and ":" not in item.address}
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert usual <= {item.address for item in own_addresses()}
-
-
-def test_without_psutil_an_interface_that_is_down_is_left_out(monkeypatch):
-    states = {"/sys/class/net/down0/operstate": "down", "/sys/class/net/eth0/operstate": "up"}
-    monkeypatch.setitem(sys.modules, "psutil", None)
-    monkeypatch.setattr(nics, "_text_of", lambda path: states.get(path, ""))
-    rows = [("lo", "127.0.0.1", 8), ("eth0", "10.0.0.1", 24), ("down0", "10.1.0.1", 24)]
-    monkeypatch.setattr(nics, "listed", lambda: rows)
-    assert {item.name for item in own_addresses()} == {"lo", "eth0"}
 
 
 def test_what_linux_lists_of_ipv6(tmp_path):
@@ -219,7 +162,73 @@ def test_what_linux_lists_of_ipv6(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "names, spec", [(None, None), ((), None), ("", None), ("eth0", "eth0"), (["eth0", "eth1"], "eth0,eth1")]
+    "name, address, kind",
+    [
+        ("eth0", "10.0.0.1", WIRED),
+        ("enp3s0", "fe80::1", WIRED),
+        ("br0", "10.0.0.1", WIRED),
+        ("wlan0", "192.168.0.2", WIRELESS),
+        ("wlp2s0", "192.168.0.2", WIRELESS),
+        ("wwan0", "100.64.0.1", WIRELESS),
+        ("lo", "127.0.0.1", LOOPBACK),
+        ("eth0", "127.0.1.1", LOOPBACK),
+        ("docker0", "172.17.0.1", VIRTUAL),
+        ("br-0123456789ab", "172.18.0.1", VIRTUAL),
+        ("tailscale0", "100.64.0.1", VIRTUAL),
+        ("l4tbr0", "192.168.55.1", VIRTUAL),
+        ("usb0", "192.168.55.100", VIRTUAL),
+    ],
 )
-def test_names_of_interfaces_as_horovod_takes_them(names, spec):
-    assert spec_of(names) == spec
+def test_names(name, address, kind, tmp_path):
+    assert kind_of(name, address, tmp_path) == kind
+
+
+@pytest.fixture
+def system(tmp_path):
+    """Describe interfaces as Linux does: each name with the files that it has, and what they hold."""
+
+    def describe(**interfaces):
+        for name, entries in interfaces.items():
+            for path, text in {"address": "", **entries}.items():
+                file = tmp_path / name.replace("_", "-") / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
+        return tmp_path
+
+    return describe
+
+
+RADIO = {"device/vendor": "", "phy80211/name": ""}
+OLD_RADIO = {"device/vendor": "", "wireless/status": ""}
+CARD = {"device/vendor": ""}
+
+
+@pytest.mark.parametrize(
+    "name, interfaces, kind",
+    [
+        ("lan0", {"lan0": RADIO}, WIRELESS),
+        ("lan0", {"lan0": OLD_RADIO}, WIRELESS),
+        ("wlan0", {"wlan0": CARD}, WIRELESS),  # no radio is seen from inside a container
+        ("office", {"office": {"tun_flags": "0x1001"}}, VIRTUAL),
+        ("office", {"office": {"uevent": "DEVTYPE=wireguard\n"}}, VIRTUAL),
+        ("eth0", {"eth0": CARD}, WIRED),
+        ("eth0", {"eth0": {}}, WIRED),  # the end of a cable into a container
+        ("usb0", {"usb0": CARD}, VIRTUAL),  # the device mode of a board is hardware, too
+        # bridges are what their members are
+        ("br-lan", {"br_lan": {"brif/eth0/x": "", "lower_eth0/x": ""}, "eth0": CARD}, WIRED),
+        ("br0", {"br0": {"brif/wlan0/x": ""}, "wlan0": RADIO}, WIRELESS),
+        ("br0", {"br0": {"brif/eth0/x": "", "brif/wlan0/x": ""}, "eth0": CARD, "wlan0": RADIO}, WIRED),
+        ("docker0", {"docker0": {"brif/veth1/x": ""}, "veth1": {}}, VIRTUAL),
+        ("lab", {"lab": {"brif/veth1/x": "", "uevent": "DEVTYPE=bridge\n"}, "veth1": {}}, WIRED),
+        (
+            "l4tbr0",
+            {"l4tbr0": {"brif/usb0/x": "", "brif/rndis0/x": ""}, "usb0": CARD, "rndis0": CARD},
+            VIRTUAL,
+        ),
+        # and so are bonds and VLANs
+        ("bond0", {"bond0": {"lower_eth0/x": "", "lower_wlan0/x": ""}, "eth0": CARD, "wlan0": RADIO}, WIRED),
+        ("br0", {"br0": {"brif/eth0.5/x": ""}, "eth0.5": {"lower_eth0/x": ""}, "eth0": CARD}, WIRED),
+    ],
+)
+def test_what_linux_says(system, name, interfaces, kind):
+    assert kind_of(name, "10.0.0.1", system(**interfaces)) == kind

@@ -11,19 +11,23 @@ import pytest
 from ringcomm.transport.base import LinkClosed
 from ringcomm.transport.ring import (
     CLOSED,
+    EXPENSIVE,
     LENT,
     NEAR_BYTES,
     READ,
     READER_STATE,
     RING_BYTES,
+    SKIPPED_BYTES,
     SMALL_RING_BYTES,
     SPAN,
+    STINT_BYTES,
+    WINDOW,
     WRITER_STATE,
     WRITTEN,
     Ring,
+    SpanChoice,
 )
 from ringcomm.transport.shm import SharedLink
-from ringcomm.transport.span import TIMED_BYTES
 
 SIZE = SMALL_RING_BYTES
 
@@ -60,31 +64,8 @@ def awake(link: SharedLink) -> bool:
     return bool(select.select([link.sock], [], [], 0.0)[0])
 
 
-class TestPackets:
-    def test_through_the_ring_and_around_its_end(self, links):
-        one, other = links
-        for _ in range(2 * SIZE // 700):
-            (packet,) = views(700)
-            sent = one.send_packet(packet)
-            into = memoryview(bytearray(700))
-            got = other.recv_packet(into[:sent])
-            while got < 700:
-                sent += one.send_packet(packet[sent:]) if sent < 700 else 0
-                got += other.recv_packet(into[got:sent])
-            assert into == packet
-
-    def test_that_does_not_fit(self, links):
-        one, other = links
-        (packet,) = views(SIZE)
-        assert one.send_packet(packet) == SIZE
-        assert one.send_packet(packet[:10]) == 0
-        into = memoryview(bytearray(SIZE))
-        assert other.recv_packet(into) == SIZE and into == packet
-        assert one.send_packet(packet[:10]) == 10
-
-
 class TestSpan:
-    """How much of the ring is used; see test_span.py for when that changes."""
+    """How much of the ring is used; see TestSpanChoice for when that changes."""
 
     def passes(self, one, other, length: int) -> None:
         (data,) = views(length)
@@ -102,18 +83,6 @@ class TestSpan:
             self.passes(one, other, 3_000_001)
             assert one._out_span == other._in_span == span == one._rings[0].words[SPAN]
             assert other._out_span == NEAR_BYTES
-
-    def test_it_does_not_change_before_all_has_been_read(self, large):
-        one, other = large
-        data = views(TIMED_BYTES, 100)
-        assert one.send([data[0]]) == TIMED_BYTES
-        one._choice.whole = True
-        assert one.send([data[1]]) == 100 and one._out_span == NEAR_BYTES
-        into = views(TIMED_BYTES, 100)
-        assert other.recv(into) == TIMED_BYTES + 100 and into == data
-        assert one.send([data[1]]) == 100 and one._out_span == NEAR_BYTES  # It has not heard of it.
-        assert other.recv(views(100)) == 100 and not other.recv(views(1))
-        assert one.send([data[1]]) == 100 and one._out_span == RING_BYTES
 
     @pytest.mark.parametrize("span", [0, NEAR_BYTES // 2, RING_BYTES * 2, NEAR_BYTES + 1])
     def test_a_span_that_a_ring_cannot_have_breaks_the_link(self, large, span):
@@ -136,15 +105,8 @@ class TestSleeping:
         assert not awake(other)
         assert other.poll_events(True, False) == select.POLLIN | select.POLLOUT  # it need not sleep
 
-    def test_a_writer_is_woken_when_there_is_room(self, links):
-        one, other = links
-        assert one.send(views(SIZE)) == SIZE
-        assert one.poll_events(reading=False, writing=True) == select.POLLIN
-        assert other.recv(views(SIZE)) == SIZE
-        assert awake(one)
-        one.woken(select.POLLIN)
-        assert one.poll_events(False, True) == select.POLLIN | select.POLLOUT
 
+class TestEnd:
     def test_before_it_sleeps_it_says_what_it_has_read(self, links):
         one, other = links
         one.send(views(SIZE))
@@ -152,29 +114,6 @@ class TestSleeping:
         assert one.poll_events(False, True) == select.POLLIN
         other.poll_events(True, False)
         assert awake(one) and one.send(views(200)) == 100
-
-    def test_a_socket_that_is_full_wakes_in_any_case(self, links):
-        one, other = links
-        other.poll_events(True, False)
-        try:
-            while True:
-                one.sock.send(bytes(1 << 16))
-        except BlockingIOError:
-            pass
-        one.send(views(10))
-        assert awake(other) and other.recv(views(10)) == 10
-
-
-class TestEnd:
-    def test_what_was_sent_before_comes_first(self, links):
-        one, other = links
-        one.send(views(10))
-        one.close()
-        assert other.recv(views(100)) == 10
-        with pytest.raises(LinkClosed, match="it closed the connection"):
-            other.recv(views(100))
-        with pytest.raises(LinkClosed, match="it closed the connection"):
-            other.send(views(SIZE + 1))
 
     def test_bytes_that_are_seen_only_after_the_end_come_before_it(self, links):
         """The other end stores bytes and then closes, between this end's looks at the one and the other."""
@@ -212,21 +151,13 @@ class TestEnd:
         with pytest.raises(LinkClosed, match="it closed the connection"):
             one.send(views(10))
 
-    def test_a_peer_that_dies_asleep_is_found_by_waking_it(self, links):
-        one, other = links
-        other.poll_events(True, False)
-        other.sock.close()
-        assert one.send(views(10)) == 10
-        with pytest.raises(LinkClosed, match="it closed the connection"):
-            one.send(views(10))
-
 
 @pytest.mark.parametrize(
     ("word", "value", "reason"),
     [
         (WRITTEN, SIZE + 1, "sent more than there is room for"),
         (READ, SIZE, "read more than it was sent"),
-        (LENT, 1, "lent memory that this end cannot read"),
+        (LENT, 1, "it lent nothing"),
     ],
 )
 def test_what_a_peer_cannot_have_done_breaks_the_link(links, word, value, reason):
@@ -241,3 +172,32 @@ def test_what_a_peer_cannot_have_done_breaks_the_link(links, word, value, reason
         inward.words[word] = value
         with pytest.raises(LinkClosed, match=reason):
             one.recv(views(100))
+
+
+COUNT = 512 * 1024
+OWN = 1e-10
+CHEAP, DEAR = COUNT * OWN * EXPENSIVE / 2, COUNT * OWN * EXPENSIVE * 2
+FIRST = SKIPPED_BYTES // COUNT - 1
+"""Copies before the first that counts."""
+
+
+def noted(choice: SpanChoice, *times: float) -> bool:
+    for elapsed_s in times:
+        choice.note(COUNT, elapsed_s)
+    return choice.whole
+
+
+class TestSpanChoice:
+    def test_the_whole_ring_is_used_where_writing_is_expensive(self):
+        choice = SpanChoice(OWN)
+        assert not noted(choice, *[DEAR] * (FIRST + WINDOW - 1))
+        assert noted(choice, DEAR)
+
+    def test_the_part_is_tried_again_after_some_time(self):
+        choice = SpanChoice(OWN)
+        noted(choice, *[DEAR] * (FIRST + WINDOW))
+        stint = STINT_BYTES // COUNT
+        assert noted(choice, *[CHEAP] * (stint - 1))  # cheap, because the whole ring is used
+        assert not noted(choice, CHEAP)
+        assert not noted(choice, *[DEAR] * (FIRST + WINDOW - 1))
+        assert noted(choice, DEAR)

@@ -9,10 +9,11 @@ import threading
 
 import pytest
 
-from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import make_certificate
 from ringcomm.transport import tcp
 from ringcomm.transport.base import LinkClosed, Watch
-from ringcomm.transport.tcp import SocketFabric, SocketLink, choose_congestion
+from ringcomm.transport.memory import memory_fabrics
+from ringcomm.transport.tcp import SocketFabric, SocketLink, choose_congestion, counted
 from ringcomm.transport.tls import Tls
 
 LIMIT_S = 600.0
@@ -27,7 +28,7 @@ class Options:
 
     def getsockopt(self, level: int, option: int, length: int = 4) -> bytes:
         if option == socket.TCP_INFO:
-            return struct.pack("@68xI", 500)
+            return struct.pack("@148xI64x", 500)[:length]
         return self.current + bytes(16 - len(self.current))
 
     def setsockopt(self, level: int, option: int, value: bytes) -> None:
@@ -51,25 +52,7 @@ class TestCongestion:
         choose_congestion(options)
         assert options.current == chosen
 
-    def test_far_hosts_keep_what_the_system_has(self, monkeypatch):
-        monkeypatch.setattr(tcp, "NEAR_US", 499)
-        options = Options(b"bbr", b"cubic reno")
-        choose_congestion(options)
-        assert options.current == b"bbr"
-
-
 class TestLink:
-    def test_many_views_at_once(self, ends):
-        one, other = SocketLink(1, ends[0]), SocketLink(0, ends[1])
-        sent = [memoryview(bytes([number])) for number in range(40)]
-        assert one.send(sent) == 16 and one.send(sent[16:]) == 16  # the system takes no more views
-        select.select([ends[1]], [], [], LIMIT_S)
-        into = [memoryview(bytearray(1)) for _ in range(20)]
-        got = 0
-        while got < 32:
-            got += other.recv(into[got % 16 :])
-        assert one.carrier == "TCP"
-
     def test_nothing_can_move(self):
         ends = socket.socketpair()
         one, other = SocketLink(1, ends[0]), SocketLink(0, ends[1])
@@ -160,10 +143,39 @@ class TestFabric:
         for fabric in (one, other):
             fabric.close()
 
-    def test_it_may_have_links_to_some_ranks_only(self, ends):
-        fabric = SocketFabric(0, {2: SocketLink(2, ends[0])}, size=4)
-        assert fabric.size == 4 and fabric.link(2).peer == 2
-        fabric.prepare(0, 1 << 20)  # plain links have nothing to prepare
-        fabric.revoke()
+class TestWhatTheSystemCounts:
+    def test_of_a_connection(self, ends):
+        before = counted(ends[0])
+        ends[0].sendall(bytes(5000))
+        got = 0
+        while got < 5000:
+            got += len(ends[1].recv(5000))
+        ends[1].sendall(b"!")  # acknowledges all
+        assert ends[0].recv(1) == b"!"
+        after = counted(ends[0])
+        assert before is not None and after is not None
+        assert after.acked_bytes - before.acked_bytes == 5000
+        assert after.unsent_bytes == 0 and 0 < after.segments - before.segments <= 5000
+        assert after.segment_bytes > 500 and after.round_trip_us < 30e6
+
+    def test_of_what_has_no_counters(self, ends, monkeypatch):
+        unix = socket.socketpair()
+        assert counted(unix[0]) is None
+        ends[0].close()
+        assert counted(ends[0]) is None
+        for sock in unix:
+            sock.close()
+        monkeypatch.setattr(tcp, "_TCP_INFO", struct.Struct("4096x"))  # an old kernel gives less
+        assert counted(ends[1]) is None
+        monkeypatch.delattr(socket, "TCP_INFO")
+        assert counted(ends[1]) is None
+
+    def test_of_a_fabric(self, ends):
+        unix = socket.socketpair()
+        links = {1: SocketLink(1, ends[0]), 2: SocketLink(2, unix[0])}
+        fabric = SocketFabric(0, links)
+        found = tcp.delivered(fabric)
+        assert list(found) == [1] and found[1][1] >= 0.0
+        assert tcp.delivered(memory_fabrics(2)[0]) == {}
         fabric.close()
-        assert ends[0].fileno() == -1
+        unix[1].close()

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
-from ringcomm.storage.certificate import make_certificate
-from ringcomm.transport.encryption import encryption_of
+from ringcomm.storage.keys import make_certificate
+from ringcomm.transport.secure import encryption_of
 from ringcomm.transport.tls import UNAUTHENTICATED_BYTES, Tls
 
 CERTIFICATE = make_certificate()
@@ -51,20 +51,6 @@ def received(sock, count: int) -> bytes:
 
 
 class TestReceiving:
-    def test_into_several_views_and_a_part_of_one(self, ends):
-        one, other = ends
-        assert one.sendmsg([b"ab", memoryview(b""), b"cdef"]) == 6
-        first, second = bytearray(1), bytearray(2)
-        assert other.recvmsg_into([first, bytearray(), second])[0] == 3
-        assert other.buffered()
-        last = bytearray(9)
-        assert other.recv_into(last, 2) == 2
-        assert first + second + last[:3] == b"abcde\0"
-        assert received(other, 1) == b"f" and not other.buffered()
-        with pytest.raises(BlockingIOError):
-            other.recv(1)
-        assert other.recv_into(bytearray()) == 0 and one.send(b"") == 0
-
     @pytest.mark.parametrize("orderly", [True, False])
     def test_the_end_comes_behind_what_was_sent(self, ends, orderly):
         one, other = ends
@@ -121,11 +107,6 @@ class TestHandshake:
 
 
 class TestCertificates:
-    def test_a_python_without_tls_1_3(self, monkeypatch):
-        monkeypatch.setattr(ssl, "HAS_TLSv1_3", False)
-        with pytest.raises(ConfigError, match="has no TLS 1.3"):
-            Tls(CERTIFICATE)
-
     def test_a_python_without_ssl(self, monkeypatch):
         monkeypatch.delitem(sys.modules, "ringcomm.transport.tls")
         monkeypatch.setitem(sys.modules, "ssl", None)

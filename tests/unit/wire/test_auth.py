@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import struct
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ KEY, OTHER_KEY = b"k" * 32, b"x" * 32
 JOB, OTHER_JOB = job_digest("job"), job_digest("another")
 CLAIM = Claim(Purpose.DIRECT, JOB, generation=7, source=2, target=5)
 REFUSALS = (AuthenticationError, ProtocolError)
-MAX_PRE_AUTH_BYTES = 256
 
 
 def nonce(letter):
@@ -49,9 +47,11 @@ def shake(one, other, piece=1000):
     return one.greeting, challenge, proof
 
 
-@pytest.mark.parametrize("piece", [1, 2, 3, 7, 31, 32, 1000])
+@pytest.mark.parametrize("piece", [1, 7, 1000])
 def test_both_sides_agree_whatever_the_pieces(piece):
     one, other = initiator(), responder()
+    with pytest.raises(AuthenticationError, match="not finished"):
+        _ = other.claim
     shake(one, other, piece)
     assert one.done and other.done
     assert other.claim == CLAIM
@@ -94,17 +94,6 @@ def test_an_admission_holds_for_one_key():
     problems = [auth.plain_answer(answer[:length]) for length in range(len(answer) + 1)]
     assert set(problems[:12]) == {None}
     assert all("this process has the wrong one" in str(problem) for problem in problems[12:])
-
-
-def test_an_admission_is_good_for_one_connection():
-    used = set()
-    Admission(KEY, used).receive(Admission.of(KEY, nonce(b"a")))
-    with pytest.raises(ProtocolError, match="copy"):
-        Admission(KEY, used).receive(Admission.of(KEY, nonce(b"a")))
-    with pytest.raises(AuthenticationError):
-        Admission(KEY, used).receive(Admission.of(b"x" * 32, nonce(b"b")))
-    Admission(KEY, used).receive(Admission.of(KEY, nonce(b"b")))
-    assert len(used) == 2, "what others send takes no memory"
 
 
 LINK = Claim(Purpose.BACKGROUND, b"", 3, 7, 2)
@@ -150,45 +139,6 @@ def test_what_comes_ahead_of_tls_is_refused_at_its_first_wrong_byte():
             admission.receive(wrong)
     with pytest.raises(AuthenticationError, match="it does not encrypt, and this process does"):
         Admission(KEY, set()).receive(initiator().greeting[:36])
-
-
-def test_what_follows_the_handshake_is_not_consumed():
-    one, other = initiator(), responder()
-    challenge, _ = feed(other, one.greeting, 1000)
-    proof, rest = feed(one, challenge + b"first message", 1000)
-    assert rest == b"first message"
-    _, rest = feed(other, proof + b"second message", 1000)
-    assert rest == b"second message"
-    assert one.done and other.done
-
-
-def test_needs_counts_down_and_nothing_is_answered_before_the_last_byte():
-    one, other = initiator(), responder()
-    challenge = count_down(other, one.greeting)
-    proof = count_down(one, challenge)
-    assert one.done and not other.done
-    assert count_down(other, proof) == b""
-    assert one.done and other.done
-
-
-def count_down(side, data):
-    """Feed byte by byte; the answer to the last byte."""
-    answers = []
-    for position in range(len(data)):
-        assert side.needs == len(data) - position
-        answers.append(side.receive(data[position : position + 1]))
-    assert not any(answers[:-1])
-    return answers[-1]
-
-
-def test_claim_is_worth_nothing_before_the_proof():
-    one, other = initiator(), responder()
-    feed(other, one.greeting, 1000)
-    with pytest.raises(AuthenticationError):
-        _ = other.claim
-
-
-# ---- wrong key, job, version -----------------------------------------------------------------
 
 
 def test_initiator_refuses_a_responder_with_another_key():
@@ -239,22 +189,6 @@ def test_the_documented_version_is_that_of_the_handshake():
     ]  # fmt: skip
 
 
-def test_responder_of_another_version_is_noticed_even_if_it_accepts():
-    challenge = struct.pack("!8sHH32s32s", auth.MAGIC, auth.PROTOCOL_VERSION + 1, 0, bytes(32), bytes(32))
-    with pytest.raises(ProtocolError, match=f"version {auth.PROTOCOL_VERSION + 1}"):
-        initiator().receive(challenge)
-
-
-def test_the_refusal_of_an_unauthenticated_peer_is_empty():
-    with pytest.raises(ProtocolError) as caught:
-        responder().receive(b"GET / HTTP/1.1\r\n")
-    assert parting_answer(caught.value) == b""
-    assert parting_answer(ValueError()) == b""
-
-
-# ---- mirrors and parrots ---------------------------------------------------------------------
-
-
 def test_reflected_proof_is_worthless():
     """An attacker sends a responder's own proof back to it."""
     one, other = initiator(), responder()
@@ -263,45 +197,12 @@ def test_reflected_proof_is_worthless():
         feed(other, challenge[-32:], 1000)
 
 
-def test_proof_of_another_responder_is_worthless():
-    """An attacker passes an initiator's greeting on to get a challenge, and uses it as its own proof."""
-    one, victim, oracle = initiator(), responder(letter=b"v"), responder(letter=b"o")
-    feed(victim, one.greeting, 1000)
-    proven, _ = feed(oracle, one.greeting, 1000)
-    with pytest.raises(AuthenticationError):
-        feed(victim, proven[-32:], 1000)
-
-
 def test_recorded_initiator_fails_against_a_new_nonce():
     greeting, _, proof = shake(initiator(), responder())
     fresh = responder(letter=b"R")
     feed(fresh, greeting, 1000)
     with pytest.raises(AuthenticationError):
         feed(fresh, proof, 1000)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"purpose": Purpose.CONTROL},
-        {"generation": 8},
-        {"source": 3},
-        {"target": 4},
-    ],
-)
-def test_altered_claim_is_noticed(change):
-    """A man in the middle changes what the initiator claims; neither side accepts."""
-    one, other = initiator(), responder()
-    altered = initiator(claim=CLAIM._replace(**change)).greeting
-    assert altered != one.greeting
-    challenge, _ = feed(other, altered, 1000)
-    with pytest.raises(AuthenticationError):
-        feed(one, challenge, 1000)
-    with pytest.raises(AuthenticationError):
-        feed(other, auth._proof(KEY, b"initiator", one.greeting, challenge[12:44]), 1000)
-
-
-# ---- garbage ---------------------------------------------------------------------------------
 
 
 def test_every_flipped_bit_of_the_handshake_is_refused():
@@ -325,23 +226,6 @@ def flip(data, bit):
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
-
-
-def test_truncated_handshake_never_finishes():
-    greeting, challenge, proof = shake(initiator(), responder())
-    for length in range(len(greeting)):
-        other = responder()
-        assert feed(other, greeting[:length], 1000) == (b"", b"")
-        assert not other.done and other.needs == len(greeting) - length
-    for length in range(len(challenge)):
-        one = initiator()
-        assert feed(one, challenge[:length], 1000) == (b"", b"")
-        assert not one.done
-    for length in range(len(proof)):
-        other = responder()
-        feed(other, greeting, 1000)
-        feed(other, proof[:length], 1000)
-        assert not other.done
 
 
 def test_unauthenticated_peers_are_refused_at_their_first_wrong_byte():

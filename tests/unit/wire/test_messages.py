@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 
@@ -27,13 +26,8 @@ GOOD = [
     {"type": "measured", "speeds": [{"rank": 1, "address": "10.0.0.1", "iface": "eth0", "mb_per_s": 2.5}]},
     {"type": "measure", "pairs": [{"rank": 1, "wires": [ADDRESS]}]},
     {"type": "linked", "links": [{"iface": "eth0", "local": "a", "peers": [[1, 3]]}]},
-    {"type": "unlinked", "reason": "no host answered", "peer": 1},
     {"type": "lost", "peer": 2, "doing": "allreduce", "why": "grüße \N{SNOWMAN}", "kind": "lost"},
-    {"type": "mismatch", "peer": 0, "text": ""},
-    {"type": "note", "text": "a broadcast goes along a chain"},
-    {"type": "warning", "topic": "program", "text": "the ranks run different programs"},
     {"type": "leaving", "reason": "done", "ok": True},
-    {"type": "refused", "reason": "late"},
     {
         "type": "probe",
         "rank": 0,
@@ -42,9 +36,7 @@ GOOD = [
         "targets": [{"rank": 1, "addresses": [ADDRESS]}],
     },
     {"type": "link", "routes": [{"peer": 1, "dial": False, "addresses": [], "iface": "eth0"}]},
-    {"type": "go", "table": "links:\n  none"},
     {"type": "abort", "kind": "lost", "text": "rank 1 died", "rank": None},
-    {"type": "echo", "rank": 4},
 ]
 
 
@@ -66,12 +58,7 @@ def read(data, piece=None, limit=MAX_REPORT_BYTES):
     ]
 
 
-@pytest.mark.parametrize("message", GOOD, ids=kind_of)
-def test_there_and_back(message):
-    assert read(encode(message)) == [message]
-
-
-@pytest.mark.parametrize("piece", [1, 2, 3, 5, 64, 1000])
+@pytest.mark.parametrize("piece", [1, 7, 1000])
 def test_all_of_them_in_pieces(piece):
     assert read(b"".join(map(encode, GOOD)), piece) == GOOD
 
@@ -88,36 +75,20 @@ def test_nothing_comes_before_the_last_byte_and_the_rest_is_kept():
 # ---- size ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [101, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("length", [101, 2**32 - 1])
 def test_oversize_is_refused_by_its_length_alone(length):
     with pytest.raises(ProtocolError, match=f"a control message of {length} bytes; at most 100"):
         read(struct.pack("!I", length), limit=100)
-
-
-def test_the_limit_itself_is_allowed():
-    message = {"type": "unlinked", "reason": "", "peer": 1}
-    message["reason"] = "x" * (100 - len(encode(message)) + 4)
-    assert len(encode(message)) == 104
-    assert read(encode(message), limit=100) == [message]
-    with pytest.raises(ProtocolError):
-        read(encode(message), limit=99)
-
-
-# ---- contents --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "body",
     [
         b"",
-        b"{",
         b"\xff\xfe",
         b'{"type": "go", "table": "\xff"}',
-        b"nonsense",
-        b"'go'",
         b'{"type": "go"} trailing',
         b'{"type": "leaving", "ok": ' + b"1" * 200_000,
-        b"\0" * 10,
     ],
 )
 def test_what_is_no_json(body):
@@ -131,19 +102,13 @@ def test_deep_nesting_is_refused_without_a_crash(opening):
         read(frame(opening * (MAX_REPORT_BYTES // len(opening))))
 
 
-@pytest.mark.parametrize("value", [None, 1, True, "go", [], [{"type": "go"}], 1.5])
-def test_what_is_no_object(value):
-    with pytest.raises(ProtocolError, match="must be an object"):
-        read(frame(json.dumps(value).encode()))
-
-
-@pytest.mark.parametrize("kind", [None, "", "Join", "drop tables", 1, ["join"], {"a": 1}])
+@pytest.mark.parametrize("kind", [None, "Join", ["join"]])
 def test_unknown_kind(kind):
     with pytest.raises(ProtocolError, match="unknown kind"):
         validate({"type": kind})
 
 
-WRONG = [None, True, 1, 1.5, "text", [], [1], {}, {"a": 1}]
+WRONG = [None, True, 1.5, "text", [], {}, {"a": 1}]
 REQUIRED = [
     (message, name)
     for message in GOOD
@@ -166,37 +131,8 @@ def test_missing_or_wrong_field_is_named(message, name):
 
 
 @pytest.mark.parametrize(
-    "message, name",
-    [
-        (message, name)
-        for message in GOOD
-        for name in message
-        if message[name] and type(message[name]) is list
-    ],
-    ids=lambda item: item if isinstance(item, str) else item["type"],
-)
-def test_items_of_lists_are_checked_too(message, name):
-    item = message[name][0]
-    if not isinstance(item, dict):
-        return
-    for wrong in WRONG[:-2]:
-        with pytest.raises(ProtocolError, match=name):
-            validate({**message, name: [item, wrong]})
-    for field in item:
-        incomplete = {key: value for key, value in item.items() if key != field}
-        with pytest.raises(ProtocolError, match=field):
-            validate({**message, name: [item, incomplete]})
-
-
-def test_unknown_fields_are_left_alone():
-    """A newer peer may say more."""
-    message = {**GOOD[0], "mood": "good"}
-    assert read(encode(message)) == [message]
-
-
-@pytest.mark.parametrize(
     "item",
-    [None, 1, "12", {}, [], [1], [1, 2, 3], [2, 1], [-1, 1], [1, True], [0.0, 1], ["0", 1], [0, 2**40]],
+    [None, "12", [1], [2, 1], [-1, 1], [1, True], [0, 2**40]],
 )
 @pytest.mark.parametrize("field", ["heard", "silent"])
 def test_lists_of_ranges_of_ranks_hold_nothing_else(field, item):

@@ -9,11 +9,10 @@ from typing import Tuple
 import numpy as np
 import pytest
 
-from ringcomm.dtypes import name_of_code
 from ringcomm.ops import CODECS, Collective, ReduceOp
 from ringcomm.wire import signature as module
 from ringcomm.wire.frames import NO_OP, NO_ROOT, Header, unpack_header
-from ringcomm.wire.signature import Signature, explain_difference, header_text, sizes_text
+from ringcomm.wire.signature import Signature, explain_difference, header_text
 
 FLOAT32 = 11
 ALLREDUCE = Header(0, 7, Collective.ALLREDUCE, ReduceOp.SUM, FLOAT32, NO_ROOT, 1000, 1)
@@ -34,26 +33,6 @@ def test_what_no_program_has_called_is_described_without_internal_names() -> Non
     assert ahead.describe(named=False) == "allgather(rows of shape (3,), float32)"
 
 
-def test_a_shape_that_does_not_hold_the_elements_is_none() -> None:
-    call = direct(Collective.BROADCAST, (), items=6)
-    assert call.describe() == "broadcast(6 elements, float32)"
-    assert call._replace(shapes=((2, 3),)).describe() == "broadcast(shape (2, 3), float32)"
-
-
-@pytest.mark.parametrize(
-    ("bounds", "text"),
-    [
-        ((0, 3, 4), "sizes [3, 1]"),
-        ((0, 3, 6), "2 x 3 elements"),
-        ((0, 5), "sizes [5]"),
-        ((), "sizes []"),
-        (tuple(range(0, 200, 2)) + (300,), "100 sizes [2, 2, "),
-    ],
-)
-def test_sizes_in_words(bounds: Tuple[int, ...], text: str) -> None:
-    assert sizes_text(bounds).startswith(text)
-
-
 def test_an_intent_becomes_a_call_on_an_array() -> None:
     intent = Signature.intent(Collective.BROADCAST, root=2, name="weights", text="6 elements")
     call = intent.on(np.zeros(6, np.float32), bounds=(0, 3, 6))
@@ -66,37 +45,18 @@ def test_no_header_at_all(data):
     assert "not the start of a ringcomm message" in explain_difference(ALLREDUCE, unpack_header(data))
 
 
-def test_counters_that_have_wrapped_make_no_difference():
-    header = ALLREDUCE._replace(generation=0x12345, sequence=0x1_0000_0007)
-    assert explain_difference(header, unpack_header(header.pack())) == ""
-
-
 @pytest.mark.parametrize(
     "header, text",
     [
         (ALLREDUCE, "allreduce(1000 elements, float32, op=Sum)"),
         (ALLREDUCE._replace(op=ReduceOp.AVERAGE, dtype=15), "allreduce(1000 elements, bfloat16, op=Average)"),
         (BROADCAST, "broadcast(8 elements, float32, root_rank=2)"),
-        (BROADCAST._replace(root=0, items=0), "broadcast(float32, root_rank=0)"),
         (Header(0, 1, Collective.ALLGATHER, NO_OP, 12, NO_ROOT, 0, 0), "allgather(float64)"),
         (ALLREDUCE._replace(collective=99), "something that this version of ringcomm does not have"),
-        (ALLREDUCE._replace(op=99), "something that this version of ringcomm does not have"),
-        (ALLREDUCE._replace(dtype=99), "something that this version of ringcomm does not have"),
     ],
 )
 def test_description(header, text):
     assert header_text(header) == text
-
-
-def test_every_known_call_can_be_described():
-    for collective in set(Collective) - {Collective.EXCHANGE}:
-        for code in range(1, 16):
-            for op in (NO_OP, *ReduceOp):
-                text = header_text(Header(0, 0, collective, op, code, NO_ROOT, 3, 0))
-                assert collective.name.lower() in text
-                assert name_of_code(code) in text or text.endswith("()"), "a call without an array"
-    internal = header_text(Header(0, 0, Collective.EXCHANGE, NO_OP, 10, NO_ROOT, 1, 0))
-    assert internal == "the measurement of links in init()"
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from typing import Any, Dict, Iterator, List
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringcomm.transport.kinds import WIRED
-from ringcomm.transport.nics import Interface
+from ringcomm.transport.nics import WIRED, Interface
 from ringcomm.transport.reactor import Reactor
 from ringrun.doctor import probe as module
 from ringrun.doctor.probe import MARKER, Commands

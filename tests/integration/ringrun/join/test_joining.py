@@ -17,7 +17,7 @@ import pytest
 
 from ringcomm.clock import monotonic
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
-from ringcomm.storage.certificate import make_certificate
+from ringcomm.storage.keys import make_certificate
 from ringrun.join import connection, discovery, invitation
 from ringrun.join.command import Guest
 from ringrun.join.connection import EXIT, START, TELL, Carrier, fingerprint_of, join_with

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ringrun.diagnosis.hints import hint_of, local_file_hint, shadow_hint
+from ringrun.diagnosis.failure_report import hint_of, local_file_hint, shadow_hint
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
 

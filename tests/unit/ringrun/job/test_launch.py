@@ -10,7 +10,7 @@ import pytest
 
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
-from ringcomm.transport import kinds, nics
+from ringcomm.transport import nics
 from ringrun.job import launch, rendezvous
 from ringrun.job.launch import describe, prepare
 from ringrun.job.rendezvous import master_variables, rendezvous_variables
@@ -105,8 +105,8 @@ def test_where_others_meet(monkeypatch: pytest.MonkeyPatch, hosts: str, facts: A
 def test_where_the_rendezvous_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other hosts are not sent to the loopback, and to docker0 only if nothing else answers."""
     interfaces = [
-        nics.Interface("eth0", "10.0.0.1", kinds.WIRED, 24),
-        nics.Interface("docker0", "172.17.0.1", kinds.VIRTUAL, 16),
+        nics.Interface("eth0", "10.0.0.1", nics.WIRED, 24),
+        nics.Interface("docker0", "172.17.0.1", nics.VIRTUAL, 16),
     ]
     monkeypatch.setattr(nics, "own_addresses", lambda: interfaces)
     endpoints = [("10.0.0.1", 1), ("172.17.0.1", 2), ("127.0.0.1", 3), ("::1", 4)]

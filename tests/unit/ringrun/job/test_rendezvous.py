@@ -7,16 +7,16 @@ from typing import List
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringcomm.transport import kinds, nics
+from ringcomm.transport import nics
 from ringrun.job.launch import prepare
 from ringrun.job.rendezvous import rendezvous_addresses, rendezvous_variables
 from ringrun.join.invitation import Joined
 from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
 
-WIRED = nics.Interface("eth0", "192.0.2.1", kinds.WIRED, 24)
-LINK_LOCAL = nics.Interface("eth0", "fe80::1", kinds.WIRED, 64, scope=2)
-LOOPBACK = nics.Interface("lo", "127.0.0.1", kinds.LOOPBACK, 8)
+WIRED = nics.Interface("eth0", "192.0.2.1", nics.WIRED, 24)
+LINK_LOCAL = nics.Interface("eth0", "fe80::1", nics.WIRED, 64, scope=2)
+LOOPBACK = nics.Interface("lo", "127.0.0.1", nics.LOOPBACK, 8)
 
 
 @pytest.fixture
