@@ -10,7 +10,20 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NoReturn, Optional, Sequence, Tuple
+from pathlib import Path
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Container,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NoReturn,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import click
 from click.shell_completion import CompletionItem
@@ -28,7 +41,6 @@ from .flags import (
     with_project_option,
     write_options,
 )  # fmt: skip
-from .hints import misplaced_options
 from .plan import launchers
 from .plan.options import INSTEAD, Options
 from .project import with_project
@@ -37,6 +49,7 @@ from .show.visible import visible
 if TYPE_CHECKING:
     from .job.outcome import Outcome
     from .job.restarts import Attempts
+    from .plan.command import Command
     from .plan.hosts import HostSpec
     from .plan.job import Job
     from .reach.base import Reach
@@ -260,6 +273,21 @@ def _compare_hosts(requested: Optional[Tuple[str, int]], job: Job) -> None:
         "on one of them and starts the ranks of all by ssh: name them, as in -H localhost,host2 (with slots, "
         f"host2:4), or leave {option} out."
     )
+
+
+def misplaced_options(command: Command, own: Container[str]) -> List[str]:
+    """Return ringrun's options (`own`) among the arguments of a script that does not name them itself."""
+    try:
+        text = Path(command.script or "").read_text("utf-8", "replace").replace("-", "_")
+    except OSError:
+        return []  # it is on another host, or there is no script
+    words = [str(word) for word in command.argv[command.argv.index(command.script) + 1 :]]
+    if "--" in words:
+        words = words[: words.index("--")]
+    options = [word.partition("=")[0] for word in words]
+    # A parser needs the name itself: "watch" of --watch, and "-np" with its hyphen.
+    wanted = {option: option[2:] if option.startswith("--") else option for option in options}
+    return [option for option in wanted if option in own and wanted[option].replace("-", "_") not in text]
 
 
 def _take_signals(attempts: Attempts) -> None:

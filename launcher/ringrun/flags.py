@@ -20,10 +20,10 @@ from typing import (
 
 import click
 
+from ringcomm.configuration.hints import nearest
 from ringcomm.configuration.settings import SettingValue, parse_setting, tunables
 from ringcomm.errors import ConfigError
 
-from .hints import nearest_option
 from .plan import launchers, options
 from .plan.setting_sources import shown_value
 
@@ -176,6 +176,13 @@ def _with(command: _Command, made: Iterable[click.Option]) -> _Command:
     holder: Any = command
     holder.__click_params__ = [*getattr(holder, "__click_params__", []), *reversed(list(made))]
     return command
+
+
+def nearest_option(name: str, known: Iterable[str]) -> str:
+    """Return the option most like a name, among those with an effect; or ""."""
+    options = sorted({*launchers.names(), *known}, key=lambda option: option.startswith("--"))
+    bare = {option.lstrip("-"): option for option in options}
+    return bare.get(nearest(name.lstrip("-"), sorted(bare)), "")
 
 
 def refuse_unknown(ctx: click.Context, word: str, known: Mapping[str, int]) -> None:

@@ -18,13 +18,13 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tup
 import click
 from click.core import ParameterSource
 
+from ringcomm.configuration.hints import nearest
 from ringcomm.configuration.settings import SettingValue
 from ringcomm.errors import ConfigError
 from ringcomm.storage.files import read_at, write_file
 from ringcomm.storage.folders import trusted_folder
 
 from .flags import Flag, settings_of
-from .hints import did_you_mean
 from .plan.options import INSTEAD
 from .plan.reaching import quoted
 from .reach.named_hosts import folder_of_configuration
@@ -162,7 +162,8 @@ def _words(key: str, value: Any, path: Path, command: click.Command) -> List[str
     known = _flags(command)
     name = key.replace("_", "-")
     if name not in known:
-        hint = did_you_mean(name, known, "`ringrun --help-all` lists all.")
+        near = nearest(name, known)
+        hint = f"Did you mean {near}?" if near else "`ringrun --help-all` lists all."
         raise ConfigError(f"{path}: ringrun has no option {key!r} for a project. {hint}")
     option, flag = known[name]
     if isinstance(value, bool) and (option.is_switch or option.is_flag):

@@ -29,7 +29,6 @@ from ..reach.base import retry_delay_s
 from ..reach.incoming import Form, amount, fields, items, maybe, one_of, row, said, table, text, whole
 from ..reach.protocol import program_source
 from . import probe
-from .facts import PACKAGES
 
 START_LIMIT_S = 20.0
 ANSWER_LIMIT_S = 20.0
@@ -62,7 +61,7 @@ _FACTS = fields(
     {
         "hostname": said(255), "machine_id": maybe(text(64, r"\w*")),
         "python": text(40, r"[\w.+-]+"), "executable": said(),
-        "packages": table(one_of(*PACKAGES), maybe(text(100, r"[\w.+!?-]+")), len(PACKAGES)),
+        "packages": table(one_of(*probe.PACKAGES), maybe(text(100, r"[\w.+!?-]+")), len(probe.PACKAGES)),
         "interfaces": items(
             fields({"name": _word, "mac": maybe(text(64, r"[\w:]*")), "addresses": items(_network, 1000)}),
             1000,

@@ -59,7 +59,7 @@ class Examination(NamedTuple):
     job: Job
     problems: List[str]  # why it does not answer, or ""
     noises: List[str]  # output of its login shell
-    facts: List[Optional[Dict[str, Any]]]  # of doctor.facts.collect
+    facts: List[Optional[Dict[str, Any]]]  # of doctor.probe.collect
     unheard: Dict[int, str]  # why it cannot accept connections
     tried: Dict[Pair, List[Attempt]]  # all attempts between two hosts, the lower number first
     routes: Dict[Pair, Route]

@@ -119,15 +119,11 @@ def forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> Dict[str, 
 
 def not_forwarded(requests: Sequence[str], environ: Mapping[str, str]) -> List[str]:
     """Return a message for each ``-x`` that selects no variable."""
-    found: List[str] = []
-    for request in requests:
-        if not forwarded([request], environ):
-            if _NAME.match(request):
-                text = f"-x {request}: no such variable is set here, so ranks do not get it. To set it, write"
-                found.append(f"{text} -x {request}=VALUE.")
-            else:
-                found.append(f"-x {request!r}: no variable that is set here matches.")
-    return found
+    return [
+        f"-x {request}: no variable of this name is set here; -x NAME=VALUE sets one."
+        for request in requests
+        if not forwarded([request], environ)
+    ]
 
 
 def own_variables(settings: Settings, environ: Mapping[str, str]) -> Dict[str, str]:

@@ -17,6 +17,11 @@ from ..plan.reaching import Failure, last_lines
 from .base import Reach, remote_command
 
 CONNECT_TIMEOUT_S = 10
+_OWN = (
+    "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}", "-o", "ServerAliveInterval=15",
+    "-o", "ServerAliveCountMax=4",
+)  # fmt: skip
+"""Options that ringrun adds, in addition to the user's configuration."""
 
 
 class SshOptions(NamedTuple):
@@ -44,8 +49,7 @@ class Ssh(Reach):
             raise ConfigError(f"--ssh {options.command!r} cannot be parsed: {problem}.") from None
         if not words:
             raise ConfigError("--ssh is empty. Give a command, like: --ssh 'ssh -F my_config'")
-        words += ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}"]
-        words += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"]
+        words += _OWN
         port = spec.port or options.port
         if port:
             words += ["-p", str(port)]
@@ -79,18 +83,7 @@ class Ssh(Reach):
 
 def login_line(argv: Sequence[str]) -> str:
     """Return the ssh command line for an interactive login, which the user can try."""
-    kept: List[str] = []
-    skip = False
-    for word, after in zip(argv[:-1], [*argv[1:-1], ""]):
-        if skip:
-            skip = False
-        elif word == "-o" and after.split("=")[0] in (
-            "BatchMode", "ConnectTimeout", "ServerAliveInterval", "ServerAliveCountMax",
-        ):  # fmt: skip
-            skip = True
-        elif word not in ("-T", "--"):
-            kept.append(word)
-    return " ".join(shlex.quote(word) for word in kept)
+    return shlex.join(argv[:-1]).replace(shlex.join(_OWN) + " ", "").replace(" -- ", " ")
 
 
 def _ssh_failure(host: str, hand: str, stderr: str) -> Failure:

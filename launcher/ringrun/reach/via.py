@@ -56,7 +56,7 @@ class Via(Reach):
 
     def by_hand(self, argv: Sequence[str]) -> str:
         end = 1 if self._joins or self._has_command else 3
-        return " ".join(shlex.quote(word) for word in argv[:-end]) + " "
+        return shlex.join(argv[:-end]) + " "
 
     def lacks_python(self, python: str, status: Optional[int], output: str) -> bool:
         """Return whether the remote program could not be executed; such commands also have other failures."""

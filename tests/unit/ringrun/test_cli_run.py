@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from ringcomm.errors import ConfigError, RingcommError
 from ringrun import cli
-from ringrun.hints import misplaced_options
+from ringrun.cli import misplaced_options
 from ringrun.job import restarts
 from ringrun.job.outcome import Outcome
 from ringrun.plan.command import parse_command

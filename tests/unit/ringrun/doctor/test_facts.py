@@ -9,7 +9,7 @@ from typing import Dict
 
 import pytest
 
-from ringrun.doctor import facts
+from ringrun.doctor import probe as facts
 
 
 def tree(root: Path, files: Dict[str, str]) -> str:

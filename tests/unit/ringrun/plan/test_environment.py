@@ -65,8 +65,8 @@ def test_bad_requests(request_: str, word: str) -> None:
 def test_what_is_not_set_is_reported_and_left_out() -> None:
     assert forwarded(["C", "NOTHING_*", "A"], HERE) == {"A": "1"}
     found = not_forwarded(["C", "NOTHING_*", "A", "NCCL_*", "C=", "X=1"], HERE)
-    assert len(found) == 2 and found[0].startswith("-x C: no such variable is set here")
-    assert "-x C=VALUE" in found[0] and found[1] == "-x 'NOTHING_*': no variable that is set here matches."
+    assert [text.partition(":")[0] for text in found] == ["-x C", "-x NOTHING_*"]
+    assert all("no variable of this name is set here" in text for text in found)
 
 
 def test_own_variables() -> None:

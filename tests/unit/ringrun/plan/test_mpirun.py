@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ringrun import cli
-from ringrun.hints import nearest_option
+from ringrun.flags import nearest_option
 from ringrun.plan.launchers import names, rule_of, translate
 
 HOROVOD_PAGE = Path(__file__).resolve().parents[4] / "docs" / "horovod.md"
