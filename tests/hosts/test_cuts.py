@@ -21,7 +21,8 @@ pytestmark = pytest.mark.xdist_group("cuts")
 RESET = "reject with tcp reset"
 AT_ONCE = 4
 DEAD_AFTER_S = 3.0
-BOUND_S = DEAD_AFTER_S + 2.0
+# A job that hangs takes far longer. How soon ranks are told is measured by benchmarks/lost_host.py.
+BOUND_S = DEAD_AFTER_S + 10.0
 
 
 def power_off(lab: Lab) -> None:
