@@ -16,16 +16,6 @@ from ringcomm.schedule.cost import CostModel
 RESNET_BYTES = 102_000_000
 
 
-def test_a_slow_board_on_a_quick_network_helps():
-    advice = rc.advise(
-        [0, 0, 0], [0.01, 0.03, 0.03], 4_000_000, [1000] * 3, 96, ["desk", "jetson1", "jetson2"]
-    )
-    assert advice.best.hosts == ("desk", "jetson1", "jetson2")
-    assert advice.best.shares == (58, 19, 19)
-    assert advice.text.startswith("use desk, jetson1 and jetson2: 0.5")
-    assert len(advice.rows) == 7
-
-
 def test_one_machine_alone_is_fastest_where_the_network_costs_more_than_others_compute():
     advice = rc.advise([0, 0], [0.01, 0.03], RESNET_BYTES, [12, 12], 32, ["desk", "jetson1"])
     assert advice.best.hosts == ("desk",) and advice.best.step_s == pytest.approx(0.32)
@@ -47,24 +37,6 @@ def test_less_bytes_can_make_another_machine_pay():
     advice = rc.advise(*arguments, codecs={"float32": 1.0, "bf16": 0.5, "int8": 0.254})
     assert advice.best.hosts == ("a", "b") and advice.best.codec == "int8"
     assert len(advice.rows) == 9
-
-
-def test_a_rank_alone_is_in_the_table_once_and_others_with_every_codec():
-    codecs = {"float32": 1.0, "bf16": 0.5, "int8": 0.254}
-    advice = rc.advise([0] * 3, [0.01] * 3, RESNET_BYTES, [118] * 3, 96, ["a", "b", "b"], codecs=codecs)
-    lines = [line.split() for line in advice.table().splitlines()[1:]]
-    rows = [("any", "a"), *(row for codec in codecs for row in ((codec, "b"), (codec, "a, b")))]
-    assert sorted((line[3], " ".join(line[5:])) for line in lines) == sorted(rows)
-
-
-def test_hidden_communication_costs_nothing():
-    hidden = rc.advise([0, 0], [0.02, 0.02], 10_000_000, [118] * 2, 96, overlap=0.6)
-    assert hidden.best.step_s == pytest.approx(0.96)
-
-
-def test_ranks_of_one_host_are_used_together():
-    advice = rc.advise([0] * 3, [0.01] * 3, 1000, [118] * 3, 96, ["a", "a", "b"])
-    assert sorted(row.hosts for row in advice.rows) == [("a",), ("a", "b"), ("b",)]
 
 
 def test_a_batch_that_is_far_from_what_was_measured_is_rough():
@@ -127,16 +99,6 @@ def test_of_many_machines_only_the_fastest_are_combined():
     slowest = max(range(count), key=sample_s.__getitem__)
     assert f"h{slowest}" not in combined and len(combined) == 8
     assert advice.best.hosts == tuple(hosts)
-
-
-@pytest.mark.parametrize("per_host", [1, 20])
-def test_more_ranks_than_the_model_replays(per_host):
-    ranks = 40
-    names = [f"host {rank // per_host}" for rank in range(ranks)]
-    advice = rc.advise([0.0] * ranks, [0.01] * ranks, 4_000_000, [1000] * ranks, 400, names)
-    every = next(row for row in advice.rows if len(row.hosts) == ranks // per_host)
-    assert every.shares == (10,) * ranks
-    assert 0.1 < every.step_s < 0.2
 
 
 NAN, INF = float("nan"), float("inf")

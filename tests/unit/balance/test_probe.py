@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ringcomm.balance.advise import Probe
 from ringcomm.balance.plan import ComputeTime, ShareLimits, compute_s, proportional_shares
-from ringcomm.balance.probe import Probe
 from ringcomm.balance.replan import RankTimes
 from ringcomm.collective.measure import Rates
 from ringcomm.schedule.closed_form import CODEC_SHARE
