@@ -163,7 +163,8 @@ def limits_of(
     check_whole(1, multiple_of=multiple_of)
     if max_batch is None:
         return ShareLimits(int(min_batch), None, int(multiple_of))
-    given = list(max_batch) if isinstance(max_batch, (list, tuple, np.ndarray)) else [max_batch] * size
+    several: Any = max_batch if isinstance(max_batch, (list, tuple, np.ndarray)) else [max_batch] * size
+    given = list(several)
     for limit in given:
         check_whole(0, max_batch=0 if limit is None else limit)
     if len(given) != size:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -66,49 +65,6 @@ def test_all_ranks_change_at_the_same_step():
             np.testing.assert_allclose(row[3], batch.mean(), rtol=1e-12)
 
 
-def test_another_number_of_ranks_in_the_next_job():
-    """One rank goes on with its object; the other ranks are new, and take over its position."""
-    kept = {}
-    seen: Counter = Counter()
-
-    def first(context):
-        data = Balanced(COUNT, GLOBAL_BATCH, 3, max_batch=38, context=lambda: kept[context.rank])
-        kept[context.rank] = context
-        for number, mine in enumerate(data):
-            step(context, mine)
-            seen.update(mine.tolist())
-            if number == 11:
-                break
-        return data
-
-    def guarded(context):
-        kept[context.rank] = context
-        return first(context)
-
-    survivor = run_ranks(3, guarded)[0]
-    position = survivor.state_dict()
-    assert (position["epoch"], position["step"]) == (0, 11)  # the twelfth step was not completed
-    for index in survivor.pace.division.batch(0, 11).tolist():
-        seen[index] -= 1
-    kept.clear()
-
-    def second(context):
-        kept[context.rank] = context
-        data = survivor
-        if context.rank:
-            data = Balanced(COUNT, GLOBAL_BATCH, 3, max_batch=38, context=lambda: kept[context.rank])
-        data.load_state_dict(position)
-        parts = []
-        for mine in data:
-            step(context, mine)
-            parts += mine.tolist()
-        return parts
-
-    for parts in run_ranks(2, second):
-        seen.update(parts)
-    assert seen == Counter(range(COUNT))
-
-
 @pytest.mark.parametrize("name", ["seed", "max_batch"])
 def test_ranks_that_divide_different_data_end_with_an_error_on_all(name):
     def work(context):
@@ -137,26 +93,6 @@ def test_ranks_that_begin_at_different_places_end_with_an_error_on_all(change):
     (text,) = set(run_ranks(2, work))
     there = {"set_step": (0, 6), "load_state_dict": (2, 5)}[change]
     assert f"rank 0 is in epoch 0 after 4 steps, rank 1 in epoch {there[0]} after {there[1]}" in text
-
-
-@pytest.mark.parametrize(
-    "position",
-    [{}, None, {"step": -1}, {"epoch": -1}, {"step": "a"}, {"step": 1.5}],
-    ids=["empty", "none", "step", "epoch", "text", "fraction"],
-)
-def test_what_is_no_position_is_refused(position):
-    def work(context):
-        data = Balanced(COUNT, GLOBAL_BATCH, 3, context=lambda: context)
-        state = {**data.state_dict(), **position} if position else position
-        with pytest.raises(ConfigError):
-            data.load_state_dict(state)
-        with pytest.raises(ConfigError, match="at least 0"):
-            data.set_epoch(-1)
-        with pytest.raises(ConfigError, match="at least 0"):
-            data.set_step(-1)
-        return [mine.tolist() for mine in data]
-
-    assert len(run_ranks(1, work)[0]) == 26
 
 
 def test_a_rank_that_slows_down_by_half_in_a_running_job(monkeypatch, slow_step=70):

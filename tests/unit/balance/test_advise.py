@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import ringcomm as rc
 from ringcomm.balance.advise import compare, reduce_s
-from ringcomm.balance.plan import ComputeTime, ShareLimits
+from ringcomm.balance.plan import ComputeTime
 from ringcomm.errors import ConfigError
 from ringcomm.schedule.cost import CostModel
 
@@ -73,32 +73,6 @@ def test_never_worse_than_any_machine_alone(machines, global_batch):
     alone = min(fixed + sample * global_batch for fixed, sample in machines)
     assert advice.best.step_s <= alone / 0.95 + 1e-9
     assert advice.rows[0].step_s <= alone + 1e-9
-
-
-def test_ranks_that_would_have_too_few_samples_are_not_considered():
-    speeds = [ComputeTime(0.0, 0.01)] * 3
-    model = CostModel(1e-5, 1e-9, 1e-10, hosts=(0, 1, 2), wire_latency_s=1e-4, wire_byte_s=(1e-8,) * 3)
-    limits = ShareLimits(min_batch=8)
-    advice = compare(["a", "b", "c"], speeds, model, 1000, 16, {"float32": 1.0}, limits=limits)
-    assert {len(row.hosts) for row in advice.rows} == {1, 2}
-    assert advice.best.hosts == ("a", "b")
-    assert advice.text.startswith("use a and b: 0.08") and "the global batch is too small" in advice.text
-    with pytest.raises(ConfigError, match="no machine can compute a global batch of 4 by itself"):
-        compare(["a", "b", "c"], speeds, model, 1000, 4, {"float32": 1.0}, limits=limits)
-
-
-def test_of_many_machines_only_the_fastest_are_combined():
-    """All of them together are considered, too."""
-    count = 12
-    sample_s = [0.01 + 0.001 * (number % 7) for number in range(count)]
-    hosts = [f"h{number}" for number in range(count)]
-    advice = rc.advise([0.0] * count, sample_s, 1000, [1000] * count, 960, hosts)
-    assert len(advice.rows) == 2**8 - 1 + 1
-    assert max(len(row.hosts) for row in advice.rows if len(row.hosts) < count) == 8
-    combined = {host for row in advice.rows if len(row.hosts) < count for host in row.hosts}
-    slowest = max(range(count), key=sample_s.__getitem__)
-    assert f"h{slowest}" not in combined and len(combined) == 8
-    assert advice.best.hosts == tuple(hosts)
 
 
 NAN, INF = float("nan"), float("inf")

@@ -99,6 +99,7 @@ class TestReports:
         step(pace, job, clock)
         assert job.asked[-1][1][4] == 7 and pace.samples == 8 + 8 * 8 + 12
 
+
 class TestChanges:
     def test_shares_change_at_the_step_that_all_ranks_agree_on(self, clock, lines):
         for rank in (0, 1):
@@ -146,21 +147,6 @@ class TestSteps:
             with pytest.raises(ConfigError, match=f"Step {number + 1} of an epoch of 3 global batches"):
                 pace.share(number)
 
-    def test_samples_are_those_of_this_epoch_or_at_its_beginning_of_the_last(self, clock):
-        job = Job(size=2)
-        pace, _ = pace_of(job, steps=2)
-        assert pace.samples == 0
-        step(pace, job, clock)
-        assert pace.samples == 8
-        step(pace, job, clock)
-        pace.begin(1, 0)
-        assert pace.samples == 16
-        step(pace, job, clock)
-        assert pace.samples == 8
-        pace.begin(2, 0)
-        pace.begin(2, 0)  # an epoch without a step keeps what is known
-        assert pace.samples == 8
-
     @pytest.mark.parametrize(
         "rank, size, total, warned", [(0, 2, 8, True), (1, 2, 8, False), (0, 1, 4, False), (0, 2, 16, False)]
     )
@@ -198,6 +184,7 @@ class TestCursors:
         assert first.samples == second.samples == 20
         with pytest.raises(ConfigError, match="Step 4 of an epoch of 3"):
             first.now()
+
 
 class TestAdvice:
     def measured(self, job, clock, monkeypatch):

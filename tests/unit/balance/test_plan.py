@@ -64,6 +64,7 @@ class TestPlanShares:
     def test_a_rank_that_takes_longer_for_nothing_than_others_for_all_gets_nothing(self):
         assert plan_shares([ComputeTime(0.0, 0.01), ComputeTime(5.0, 0.01)], 96) == (96, 0)
 
+
 class TestShorten:
     @settings(deadline=None)
     @given(st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(any), st.data())
@@ -98,6 +99,7 @@ class TestFit:
         mean_s = sum(item.steps * item.compute_s for item in observations) / steps
         assert found.compute_s(mean_samples) == pytest.approx(mean_s, rel=1e-6)
 
+
 class TestOrder:
     @settings(deadline=None)
     @given(st.integers(0, 400), st.integers(-5, 2**70), st.integers(0, 50))
@@ -109,5 +111,6 @@ class TestOrder:
         assert epoch_order(10, 0, 0).tolist() == PINNED
         assert epoch_order(10, 0, 1).tolist() != PINNED
         assert epoch_order(10, 1, 0).tolist() != PINNED
+
 
 PINNED = [0, 3, 5, 7, 9, 6, 2, 8, 1, 4]
