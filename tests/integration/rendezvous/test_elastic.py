@@ -81,7 +81,7 @@ def job() -> Iterator[Job]:
 
 
 def test_ranks_that_go_on_do_not_measure_their_links_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither do they compare their programs; with a new process all do, and it gets what they measured."""
+    """Neither do they compare their programs; with a new process all do both."""
     found: List[str] = []
     real = preparation.measure, preparation.compare_programs
 
@@ -112,8 +112,7 @@ def test_ranks_that_go_on_do_not_measure_their_links_again(job: Job, monkeypatch
     contexts = together(lambda item: item.restart(2), contexts)
     thread.join(60)
     assert total([*contexts, *new]) == 3
-    assert found[6:] == ["compared"] * 3
-    assert [item.cost_model for item in [*contexts, *new]] == models
+    assert sorted(found[6:]) == ["compared"] * 3 + ["measured"] * 3
     together(lambda item: item.close(), [*contexts, *new])
 
 
