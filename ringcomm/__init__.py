@@ -151,37 +151,11 @@ def __getattr__(name: str) -> _typing.Any:
         return found
     if name == "run":  # of the launcher, which is imported when it is used
         return _importlib.import_module("ringrun.function").run
-    nearest = _importlib.import_module("ringcomm.configuration.hints").nearest
+    nearest = _importlib.import_module("ringcomm.configuration.settings").nearest
     close = "" if name.startswith("_") else nearest(name, _NAMES, 0.75)
-    meant = _OTHER_NAMES.get(name) or (f"rc.{close}" if close else "")
-    hint = f": {meant} does this" if name in _OTHER_NAMES else f". Did you mean {meant}?" if meant else ""
+    hint = f". Did you mean rc.{close}?" if close else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> _typing.List[str]:
     return sorted([*_NAMES, "elastic"])
-
-
-_OTHER_NAMES = {
-    # of torch.distributed, mpi4py and Horovod's other adapters
-    "all_gather": "rc.allgather(array)",
-    "all_gather_object": "rc.allgather_object(value)",
-    "all_reduce": "rc.allreduce(array, op=rc.Sum), of which the default is rc.Average,",
-    "all_to_all": "rc.alltoall(array)",
-    "bcast": "rc.broadcast(array, root_rank)",
-    "broadcast_object_list": "rc.broadcast_object(value, root_rank)",
-    "destroy_process_group": "rc.shutdown()",
-    "gather": "rc.allgather(array), on all ranks,",
-    "get_rank": "rc.rank()",
-    "get_world_size": "rc.size()",
-    "init_process_group": "rc.init()",
-    "irecv": "rc.recv_async(array, source)",
-    "is_available": "rc.is_initialized()",
-    "isend": "rc.send_async(array, dest)",
-    "new_group": "rc.add_process_set([ranks])",
-    "reduce": "rc.allreduce(array, op=rc.Sum), on all ranks,",
-    "reduce_scatter": "rc.reducescatter(array)",
-    "scatter": "rc.broadcast(array, root_rank), of which each rank takes its part,",
-    "wait": "rc.synchronize(handle)",
-    "world_size": "rc.size()",
-}

@@ -11,15 +11,15 @@ from __future__ import annotations
 from typing import List, Mapping, Optional, Tuple
 
 from .configuration import environment
+from .configuration.environment import MEMBERSHIP_VARIABLES
 from .configuration.environment import PREFIX as PREFIX
-from .configuration.hints import misspelt
 from .configuration.membership import Membership as Membership
 from .configuration.membership import Slot as Slot
 from .configuration.membership import key_of, slot_of
 from .configuration.settings import Settings as Settings
+from .configuration.settings import misspelt
 from .configuration.settings import parse_setting as parse_setting
 from .configuration.settings import tunables as tunables
-from .configuration.variables import MEMBERSHIP_VARIABLES, env_rendezvous, launchers_rank, torchrun
 
 
 def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[Tuple[bytes, str]]:
@@ -44,9 +44,13 @@ def host_from_environment(environ: Optional[Mapping[str, str]] = None) -> Option
     return environment.variables(environ).get(PREFIX + "HOST") or None
 
 
-def launchers_rank_from_environment() -> Optional[int]:
-    """Return this process's rank if ``ringrun`` set the variables of ``env://``, else None."""
-    return launchers_rank(environment.variables(None))
+def launchers_rank_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[int]:
+    """Return ``RANK`` if ``ringrun`` started this process and its ``MASTER_*`` are unchanged, else None."""
+    environ = environment.variables(environ)
+    rank = environ.get("RANK", "")
+    current = ",".join(environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"))
+    same_size = environ.get("WORLD_SIZE") == environ.get(PREFIX + "SIZE") != "1"
+    return int(rank) if environ.get(PREFIX + "MASTER") == current and same_size and rank.isdecimal() else None
 
 
 def is_first_from_environment() -> bool:
@@ -55,14 +59,24 @@ def is_first_from_environment() -> bool:
     return (environ.get("RANK") or environ.get(PREFIX + "RANK") or "0") == "0"
 
 
-def torchrun_from_environment(size: int) -> Tuple[bool, str]:
-    """Return whether all of a group's ranks are on this host, and the address, by torchrun or ``ringrun``."""
-    return torchrun(environment.variables(None), size)
+def torchrun_from_environment(size: int, environ: Optional[Mapping[str, str]] = None) -> Tuple[bool, str]:
+    """Return whether torchrun or ``ringrun`` started a group's ranks on this host, and ``MASTER_ADDR``.
+
+    (False, "") if ``WORLD_SIZE`` is smaller than the group, or not set.
+    """
+    environ = environment.variables(environ)
+    here, everywhere = environ.get("LOCAL_WORLD_SIZE", ""), environ.get("WORLD_SIZE", "")
+    if not everywhere.isdecimal() or size > int(everywhere):
+        return False, ""
+    return here == everywhere, environ.get("MASTER_ADDR", "")
 
 
-def env_rendezvous_from_environment() -> Tuple[List[str], int]:
+def env_rendezvous_from_environment(environ: Optional[Mapping[str, str]] = None) -> Tuple[List[str], int]:
     """Return the variables of PyTorch's ``env://`` that are not set, and ``WORLD_SIZE``, or 1."""
-    return env_rendezvous(environment.variables(None))
+    environ = environment.variables(environ)
+    size = environ.get("WORLD_SIZE", "")
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return [name for name in names if not environ.get(name)], int(size) if size.isdecimal() else 1
 
 
 def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None) -> List[Tuple[int, int]]:
@@ -89,7 +103,7 @@ def document() -> str:
         "A setting is an option of `ringrun`, a variable, or, without the dashes, a line in "
         "[`ringrun.toml`](ringrun.md#a-file-for-a-folder). The first of these applies. Ranks on all hosts "
         "get the values that `ringrun` has determined; `ringrun --dry-run` shows them with their sources. "
-        "Programs can set more: `rc.init(settings=rc.Settings(algorithm=\"ring\"))`.",
+        'Programs can set more: `rc.init(settings=rc.Settings(algorithm="ring"))`.',
         "",
         "| option | variable | default | meaning |",
         "| --- | --- | --- | --- |",

@@ -20,8 +20,7 @@ from typing import (
 
 import click
 
-from ringcomm.configuration.hints import nearest
-from ringcomm.configuration.settings import SettingValue, parse_setting, tunables
+from ringcomm.configuration.settings import SettingValue, nearest, parse_setting, tunables
 from ringcomm.errors import ConfigError
 
 from .plan import launchers, options

@@ -14,8 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import cloudpickle
 
-from ringcomm.configuration.hints import nearest
-from ringcomm.configuration.settings import SettingValue
+from ringcomm.configuration.settings import SettingValue, nearest
 from ringcomm.errors import ConfigError, RemoteError
 from ringcomm.storage.results import remote_error, unpack
 

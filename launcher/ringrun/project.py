@@ -18,8 +18,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tup
 import click
 from click.core import ParameterSource
 
-from ringcomm.configuration.hints import nearest
-from ringcomm.configuration.settings import SettingValue
+from ringcomm.configuration.settings import SettingValue, nearest
 from ringcomm.errors import ConfigError
 from ringcomm.storage.files import read_at, write_file
 from ringcomm.storage.folders import trusted_folder

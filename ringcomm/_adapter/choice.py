@@ -25,7 +25,7 @@ import numpy as np
 from .. import api
 from ..calls.process_set import ProcessSet, number_of, size_of
 from ..collective.measure import Rates, code_s, measured_rates
-from ..configuration.without_effect import use
+from ..configuration.settings import use
 from ..errors import ConfigError
 from ..ops import ReduceOp
 from ..schedule.closed_form import Machine, best_allreduce, grid

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import api
 from ..calls.process_set import ProcessSet, included_in, number_of
-from ..configuration.bucket_sizes import FIRST_GRADIENTS_BYTES, GRADIENTS_BYTES
+from ..configuration.settings import FIRST_GRADIENTS_BYTES, GRADIENTS_BYTES
 from ..dtypes import Array
 from ..errors import ConfigError
 from ..job.context import Context

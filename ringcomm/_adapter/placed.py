@@ -19,10 +19,10 @@ from .. import api
 from ..clock import Deadline
 from ..config import Settings, Slot
 from ..configuration import environment
-from ..configuration.endpoints import format_endpoint
+from ..configuration.membership import format_endpoint
 from ..errors import ConfigError, RemoteError, RingcommError
-from ..rendezvous.actions import Notice, Seat
 from ..rendezvous.embedded import EmbeddedRendezvous
+from ..rendezvous.membership import Notice, Seat
 from ..storage.keys import key_text, make_certificate
 from ..storage.results import pack_error, pack_value, remote_error, unpack
 from ..transport.nics import machine

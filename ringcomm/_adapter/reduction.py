@@ -6,7 +6,7 @@ from functools import lru_cache
 from numbers import Integral
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from ..balance.step_weight import StepWeight
+from ..balance.plan import StepWeight
 from ..calls.process_set import ProcessSet, global_process_set, included_in, size_of
 from ..collective.options import Options
 from ..errors import ConfigError, NotOfferedError

@@ -1,7 +1,11 @@
-"""Which machines a job should use: the predicted time of a step for every subset of them.
+"""Recommend machines: the predicted time of a step for every subset of them, and ``ringrun --advise``.
 
 The time is the compute time of the slowest rank with balanced batches, plus the communication that does not
 overlap with it. The cost model predicts communication, scaled to agree with the measurement on all machines.
+
+``--advise`` measures ranks with two shares, then with balanced ones. Communication is measured with balanced
+shares only: with others, early ranks have sent most of their data before the last one arrives, so it would
+look cheaper than it is when all arrive at once.
 """
 
 from __future__ import annotations
@@ -9,12 +13,23 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
+from ..collective.measure import Rates, code_s
 from ..errors import ConfigError
 from ..ops import finite_numbers, is_whole
 from ..schedule.calibration import LOCAL_BYTE_S, LOCAL_LATENCY_S, MESSAGE_S, REDUCE_BYTE_S, WIRE_LATENCY_S
-from ..schedule.closed_form import best_allreduce, machine_of
+from ..schedule.closed_form import CODEC_SHARE, best_allreduce, machine_of
 from ..schedule.cost import CostModel
-from .plan import ComputeTime, ShareLimits, Shares, compute_s, plan_shares
+from .plan import (
+    ComputeTime,
+    ShareLimits,
+    Shares,
+    TimedShare,
+    compute_s,
+    fit,
+    plan_shares,
+    proportional_shares,
+)
+from .replan import AHEAD, NewShares, RankTimes
 
 Number = Union[int, float]
 
@@ -56,7 +71,9 @@ class Advice(NamedTuple):
     def table(self) -> str:
         """The fastest possible jobs, and that with all machines, as lines of text."""
         everything = max(self.rows, key=lambda row: (len(row.hosts), -row.step_s))
-        some = self._different()[:_ROWS]
+        # A rank alone sends nothing, with any codec: only its first row is shown.
+        alone = {row.hosts: row for row in reversed(self.rows) if len(row.shares) == 1}
+        some = [row for row in self.rows if alone.get(row.hosts, row) is row][:_ROWS]
         shown = [*some, *([everything] if len(everything.shares) > 1 and everything not in some else [])]
         lines = ["  step     samples/s  codec     batches         machines"]
         for row in shown:
@@ -71,17 +88,6 @@ class Advice(NamedTuple):
                 "step may take a third more or less"
             )
         return "\n".join(lines)
-
-    def _different(self) -> List[Row]:
-        """Return all rows, but only the first of each rank alone: it sends nothing, with any codec."""
-        found: List[Row] = []
-        alone = set()
-        for row in self.rows:
-            if len(row.shares) > 1 or row.hosts not in alone:
-                found.append(row)
-            if len(row.shares) == 1:
-                alone.add(row.hosts)
-        return found
 
 
 def advise(
@@ -116,23 +122,24 @@ def advise(
     Raises:
         ConfigError: the arguments have different lengths, or are out of range.
     """
-    fixed, sample = _column("fixed_s", fixed_s), _column("sample_s", sample_s, above=True)
-    rates = _column("mb_per_s", mb_per_s, above=True)
+    fixed, sample = finite_numbers(fixed_s, 0.0), finite_numbers(sample_s, 0.0, above=True)
+    rates, parts = finite_numbers(mb_per_s, 0.0, above=True), codecs or {"float32": 1.0}
     named = list(map(str, hosts if isinstance(hosts, Iterable) else ()))
     names = [f"rank {rank}" for rank in range(len(fixed))] if hosts is None else named
-    if not len(fixed) == len(sample) == len(rates) == len(names):
-        raise ConfigError("advise: fixed_s, sample_s, mb_per_s and hosts have one item for each rank.")
-    if not finite_numbers([gradient_bytes], 0):
-        raise ConfigError(f"advise: gradient_bytes={gradient_bytes}: a number of bytes, not negative.")
-    if not is_whole(global_batch, 1):
-        raise ConfigError(f"advise: global_batch={global_batch}: a whole number of samples, at least 1.")
-    if len(finite_numbers([overlap, latency_s], 0.0)) != 2 or overlap > 1.0:
+    if not fixed or not len(fixed) == len(sample) == len(rates) == len(names):
         raise ConfigError(
-            f"advise: overlap={overlap} is from 0.0 to 1.0, latency_s={latency_s} a time, not negative."
+            "advise: fixed_s, sample_s, mb_per_s and hosts must have one item for each rank; seconds per "
+            "sample and MB/s are numbers above 0, fixed_s are not negative."
         )
-    parts = codecs or {"float32": 1.0}
+    if not is_whole(global_batch, 1) or not finite_numbers([gradient_bytes, overlap, latency_s], 0.0):
+        raise ConfigError(
+            f"advise: global_batch={global_batch!r} must be a whole number from 1; gradient_bytes="
+            f"{gradient_bytes!r}, overlap={overlap!r} and latency_s={latency_s!r} must be numbers from 0."
+        )
+    if overlap > 1.0:
+        raise ConfigError(f"advise: overlap={overlap!r} must be at most 1.0.")
     if not isinstance(parts, Mapping) or not finite_numbers(parts.values(), 0.0, above=True):
-        raise ConfigError(f"advise: codecs={codecs!r}: bytes sent per byte are positive numbers.")
+        raise ConfigError(f"advise: codecs={codecs!r}: bytes sent per byte must be positive numbers.")
     order = list(dict.fromkeys(names))
     model = CostModel(
         LOCAL_LATENCY_S, LOCAL_BYTE_S, REDUCE_BYTE_S, MESSAGE_S,
@@ -141,18 +148,7 @@ def advise(
         wire_byte_s=tuple(1e-6 / rates[names.index(name)] for name in order),
     )  # fmt: skip
     speeds = [ComputeTime(float(fixed), float(sample)) for fixed, sample in zip(fixed, sample)]
-    return compare(
-        names, speeds, model, gradient_bytes, global_batch, parts, overlap=float(overlap)
-    )
-
-
-def _column(name: str, values: Sequence[Number], above: bool = False) -> List[Number]:
-    """Return an argument of :func:`advise` that has one number for each rank."""
-    numbers = finite_numbers(values, 0.0, above)
-    if not numbers:
-        least = "above 0" if above else "at least 0"
-        raise ConfigError(f"advise: {name}={values!r}: one number for each rank, {least}.")
-    return numbers
+    return compare(names, speeds, model, gradient_bytes, global_batch, parts, overlap=float(overlap))
 
 
 def compare(
@@ -168,7 +164,7 @@ def compare(
     coding_s: Optional[Callable[[str, Sequence[int]], float]] = None,
     measured: Sequence[int] = (),
 ) -> Advice:
-    """Compare all possible jobs with a measured model; the work of :func:`advise`.
+    """Compare all possible jobs with a measured model.
 
     ``codecs`` gives bytes sent per byte of gradients, and ``coding_s`` the seconds that some ranks need to
     encode and decode. ``measured_s`` is the exposed communication of all ranks together; without it,
@@ -264,3 +260,71 @@ def _text(best: Row, rows: Sequence[Row], order: Sequence[str]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+WARM_UP = 3  # steps that do not count: compilers compile, and caches fill
+WINDOW = 20  # steps of one observation
+BALANCED_WINDOW = 12  # the same with balanced shares
+
+
+class Probe:
+    """Replace a :class:`~.replan.Replanner`: shares change twice, and then the measurement ends."""
+
+    def __init__(self, shares: Shares, total: int, limits: ShareLimits) -> None:
+        self.window = WARM_UP  # steps until the next reports
+        self.finished = False
+        self._shares = shares
+        self._total = total
+        self._limits = limits
+        self._reports: List[Sequence[RankTimes]] = []
+        self._warm = False
+
+    def decide(self, step: int, reports: Sequence[RankTimes]) -> Optional[NewShares]:
+        """Take the reports of all ranks; see :meth:`.replan.Replanner.decide`."""
+        if not self._warm:
+            self._warm, self.window = True, WINDOW
+            return None
+        self._reports.append(reports)
+        if len(self._reports) == 3 or len(reports) == 1:
+            self.finished = True
+            return None
+        limits = self._limits._replace(max_batch=None)
+        if len(self._reports) == 1:
+            ratios = [1.0 if rank % 2 == 0 else 2.0 for rank in range(len(reports))]
+            shares = proportional_shares(ratios, self._total, limits)
+        else:
+            self.window = BALANCED_WINDOW
+            shares = plan_shares(self._speeds(len(reports)), self._total, limits)
+        text = "measured " + "/".join(map(str, self._shares)) + ", now " + "/".join(map(str, shares))
+        self._shares = shares
+        return NewShares(max(report.ahead for report in reports) + AHEAD, shares, text)
+
+    def _speeds(self, size: int) -> List[ComputeTime]:
+        """Return the model of each rank, from all measurements."""
+        rows = [[reports[rank] for reports in self._reports] for rank in range(size)]
+        return [
+            fit([TimedShare(item.samples, item.compute_s) for item in row if item.compute_s and item.samples])
+            for row in rows
+        ]
+
+    def advice(
+        self, hosts: Sequence[str], model: CostModel, gradient_bytes: int,
+        rates: Sequence[Mapping[str, Rates]],
+    ) -> Advice:  # fmt: skip
+        """Return the recommendation; ConfigError if no machine can compute the global batch.
+
+        ``gradient_bytes`` are reduced per step; ``rates`` are those of the codecs, by rank.
+        """
+        # A rank without samples only waits; it measures no communication.
+        exposed_s = min((item.waited_s for item in self._reports[-1] if item.compute_s > 0.0), default=0.0)
+
+        def coding_s(codec: str, ranks: Sequence[int]) -> float:
+            if codec not in rates[0]:
+                return 0.0
+            return max(code_s(gradient_bytes, len(ranks), rates[rank][codec]) for rank in ranks)
+
+        return compare(
+            hosts, self._speeds(len(hosts)), model, gradient_bytes, self._total, CODEC_SHARE, exposed_s,
+            self._limits, coding_s=coding_s,
+            measured=[max(row[rank].samples for row in self._reports) for rank in range(len(hosts))],
+        )  # fmt: skip

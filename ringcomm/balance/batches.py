@@ -10,7 +10,7 @@ from ..docstrings import documented
 from ..dtypes import Array
 from ..errors import ConfigError
 from ..job.context import Context
-from .division import MEASURE, SampleDivision, Speeds, check_position, limits_of
+from .division import MEASURE, SampleDivision, Speeds, check_whole, limits_of
 from .pace import Pace
 
 MaxBatch = Union[int, Sequence[Optional[int]], None]
@@ -87,7 +87,7 @@ class Balanced:
         Args:
             epoch: from 0; with the seed it determines the order of samples.
         """
-        check_position(epoch=epoch)
+        check_whole(0, epoch=epoch)
         if epoch != self._next_epoch():
             self._start = 0
         self._epoch = int(epoch)
@@ -100,7 +100,7 @@ class Balanced:
         Args:
             step: number of global batches that are done, from 0.
         """
-        check_position(step=step)
+        check_whole(0, step=step)
         self._epoch, self._start = divmod(int(step), max(1, self.pace.division.steps))
         self._exhausted = False
 
@@ -159,7 +159,7 @@ class Balanced:
         division = self.pace.division
         if not isinstance(state, Mapping) or not set(state) >= _STATE:
             raise ConfigError(f"A position in the data has {', '.join(sorted(_STATE))}; this is {state!r}.")
-        check_position(epoch=state["epoch"], step=state["step"])
+        check_whole(0, epoch=state["epoch"], step=state["step"])
         for name in ("seed", "global_batch", "count"):
             if state[name] != getattr(division, name):
                 raise ConfigError(

@@ -1,4 +1,8 @@
-"""Global batches and the shares of ranks in them: which samples a rank computes in which step."""
+"""Global batches and the shares of ranks in them: which samples a rank computes in which step.
+
+Which samples are in which global batch is a function of seed, epoch and number alone, not of the number of
+ranks, their speeds, or versions of Python and NumPy: it consists of integer arithmetic and a stable sort.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +14,41 @@ import numpy as np
 from ..dtypes import Array
 from ..errors import BrokenInvariantError, ConfigError
 from ..ops import number
-from .order import epoch_order, steps_in
 from .plan import ComputeTime, ShareLimits, Shares, plan_shares, proportional_shares, shorten
 
 Speeds = Union[str, Sequence[float]]
 MEASURE = "measure"
 
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = 0xFFFFFFFFFFFFFFFF
 
-def check_whole(**values: Any) -> None:
-    """Raise ConfigError unless the named arguments are whole numbers, of Python or of NumPy."""
+
+def epoch_order(count: int, seed: int, epoch: int, shuffle: bool = True) -> Array:
+    """Return the indices of all samples in the order of an epoch; ``seed`` must be equal on all ranks."""
+    indices = np.arange(count, dtype=np.int64)
+    if not shuffle:
+        return indices
+    mixed_seed = int(_mixed(np.array([seed & _MASK], np.uint64))[0])
+    start = _mixed(np.array([(mixed_seed + epoch * _GOLDEN) & _MASK], np.uint64))
+    keys = _mixed(indices.astype(np.uint64) * np.uint64(_GOLDEN) + start)
+    order: Array = np.argsort(keys, kind="stable").astype(np.int64)
+    return order
+
+
+def _mixed(state: Any) -> Any:
+    """Return the output of SplitMix64 (Steele, Lea and Flood 2014), which permutes the 64-bit numbers."""
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def check_whole(least: Optional[int] = None, **values: Any) -> None:
+    """Raise ConfigError unless the named arguments are whole numbers, and at least ``least``."""
     for name, value in values.items():
         if not isinstance(value, (int, np.integer)):
-            raise ConfigError(f"{name}={value!r}: a whole number is needed.")
-
-
-def check_counts(count: int, global_batch: int) -> None:
-    """Raise ConfigError unless both are valid sizes of a data set and of a global batch."""
-    check_whole(count=count, global_batch=global_batch)
-    if count < 0:
-        raise ConfigError(f"A data set of {count} samples cannot be divided.")
-    if global_batch < 1:
-        raise ConfigError(f"global_batch={global_batch}: a global batch has at least one sample.")
-
-
-def check_position(**values: Any) -> None:
-    """Raise ConfigError unless the named arguments are epochs or steps from 0."""
-    check_whole(**values)
-    for name, value in values.items():
-        if value < 0:
-            raise ConfigError(f"{name}={value}: epochs and steps are counted from 0.")
+            raise ConfigError(f"{name}={value!r}: it must be a whole number.")
+        if least is not None and value < least:
+            raise ConfigError(f"{name}={value}: it must be at least {least}.")
 
 
 class SampleDivision:
@@ -61,22 +71,20 @@ class SampleDivision:
         shuffle: bool = True,
         drop_last: bool = False,
     ) -> None:
-        check_counts(count, global_batch)
+        check_whole(0, count=count)
+        check_whole(1, global_batch=global_batch)
         check_whole(seed=seed)
-        if not isinstance(speeds, str):
+        if not isinstance(speeds, str) or speeds != MEASURE:
             try:
                 speeds = [number(speed) for speed in speeds]
             except (TypeError, ValueError, OverflowError):
                 raise ConfigError(f'speeds={speeds!r}: pass "measure", or one number per rank.') from None
-        self.count = int(count)
-        self.global_batch = int(global_batch)
-        self.seed = int(seed)
+        self.count, self.global_batch, self.seed = int(count), int(global_batch), int(seed)
         self.limits = limits
-        self.steps = steps_in(count, global_batch, drop_last)
+        self.steps = self.count // self.global_batch if drop_last else -(-self.count // self.global_batch)
         self._speeds = speeds
         self._shuffle, self._drop_last = bool(shuffle), bool(drop_last)
         self._order: Tuple[int, Any] = (-1, None)
-        self.furthest = -1
         self.resize(size)
 
     def resize(self, size: int) -> None:
@@ -87,18 +95,16 @@ class SampleDivision:
                 raise ConfigError(f"max_batch={list(most)} has not one number per rank ({size}).")
             self.limits = self.limits._replace(max_batch=(most[0],) * size)
         if isinstance(self._speeds, str):
-            if self._speeds != MEASURE:
-                raise ConfigError(f'speeds={self._speeds!r}: pass "measure", or one number per rank.')
             shares = plan_shares([ComputeTime(0.0, 1.0)] * size, self.global_batch, self.limits)
+        elif len(self._speeds) != size:
+            raise ConfigError(
+                f"speeds={list(self._speeds)} has {len(self._speeds)} numbers, not one per rank ({size})."
+            )
         else:
-            if len(self._speeds) != size:
-                raise ConfigError(
-                    f"speeds={list(self._speeds)} has {len(self._speeds)} numbers, not one per rank ({size})."
-                )
             shares = proportional_shares(self._speeds, self.global_batch, self.limits)
         self.size = size
         self._plans: List[Tuple[int, Shares]] = [(0, shares)]
-        self.furthest = -1
+        self.furthest = -1  # the last step of which this rank has taken its share
 
     @property
     def digest(self) -> int:
@@ -117,7 +123,7 @@ class SampleDivision:
 
     def batch(self, epoch: int, step: int) -> Array:
         """Return the indices of a global batch."""
-        if self._order[0] != epoch or self._order[1] is None:
+        if self._order[0] != epoch:
             self._order = (epoch, epoch_order(self.count, self.seed, epoch, self._shuffle))
         order: Array = self._order[1]
         return order[step * self.global_batch : (step + 1) * self.global_batch]
@@ -129,9 +135,8 @@ class SampleDivision:
 
     def shares(self, epoch: int, step: int) -> Shares:
         """Return how many samples of a global batch each rank gets."""
-        full = self.full_shares(epoch, step)
         left = min(self.global_batch, self.count - step * self.global_batch)
-        return shorten(full, left)
+        return shorten(self.full_shares(epoch, step), left)
 
     def take(self, epoch: int, step: int, rank: int) -> Array:
         """Return the indices of a rank's share; after this the shares of the step cannot change."""
@@ -154,19 +159,15 @@ def limits_of(
     min_batch: int, max_batch: Union[int, Sequence[Optional[int]], None], multiple_of: int, size: int
 ) -> ShareLimits:
     """Return the limits for the arguments of the public functions; ConfigError if one is out of range."""
-    check_whole(min_batch=min_batch, multiple_of=multiple_of)
-    if multiple_of < 1 or min_batch < 0:
-        raise ConfigError(f"multiple_of={multiple_of} is at least 1, min_batch={min_batch} at least 0.")
+    check_whole(0, min_batch=min_batch)
+    check_whole(1, multiple_of=multiple_of)
     if max_batch is None:
         return ShareLimits(int(min_batch), None, int(multiple_of))
-    limits: Any = max_batch
-    try:
-        given = list(limits)
-    except TypeError:
-        given = [limits] * size
+    several: Any = max_batch if isinstance(max_batch, (list, tuple, np.ndarray)) else [max_batch] * size
+    given = list(several)
     for limit in given:
-        check_whole(max_batch=0 if limit is None else limit)
-    if len(given) != size or any(limit is not None and limit < 0 for limit in given):
-        raise ConfigError(f"max_batch={max_batch}: pass one number, or one per rank ({size}), none negative.")
+        check_whole(0, max_batch=0 if limit is None else limit)
+    if len(given) != size:
+        raise ConfigError(f"max_batch={max_batch}: pass one number, or one per rank ({size}).")
     most = tuple(None if limit is None else int(limit) for limit in given)
     return ShareLimits(int(min_batch), most, int(multiple_of))

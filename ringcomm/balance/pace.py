@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -20,11 +20,10 @@ from ..errors import ConfigError
 from ..job.context import Context
 from ..ops import ReduceOp
 from ..schedule.calibration import Calibration, model_of
+from .advise import Probe
 from .division import SampleDivision
-from .probe import Probe
-from .replan import RankTimes, Replanner, rank_names
-from .step_weight import StepWeight
-from .window import typical_s
+from .plan import StepWeight
+from .replan import RankTimes, Replanner, rank_names, typical_s
 
 MIN_FOR_BATCH_NORM = 8  # with fewer samples the statistics of batch normalization are mostly noise
 _FEW_SAMPLES = (
@@ -50,14 +49,13 @@ class Pace:
         # by_epoch: shares change between epochs only: the framework takes any number of them ahead.
         self.by_epoch = self.ended = False
         self._context = context
-        self._attached: Optional[Context] = None
-        self._ahead = 0
-        self._most = 0
-        self._lost = (-1, -1)
+        self._ahead = 0  # most steps that a loader took in advance
+        self._most = 0  # most samples that fit into memory; 0: not known
+        self._lost = (-1, -1)  # iteration and step for whose share there was no memory
         self._samples = self._samples_before = 0
         self._warned = False
         self._leader: Optional[StepCursor] = None
-        self._last: Optional[Tuple[float, float]] = None
+        self._last: Optional[Tuple[float, float]] = None  # end of the last step, seconds waited
         self._attach()
 
     def _attach(self) -> None:
@@ -67,16 +65,16 @@ class Pace:
         self._number = context.balance_count
         self._total_steps = 0
         self._handle: Optional[Handle] = None
-        self._effective = -1
+        self._effective = -1  # position from which the next shares apply; -1: none are to come
         self.division.resize(context.size)
         self.replanner = None
         if self.division.measures and context.size > 1:
-            hosts = rank_names([peer.host for peer in context.peers])
             shares = self.division.full_shares(self.epoch, self.step)
             total, limits = self.division.global_batch, self.division.limits
             if context.settings.advise:
                 self.replanner = Probe(shares, total, limits)
             else:
+                hosts = rank_names([peer.host for peer in context.peers])
                 self.replanner = Replanner(shares, total, limits, hosts)
         self._begin_window()
 
@@ -100,9 +98,8 @@ class Pace:
     def take(self, epoch: int, step: int) -> Any:
         """Return the indices of this rank's share; a loader may take it long before it is computed."""
         indices = self.division.take(epoch, step, self._context().rank)
-        self._ahead = max(
-            self._ahead, self.division.furthest - self.division.position(self.epoch, self.step) + 1
-        )
+        position = self.division.position(self.epoch, self.step)
+        self._ahead = max(self._ahead, self.division.furthest - position + 1)
         return indices
 
     def share(self, step: int) -> int:
@@ -122,14 +119,15 @@ class Pace:
         return self._samples or self._samples_before
 
     def cursor(self) -> StepCursor:
-        """Return the weights of gradients for an optimizer; the first cursor also measures."""
+        """Return the weights of gradients for an optimizer; the first cursor also counts the steps."""
         made = StepCursor(self)
         self._leader = self._leader or made
         return made
 
-    def leads(self, cursor: StepCursor) -> bool:
-        """Return whether this cursor counts the steps."""
-        return cursor is self._leader
+    @property
+    def leader(self) -> StepCursor:
+        """Return the cursor that counts steps, also for tapes, of which each step has a new one."""
+        return self._leader or self.cursor()
 
     @property
     def counted(self) -> bool:
@@ -138,18 +136,12 @@ class Pace:
 
     # ---- measuring ---------------------------------------------------------------------------
 
-    @property
-    def leader(self) -> StepCursor:
-        """Return the cursor that counts steps, also for tapes, of which each step has a new one."""
-        return self._leader or self.cursor()
-
     def lose(self) -> None:
         """Record that this rank has no memory for its share of the step, and contributes nothing to it."""
-        if self._lost == (self.iteration, self.step):
-            return
-        fits = max(1, int(_FITS * self.share(self.step)))
-        self._most = min(self._most or fits, fits)
-        self._lost = (self.iteration, self.step)
+        if self._lost != (self.iteration, self.step):
+            fits = max(1, int(_FITS * self.share(self.step)))
+            self._most = min(self._most or fits, fits)
+            self._lost = (self.iteration, self.step)
 
     def step_done(self) -> None:
         """Record that a step is complete: all gradients are reduced."""
@@ -165,15 +157,13 @@ class Pace:
         self._samples += self.share(self.step)
         self.step += 1
         self._total_steps += 1
-        if context.batch_norm and context.rank == 0 and not self._warned:
-            self._warn_of_few_samples(context, min(share for share in full if share))
+        if context.batch_norm and context.rank == 0 and context.size > 1 and not self._warned:
+            fewest = min(share for share in full if share)
+            if fewest < MIN_FOR_BATCH_NORM:
+                self._warned = True
+                context.announce(f"batch normalization {self._number}", _FEW_SAMPLES.format(fewest))
         if self.replanner is not None:
             self._replan(context, self.replanner, full[context.rank])
-
-    def _warn_of_few_samples(self, context: Context, fewest: int) -> None:
-        if fewest < MIN_FOR_BATCH_NORM and context.size > 1:
-            self._warned = True
-            context.announce(f"batch normalization {self._number}", _FEW_SAMPLES.format(fewest))
 
     def _replan(self, context: Context, replanner: Union[Replanner, Probe], samples: int) -> None:
         position = self.division.position(self.epoch, self.step)
@@ -185,19 +175,16 @@ class Pace:
             self._effective = -1
             self._begin_window()
         elif self._effective < 0 and self._count >= replanner.window:
-            self._handle = self._report(context, samples)
+            self._handle = self._report(context, samples, position)
             self._begin_window()
 
-    def _report(self, context: Context, samples: int) -> Handle:
-        computes = bool(samples and self._compute_s)
+    def _report(self, context: Context, samples: int, position: int) -> Handle:
+        division, computes = self.division, bool(samples and self._compute_s)
         compute_s = typical_s(self._compute_s) if computes else 0.0
         waited_s = typical_s(self._waited_s) if computes else 0.0
-        division = self.division
         measured = [samples, compute_s, waited_s, self._ahead, self._most]
-        position = division.position(self.epoch, self.step)
-        row = np.array(
-            [*measured, division.count, division.global_batch, division.digest, position], np.float64
-        )
+        same = [division.count, division.global_batch, division.digest, position]
+        row = np.array([*measured, *same], np.float64)
         name = f"ringcomm.balance.{self._number}.{self._total_steps}"
         return context.engine.allgather([row], [(1, row.size)], name)
 
@@ -206,8 +193,7 @@ class Pace:
     ) -> None:
         """Take the ranks' reports of one step, which all ranks have, and change shares."""
         rows = np.asarray(handle.wait()[0])
-        _check_same(rows[:, 5:8])
-        _check_positions(rows[:, 8].tolist(), self.division.steps)
+        _check_same(rows[:, 5:], self.division.steps)
         reports = [RankTimes(int(r[0]), float(r[1]), float(r[2]), int(r[3]), int(r[4])) for r in rows]
         change = replanner.decide(self._total_steps, reports)
         if isinstance(replanner, Probe) and replanner.finished:
@@ -237,28 +223,24 @@ class Pace:
             raise SystemExit(0)
 
 
-def _check_same(given: Any) -> None:
-    """Check by count, global batch and digest of each rank that all ranks divide the same data."""
-    for rank, (count, global_batch, digest) in enumerate(given):
-        if (count, global_batch, digest) != tuple(given[0]):
+def _check_same(rows: Any, steps: int) -> None:
+    """Check by count, global batch, digest and position of each rank that all ranks divide the same data, and
+    are at the same step of epochs that have ``steps`` steps.
+    """
+    first, *others = rows.tolist()
+    for rank, (count, global_batch, digest, position) in enumerate(others, 1):
+        if [count, global_batch, digest] != first[:3]:
             raise ConfigError(
                 "Ranks divide different data, so samples are left out or used twice: rank 0 has "
-                f"count={given[0][0]:.0f} and global_batch={given[0][1]:.0f}, rank {rank} has "
+                f"count={first[0]:.0f} and global_batch={first[1]:.0f}, rank {rank} has "
                 f"count={count:.0f} and global_batch={global_batch:.0f}. Pass the same data set, "
                 "global_batch, seed, shuffle, drop_last, min_batch, max_batch and multiple_of on all ranks."
             )
-
-
-def _check_positions(positions: Sequence[float], steps: int) -> None:
-    """Check that all ranks are at the same step of epochs that have ``steps`` steps."""
-    first = divmod(int(positions[0]), steps)
-    for rank, position in enumerate(positions):
-        here = divmod(int(position), steps)
-        if here != first:
+        if position != first[3]:
+            (epoch, done), (own_epoch, own_done) = divmod(int(first[3]), steps), divmod(int(position), steps)
             raise ConfigError(
                 "Ranks are at different places in the data, so samples are left out or used twice: rank 0 "
-                f"is in epoch {first[0]} after {first[1]} steps, rank {rank} in epoch {here[0]} after "
-                f"{here[1]}. "
+                f"is in epoch {epoch} after {done} steps, rank {rank} in epoch {own_epoch} after {own_done}. "
                 "Call set_epoch(), set_step() and load_state_dict() with the same values on all ranks, and "
                 "make the same number of steps."
             )
@@ -317,5 +299,5 @@ class StepCursor(StepWeight):
         """Begin the next step."""
         self.now()
         self._step += 1
-        if self._pace.leads(self):
+        if self is self._pace.leader:
             self._pace.step_done()

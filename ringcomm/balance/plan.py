@@ -2,8 +2,8 @@
 
 A share is a rank's number of samples of a global batch. A rank takes ``fixed_s + sample_s * samples`` for its
 share, and nothing for none. The division minimizes the time of the slowest rank. All of this is arithmetic:
-no clock, no other rank. Every rank computes it from the measurements of all ranks (:mod:`.replan`,
-:mod:`.probe`) or from the user's speeds (:mod:`.division`), so all ranks get the same shares.
+no clock, no other rank. Every rank computes it from the measurements of all ranks, or from the user's speeds,
+so all ranks get the same shares.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from ..errors import ConfigError
 Shares = Tuple[int, ...]  # samples of a global batch, by rank
 
 _MIN_SAMPLE_S = 1e-9
-# The least ``sample_s`` that fit() returns, as a part of the mean time per sample: the time of a rank always
-# depends on its share a little.
-_MIN_PART = 1e-6
+_MIN_PART = 1e-6  # of the mean time per sample: the time of a rank always depends on its share a little
 _HALVINGS = 100  # after this many steps of the bisection a time is as exact as a float can be
 
 
@@ -30,10 +28,6 @@ class ComputeTime(NamedTuple):
     def compute_s(self, samples: float) -> float:
         """Return the seconds for this number of samples; none take no time."""
         return self.fixed_s + self.sample_s * samples if samples > 0 else 0.0
-
-    def times(self, factor: float) -> ComputeTime:
-        """Return the model of a rank that takes ``factor`` times as long for everything."""
-        return ComputeTime(self.fixed_s * factor, self.sample_s * factor)
 
 
 class TimedShare(NamedTuple):
@@ -57,18 +51,27 @@ class ShareLimits(NamedTuple):
         return total if limit is None else min(total, limit)
 
 
+class StepWeight:
+    """The weight of this rank's gradients in a weighted average, from step to step; for optimizers."""
+
+    def now(self) -> float:
+        """Return the weight in the current step."""
+        raise NotImplementedError
+
+    def reduced(self) -> None:
+        """Begin the next step: all gradients of this one have been reduced."""
+
+
 def fit(observations: Sequence[TimedShare], proportional: float = 0.0) -> ComputeTime:
     """Return the least-squares model of at least one observation, weighted by its steps.
 
     A single number of samples says nothing about the fixed part; then it is 0. A negative fixed part (caches,
     or measurement errors) counts as 0. ``proportional`` weighs the assumption of no fixed part: like samples
-    that differ from their mean by this part of it. ValueError: no observations.
+    that differ from their mean by this part of it.
 
     >>> fit([TimedShare(10, 3.0), TimedShare(20, 5.0)])
     ComputeTime(fixed_s=1.0, sample_s=0.2)
     """
-    if not observations:
-        raise ValueError("no observations")
     steps = sum(item.steps for item in observations)
     mean_samples = sum(item.steps * item.samples for item in observations) / steps
     mean_s = sum(item.steps * item.compute_s for item in observations) / steps
@@ -94,38 +97,32 @@ def plan_shares(speeds: Sequence[ComputeTime], total: int, limits: ShareLimits =
     (58, 19, 19)
     """
     unit = limits.multiple_of
-    lows = [_up(limits.min_batch, unit) for _ in speeds]
-    highs = [limits.most(rank, total) // unit * unit for rank in range(len(speeds))]
+    lows = [-(-limits.min_batch // unit) * unit for _ in speeds]
+    most = [limits.most(rank, total) for rank in range(len(speeds))]
+    highs = [limit // unit * unit for limit in most]
     if sum(lows) > total or any(low > high for low, high in zip(lows, highs)):
         raise ConfigError(
             f"A global batch of {total} cannot be divided among {len(speeds)} ranks with at least "
             f"{limits.min_batch} samples each (multiple_of={unit}, max_batch={limits.max_batch})."
         )
-    room = sum(limits.most(rank, total) for rank in range(len(speeds)))
-    if room < total:
+    if sum(most) < total:
         raise ConfigError(
             f"A global batch of {total} does not fit: with max_batch={limits.max_batch} all ranks together "
-            f"take {room} samples."
+            f"take {sum(most)} samples."
         )
     shares = [
         max(low, min(high, int(share // unit * unit)))
         for share, low, high in zip(_at_equal_times(speeds, total, lows, highs), lows, highs)
     ]
-    while total - sum(shares) >= unit:
-        able = [rank for rank, share in enumerate(shares) if share + unit <= highs[rank]]
-        if not able:
-            break
-        shares[_soonest(speeds, shares, able, unit)] += unit
-    # The remainder is not a multiple, or fits only where the limit is not a multiple.
     while sum(shares) < total:
-        able = [rank for rank, share in enumerate(shares) if share < limits.most(rank, total)]
-        rank = _soonest(speeds, shares, able, unit)
-        shares[rank] += min(total - sum(shares), limits.most(rank, total) - shares[rank], unit)
+        rest = total - sum(shares)
+        able = [rank for rank, share in enumerate(shares) if share + unit <= highs[rank] and unit <= rest]
+        # The remainder is not a multiple, or fits only where the limit is not a multiple.
+        able = able or [rank for rank, share in enumerate(shares) if share < most[rank]]
+        # the rank that ends first with one more unit; of equal ones the first
+        soonest = min(able, key=lambda rank: speeds[rank].compute_s(shares[rank] + unit))
+        shares[soonest] += min(rest, unit, most[soonest] - shares[soonest])
     return tuple(shares)
-
-
-def _up(count: int, unit: int) -> int:
-    return -(-count // unit) * unit
 
 
 def _at_equal_times(
@@ -149,24 +146,9 @@ def _at_equal_times(
     return shares_in(below_s)
 
 
-def _soonest(speeds: Sequence[ComputeTime], shares: Sequence[int], able: Sequence[int], unit: int) -> int:
-    """Return the rank that ends first with one more unit; of equal ones the first."""
-    return min(able, key=lambda rank: (speeds[rank].compute_s(shares[rank] + unit), rank))
-
-
 def compute_s(speeds: Sequence[ComputeTime], shares: Sequence[int]) -> float:
     """Return the compute time of the slowest rank."""
     return max(speed.compute_s(share) for speed, share in zip(speeds, shares))
-
-
-def spread_of(times: Sequence[float]) -> float:
-    """Return the relative difference of the shortest time to the longest; those that are 0 do not count.
-
-    >>> spread_of([0.75, 0.0, 1.0])
-    0.25
-    """
-    some = [seconds for seconds in times if seconds > 0.0]
-    return (max(some) - min(some)) / max(some) if some else 0.0
 
 
 def proportional_shares(ratios: Sequence[float], total: int, limits: ShareLimits = ShareLimits()) -> Shares:  # noqa: B008
@@ -179,11 +161,8 @@ def proportional_shares(ratios: Sequence[float], total: int, limits: ShareLimits
     working = [rank for rank, ratio in enumerate(ratios) if ratio]
     most = None if limits.max_batch is None else [limits.max_batch[rank] for rank in working]
     speeds = [ComputeTime(0.0, 1.0 / ratios[rank]) for rank in working]
-    some = plan_shares(speeds, total, limits._replace(max_batch=most))
-    shares = [0] * len(ratios)
-    for rank, share in zip(working, some):
-        shares[rank] = share
-    return tuple(shares)
+    some = iter(plan_shares(speeds, total, limits._replace(max_batch=most)))
+    return tuple(next(some) if ratio else 0 for ratio in ratios)
 
 
 def shorten(shares: Shares, count: int) -> Shares:
@@ -193,8 +172,6 @@ def shorten(shares: Shares, count: int) -> Shares:
     (6, 2, 2)
     """
     total = sum(shares)
-    if count == total:
-        return shares
     parts = [share * count // total for share in shares]
     rest = sorted(range(len(shares)), key=lambda rank: (-(shares[rank] * count % total), rank))
     for rank in rest[: count - sum(parts)]:

@@ -6,16 +6,134 @@ those of srun and mpirun count.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from dataclasses import dataclass, field
-from typing import Mapping, NamedTuple, Optional, Tuple
+from typing import Mapping, NamedTuple, Optional, Tuple, Union
 
 from ..errors import ConfigError
 from ..storage.keys import read_key
 from . import environment
-from .endpoints import parse_endpoint
 from .environment import PREFIX
-from .other_launchers import Launched, find_launched
+
+# ---- addresses as text ---------------------------------------------------------------------------
+
+Numeric = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
+
+
+def parse_endpoint(text: str) -> Tuple[str, int]:
+    """Split ``host:port`` or ``[v6]:port``; ConfigError if it is neither."""
+    text = text.strip()
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""  # an IPv6 address without brackets: which colon starts the port is a guess
+    if not host or not colon or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
+        raise ConfigError(f"{text!r} is not an address: write host:port, or [address]:port for IPv6.")
+    return host, int(port)
+
+
+def format_endpoint(address: str, port: int) -> str:
+    """Return ``host:port``, the inverse of :func:`parse_endpoint`."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def numeric(host: str) -> Optional[Numeric]:
+    """Return the address without its scope, IPv4-mapped ones as IPv4; None for a name."""
+    try:
+        address: Numeric = ipaddress.ip_address(host.split("%")[0])
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host, a name or an address, means this machine only."""
+    address = numeric(host)
+    return host == "localhost" if address is None else address.is_loopback
+
+
+# ---- srun and mpirun -----------------------------------------------------------------------------
+
+DEFAULT_FOLDER = "~/.ringcomm"
+
+
+class Launched(NamedTuple):
+    """A process that srun or mpirun has started together with others."""
+
+    launcher: str  # the program, for messages
+    rank: int
+    size: int
+    job: str  # the same on all ranks, and different in any other job
+    folder: str = ""  # shared by all hosts; rank 0 is found by it
+
+
+def find_launched(environ: Mapping[str, str], folder: str = "") -> Optional[Launched]:
+    """Return how another launcher started this process; None if none did, or as the only process.
+
+    mpirun starts its own helpers with srun inside a Slurm job, so mpirun's variables come first. ConfigError:
+    the mpirun of MPICH has started several processes.
+    """
+    found = _open_mpi(environ)
+    if found is None:
+        _refuse_mpich(environ)
+        found = _slurm(environ)
+    return None if found is None or found.size < 2 else found._replace(folder=folder or DEFAULT_FOLDER)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    return int(text) if text.isdigit() and text.isascii() else -1
+
+
+def _open_mpi(environ: Mapping[str, str]) -> Optional[Launched]:
+    rank, size = _number(environ, "OMPI_COMM_WORLD_RANK"), _number(environ, "OMPI_COMM_WORLD_SIZE")
+    if not 0 <= rank < size:
+        return None
+    names = ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_precondition_transports")
+    job = " ".join(["openmpi", *(environ.get(name, "") for name in names)])
+    return Launched("mpirun (Open MPI)", rank, size, job)
+
+
+def _refuse_mpich(environ: Mapping[str, str]) -> None:
+    """Refuse MPICH's ranks, which find each other by their own store: each would train alone."""
+    rank, size = _number(environ, "PMI_RANK"), _number(environ, "PMI_SIZE")
+    in_slurm = (_number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")) == (rank, size)
+    if 0 <= rank < size and size > 1 and not in_slurm:  # `srun --mpi=pmi2` sets these, too
+        raise ConfigError(
+            f"MPICH's mpirun has started this process as one of {size} (PMI_SIZE). Start the program with "
+            "ringrun, srun or the mpirun of Open MPI; to run alone, set RINGCOMM_SIZE=1."
+        )
+
+
+def _slurm(environ: Mapping[str, str]) -> Optional[Launched]:
+    rank, size = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")
+    # A batch script has a SLURM_PROCID, but is not a step; an interactive shell has a terminal.
+    if _number(environ, "SLURM_STEP_ID") < 0 or not 0 <= rank < size or "SLURM_PTY_PORT" in environ:
+        return None
+    names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    return Launched("srun", rank, size, " ".join(["slurm", *(environ.get(name, "") for name in names)]))
+
+
+# ---- this process --------------------------------------------------------------------------------
+
+ELASTIC_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of an elastic job."""
+
+    start_np: int = 1  # the first view waits for this many ranks, and a launcher for this many slots
+    min_np: int = 1  # with fewer ranks the job waits for more
+    max_np: Optional[int] = None  # None: no limit
+    timeout_s: float = ELASTIC_TIMEOUT_S  # longest wait for start_np slots, and for min_np ranks
+
+    @property
+    def most(self) -> int:
+        """Return the size of the largest view."""
+        return self.max_np if self.max_np is not None else 2**30
 
 
 class Slot(NamedTuple):

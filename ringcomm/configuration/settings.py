@@ -5,13 +5,141 @@
 
 from __future__ import annotations
 
+import difflib
+import math
+import sys
 from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..errors import ConfigError
-from . import environment, parsing
-from .bucket_sizes import FUSION_BYTES
+from . import environment
 from .environment import PREFIX
+
+# ---- how many bytes are reduced together -------------------------------------------------------
+#
+# From a gradient to the network, in this order:
+# 1. An adapter puts gradients side by side in buckets, in the order in which a backward pass computes them.
+#    The first bucket is small, so that its reduction starts early. A bucket is one operation.
+# 2. Rank 0 fuses the operations that are ready on all ranks, buckets and single tensors alike, up to
+#    FUSION_BYTES (--fusion-threshold).
+# 3. Each rank copies the fused tensors below ALONE_BYTES side by side. Larger ones are reduced one by one, in
+#    place: the copies would cost more than a call.
+# PyTorch's process group reduces several tensors at once without rank 0: those up to LISTED_BYTES side by
+# side, the others one by one.
+
+FIRST_GRADIENTS_BYTES = 1 << 20
+GRADIENTS_BYTES = 8 << 20
+FUSION_BYTES = 64 << 20
+ALONE_BYTES = 1 << 20
+LISTED_BYTES = 256 << 10
+
+# ---- parsers -----------------------------------------------------------------------------------
+#
+# Each returns the value, or raises ValueError with the valid values; the caller adds the setting's name.
+
+
+def _real(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("must be a number") from None
+
+
+def _within(low: float, high: float, problem: str) -> Callable[[str], float]:
+    """Return a parser of numbers from ``low`` to ``high``."""
+
+    def parse(text: str) -> float:
+        value = _real(text)
+        if not low <= value <= high:
+            raise ValueError(problem)
+        return value
+
+    return parse
+
+
+def _one_of(words: Iterable[str], empty: bool = False) -> Callable[[str], str]:
+    """Return a parser of one of these words, or of "" if ``empty``."""
+
+    def parse(text: str) -> str:
+        if text not in words and (text or not empty):
+            raise ValueError(f"must be {'empty or ' if empty else ''}one of {', '.join(words)}")
+        return text
+
+    return parse
+
+
+_MAX = sys.float_info.max
+parse_positive_seconds = _within(sys.float_info.min, math.inf, "must be more than zero seconds")
+parse_seconds = _within(0, _MAX, "must be zero or more seconds")
+
+
+def parse_size(text: str) -> int:
+    """Parse bytes: ``262144``, ``256K``, ``256KiB`` or ``1M``."""
+    digits = text.strip().lower()
+    for suffix in ("ib", "b"):
+        if digits.endswith(suffix):
+            digits = digits[: -len(suffix)]
+            break
+    factor = 1
+    if digits and digits[-1] in "kmg":
+        factor = 1024 ** ("kmg".index(digits[-1]) + 1)
+        digits = digits[:-1]
+    if not digits.isdecimal() or int(digits) < 1:
+        raise ValueError("must be a number of bytes like 65536, 64K or 1M, and at least 1")
+    return int(digits) * factor
+
+
+def parse_size_or_zero(text: str) -> int:
+    """Parse :func:`parse_size`, or ``0``, which has a special meaning."""
+    if text.strip() == "0":
+        return 0
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise ValueError("must be a number of bytes like 65536, 64K or 1M, or 0") from None
+
+
+def parse_flag(text: str) -> bool:
+    """Parse ``1``, ``0``, or a word for them."""
+    word = text.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("", "0", "false", "no", "off"):
+        return False
+    raise ValueError("must be 1 or 0")
+
+
+def parse_threads(text: str) -> str:
+    """Accept ``auto``, ``none``, or a whole number from 1."""
+    word = text.strip().lower()
+    if word not in ("auto", "none") and not (word.isdecimal() and int(word)):
+        raise ValueError("must be auto, none, or a whole number from 1")
+    return word
+
+
+TRANSPORTS = ("auto", "memory", "shm", "unix", "tcp")
+parse_transport = _one_of(TRANSPORTS)
+
+
+# The all-reduce algorithms, and the modules of ringcomm.schedule that register them. A new algorithm is added
+# to this table; ringcomm.schedule.select imports the modules.
+ALGORITHMS = {
+    "one_shot": "direct",
+    "direct": "direct",
+    "doubling": "doubling",
+    "ring": "ring",
+    "hierarchical": "hierarchy",
+}
+
+COMPRESSIONS = ("none", "fp16", "bf16", "int8", "int4", "auto")
+parse_compression = _one_of(COMPRESSIONS, empty=True)
+
+
+def parse_local_steps(text: str) -> str:
+    """Accept ``auto``, a number from 1, or nothing."""
+    if text not in ("", "auto") and not (text.isdecimal() and int(text)):
+        raise ValueError("must be empty, auto, or a number from 1 on")
+    return text
 
 
 def _setting(
@@ -34,42 +162,42 @@ class Settings:
         "commas (`eth0`, `en*`, `192.168.1.0/24`, `!docker*`). Empty: every interface that works.",
     )  # fmt: skip
     start_timeout_s: float = _setting(
-        60.0, "START_TIMEOUT", parsing.positive_seconds,
+        60.0, "START_TIMEOUT", parse_positive_seconds,
         "Seconds that ranks wait for each other in `init`.", metavar="S",
     )  # fmt: skip
     compression: str = _setting(
-        "", "COMPRESSION", parsing.compression,
+        "", "COMPRESSION", parse_compression,
         "How gradients are sent where the program names no compression: `bf16`, `fp16`, `int8`, "
         "`int4`, `auto` (float32, bf16 or int8, as measured steps, links and codecs suggest) or `none`.",
         "--compress", metavar="bf16|fp16|int8|int4|auto|none",
         brief="int8, auto, …",
     )  # fmt: skip
     local_steps: str = _setting(
-        "", "LOCAL_STEPS", parsing.local_steps,
+        "", "LOCAL_STEPS", parse_local_steps,
         "Steps that ranks with PyTorch's `DistributedOptimizer` train alone before they average weights. "
         "`auto`: as many as their distance permits and the link demands. Empty: gradients are averaged in "
         "every step.",
         metavar="auto|N",
     )  # fmt: skip
     transport: str = _setting(
-        "auto", "TRANSPORT", parsing.transport,
+        "auto", "TRANSPORT", parse_transport,
         "How ranks of one host exchange data: `auto` (the first of these that works), `memory` (each reads "
         "the other's memory), `shm` (memory that both share), `unix` (Unix sockets) or `tcp`.",
         metavar="auto|memory|shm|unix|tcp",
     )  # fmt: skip
     fusion_bytes: int = _setting(
-        FUSION_BYTES, "FUSION_THRESHOLD", parsing.size_or_zero,
+        FUSION_BYTES, "FUSION_THRESHOLD", parse_size_or_zero,
         "Bytes of small tensors that the engine fuses into one message. 0: no fusion.",
         metavar="BYTES",
     )  # fmt: skip
     dead_after_s: float = _setting(
-        30.0, "DEAD_AFTER", parsing.seconds,
+        30.0, "DEAD_AFTER", parse_seconds,
         "Seconds without a heartbeat after which a rank counts as failed: its process is stopped or cut off, "
         "or a C call holds the interpreter lock. Also the limit for a transfer without progress. 0: never.",
         metavar="S",
     )  # fmt: skip
     late_after_s: float = _setting(
-        600.0, "LATE_AFTER", parsing.seconds,
+        600.0, "LATE_AFTER", parse_seconds,
         "Seconds after which a collective fails that some ranks have not entered. After a tenth of that time "
         "rank 0 warns, with their Python stacks. 0: neither. `with ringcomm.pause(...)` stops this clock.",
         metavar="S", brief="Longest wait.",
@@ -87,25 +215,25 @@ class Settings:
         "without `ringrun`, nothing is written.", metavar="FOLDER",
     )  # fmt: skip
     advise: bool = _setting(
-        False, "ADVISE", parsing.flag,
+        False, "ADVISE", parse_flag,
         "Recommend machines, and end: measure every rank in 20 steps with each of two batch sizes, print the "
         "predicted time of a step for every subset of hosts. The program must take its data from "
         "balanced batches.",
     )  # fmt: skip
     encrypt: bool = _setting(
-        False, "ENCRYPT", parsing.flag,
+        False, "ENCRYPT", parse_flag,
         "Encrypt all TCP connections by TLS 1.3. `ringrun` makes a certificate for this job alone and passes "
         "it to its processes. Without `ringrun`: require it; the key file must hold a certificate "
         "(`python -m ringcomm.newkey --encrypt FILE`). What stays in one host's memory is not encrypted.",
     )  # fmt: skip
     threads: str = _setting(
-        "auto", "THREADS", parsing.threads,
+        "auto", "THREADS", parse_threads,
         "Threads per rank, for NumPy, TensorFlow and JAX. `ringrun` sets `OMP_NUM_THREADS` and similar "
         "variables unless they are set. `auto`: cores // ranks where several share a host; "
         "`none`: not set.", metavar="N|none",
     )  # fmt: skip
     verbose: bool = _setting(
-        False, "VERBOSE", parsing.flag,
+        False, "VERBOSE", parse_flag,
         "Rank 0 logs the table of links and which interface each one uses, and which algorithm serves which "
         "messages.",
     )  # fmt: skip
@@ -205,3 +333,54 @@ def effective(sources: Sequence[Iterable[SettingValue]]) -> Effective:
             changes[value.name] = parse_setting(value.name, value.text, value.as_written)
             origins[value.name] = value.source
     return Effective(replace(Settings(), **changes), origins)
+
+
+# ---- settings that have no effect, and misspelt names --------------------------------------------
+
+# of this process: an optimizer outlives the view of an elastic job in which it was made
+_used: Set[str] = set()
+
+
+def use(name: str) -> None:
+    """Record that an optimizer follows a setting."""
+    _used.add(name)
+
+
+def without_effect(settings: Settings) -> List[Tuple[str, str]]:
+    """Return topics and lines about settings without effect, for the end of a job."""
+    found: List[Tuple[str, str]] = []
+    if settings.compression not in ("", "none") and "compression" not in _used:
+        found.append((
+            "no compression",
+            f"--compress {settings.compression} had no effect: it is for ringcomm's optimizers and tapes "
+            "(DistributedOptimizer, …) that name no compression themselves, and this program has made none. "
+            "DDP takes it from ringcomm.torch.distributed.compress_hook(…).",
+        ))  # fmt: skip
+    if settings.local_steps and "local_steps" not in _used:
+        found.append((
+            "no local steps",
+            f"--local-steps {settings.local_steps} had no effect: it is for PyTorch's DistributedOptimizer "
+            "of ringcomm, and this program has made none. LocalSGD makes local steps in any loop.",
+        ))  # fmt: skip
+    return found
+
+
+def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """Return the known name that is most like a misspelt one, at least by `likeness` (0 to 1), or ""."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1, likeness)), "")
+
+
+def misspelt(names: Iterable[str], known: Sequence[str], prefix: str) -> List[str]:
+    """Return a warning for each name with this prefix that is similar, but not equal, to a known one.
+
+    >>> misspelt(["X_TRANSPROT", "X_Y", "PATH"], ["X_TRANSPORT"], "X_")
+    ['X_TRANSPROT is not a setting of ringcomm and is ignored; did you mean X_TRANSPORT?']
+    """
+    endings = [name[len(prefix) :] for name in known]
+    found = []
+    for name in sorted(names):
+        # Other programs may use the prefix for their own variables.
+        near = nearest(name[len(prefix) :], endings, 0.8) if name.startswith(prefix) else ""
+        if near and name not in known:
+            found.append(f"{name} is not a setting of ringcomm and is ignored; did you mean {prefix}{near}?")
+    return found

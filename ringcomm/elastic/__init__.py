@@ -1,8 +1,7 @@
 """Elastic training: ranks may be lost and may join while a program runs, and it goes on with those alive."""
 
 from ..api import take_changes
-from .arrays import ArrayState
 from .samples import ElasticSampler
-from .state import ObjectState, State, run
+from .state import ArrayState, ObjectState, State, run
 
 __all__ = ["ArrayState", "ElasticSampler", "ObjectState", "State", "run", "take_changes"]

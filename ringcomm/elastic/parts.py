@@ -2,11 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Sequence
+import copy
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
+from .._adapter.objects import broadcast_object
 from ..errors import ConfigError
-from .samples import ElasticSampler, SamplerPart
-from .state import ObjectState, StatePart
+from .samples import ElasticSampler
+from .state import ObjectState
+
+
+class StatePart:
+    """A member of a state that saves, restores and synchronizes its object, such as a model."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def save(self) -> None:
+        """Save the object's present state in memory."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Restore the object's saved state."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Give the object of every rank the state of rank 0's, then save it."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Prepare the object for other ranks, before :meth:`sync`. Does nothing by default."""
+
+    def set_value(self, value: Any) -> None:
+        """Replace the object and save the state of the new one."""
+        self.value = value
+        self.save()
+
+
+class DictPart(StatePart):
+    """A part whose object has ``state_dict()`` and ``load_state_dict()``.
+
+    ``send`` gives every rank the state of rank 0's object; None: broadcast its ``state_dict()`` as an object.
+    """
+
+    def __init__(self, value: Any, send: Optional[Callable[[Any], None]] = None) -> None:
+        super().__init__(value)
+        self._send = send
+        self.save()
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        # A copy: the object may use the loaded tensors themselves, which training changes in place.
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        if self._send is None:
+            self.value.load_state_dict(broadcast_object(self.value.state_dict()))
+        else:
+            self._send(self.value)
+        self.save()
+
+
+class SamplerPart(DictPart):
+    """A part for a sampler, which distributes samples again when ranks change, also if no state is sent."""
+
+    def reset(self) -> None:
+        self.value.reset()
 
 
 class PartsState(ObjectState):
@@ -81,20 +143,15 @@ class VariablesPart(StatePart):
         self.save()
 
     def save(self) -> None:
-        """Save copies of the values of all variables."""
-        self._saved = self._read(self._variables())
+        self._saved = self._read(variables_of(self.value))
 
     def restore(self) -> None:
-        """Assign the saved values. Variables created after the save keep their values."""
-        self._assign(self._variables()[: len(self._saved)], self._saved)
+        # Variables created after the save keep their values.
+        self._assign(variables_of(self.value)[: len(self._saved)], self._saved)
 
     def sync(self) -> None:
-        """Assign rank 0's values to the variables of all ranks, then save them."""
-        self._send(self._variables())
+        self._send(variables_of(self.value))
         self.save()
-
-    def _variables(self) -> List[Any]:
-        return variables_of(self.value)
 
 
 def variables_of(thing: Any) -> List[Any]:

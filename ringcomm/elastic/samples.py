@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any, Dict, Iterator, List, Sized, Union
 
 from .. import api
-from .sampler import plan_share
-from .state import DictPart
 
 
 class ElasticSampler:
@@ -85,27 +84,19 @@ class ElasticSampler:
 
     def reset(self) -> None:
         """Distribute the samples that have not been processed over the current ranks."""
-        self.num_replicas = api.size()
-        self.rank = api.rank()
-        count = self.dataset if isinstance(self.dataset, int) else len(self.dataset)
-        share = plan_share(
-            count, self.rank, self.num_replicas, self.epoch, self.seed, self.shuffle, self.processed_num
-        )
-        self.remaining_indices = share.remaining
-        self.indices: List[int] = share.indices
-        self.num_samples = len(share.indices)
+        self.num_replicas, self.rank = api.size(), api.rank()
+        order = list(range(self.dataset if isinstance(self.dataset, int) else len(self.dataset)))
+        if self.shuffle:
+            random.Random(self.seed + self.epoch).shuffle(order)
+        self.remaining_indices = order[self.processed_num :]
+        self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
+        # Repeat some, more than once if fewer samples remain than there are ranks.
+        repeated = self.remaining_indices * (1 + self.num_replicas)
+        self.indices: List[int] = repeated[: self.total_size][self.rank :: self.num_replicas]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices)
 
     def __len__(self) -> int:
         return self.num_samples
-
-
-class SamplerPart(DictPart):
-    """A part for a sampler, which distributes samples again when ranks change, also if no state is sent."""
-
-    def reset(self) -> None:
-        """Distribute the unprocessed samples over the current ranks."""
-        self.value.reset()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import queue
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+
+import numpy as np
 
 from .. import api
 from .._adapter.objects import broadcast_object
 from .._adapter.submit import with_causes
-from ..errors import HostsUpdatedInterrupt, Recoverable
+from ..calls import direct
+from ..errors import HostsUpdatedInterrupt, Misuse, Recoverable
+from ..ops import Max
 
 # ``update_res`` of State.on_hosts_updated, with the numbers of Horovod's ``HostUpdateResult``.
 NO_UPDATE, REMOVED, ADDED, MIXED = range(4)
@@ -184,61 +188,109 @@ class ObjectState(State):
             setattr(self, name, value)
 
 
-class StatePart:
-    """A member of a state that saves, restores and synchronizes its object, such as a model."""
+class ArrayState(State):
+    """Elastic state of NumPy arrays and plain Python values, which are its attributes.
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    The position in the training belongs to the state: :attr:`step` counts the updates. So nothing is copied
+    while training runs, and nothing is rolled back after a loss: the ranks that are alive have finished the
+    same step, or some have finished one more, and then the others take the state of one of those.
 
-    def save(self) -> None:
-        """Save the object's present state in memory."""
-        raise NotImplementedError
+    Example::
 
-    def restore(self) -> None:
-        """Restore the object's saved state."""
-        raise NotImplementedError
+        @rc.elastic.run
+        def train(state):
+            while state.step < 1000:
+                gradient = rc.allreduce(gradient_of(state.weights, state.step))
+                with state.update():
+                    state.weights -= 0.1 * gradient
 
-    def sync(self) -> None:
-        """Give the object of every rank the state of rank 0's, then save it."""
-        raise NotImplementedError
+        train(rc.elastic.ArrayState(weights=np.zeros(1000)))
 
-    def reset(self) -> None:
-        """Prepare the object for other ranks, before :meth:`sync`. Does nothing by default."""
+    Args:
+        check_every: after how many updates to check whether processes are to join or to leave: a short
+            all-reduce.
+        values: the arrays, which must have the same shape and element type on all ranks, and initial values
+            of further attributes, which must be picklable.
 
-    def set_value(self, value: Any) -> None:
-        """Replace the object and save the state of the new one."""
-        self.value = value
-        self.save()
-
-
-class DictPart(StatePart):
-    """A part whose object has ``state_dict()`` and ``load_state_dict()``.
-
-    ``send`` gives every rank the state of rank 0's object; None: broadcast its ``state_dict()`` as an object.
+    Attributes:
+        step: how many updates the state contains.
     """
 
-    def __init__(self, value: Any, send: Optional[Callable[[Any], None]] = None) -> None:
-        super().__init__(value)
-        self._send = send
-        self._saved: Any = None
-        self.save()
+    def __init__(self, check_every: int = 1, **values: Any) -> None:
+        super().__init__()
+        self.step = 0
+        self._check_every = check_every
+        self._changes = 0
+        self._names = sorted(values)
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    @contextmanager
+    def update(self) -> Iterator[None]:
+        """Change the state: one step. Other ranks may be lost before or after it, but not within.
+
+        The block must not call collectives, and attributes may be changed nowhere else.
+
+        Raises:
+            HostsUpdatedInterrupt: the step is finished, and processes are to join or to leave.
+            PeerLostError: the step is finished, and a rank was lost.
+            Misuse: a collective in the block failed, so that the state is only partly changed.
+        """
+        try:
+            yield
+        except Recoverable as error:
+            raise Misuse(
+                "A collective was called inside `with state.update():` and failed, so the state is only "
+                "partly changed. Call collectives before the block."
+            ) from error
+        self.step += 1
+        self._position += 1
+        if self.step % self._check_every == 0:
+            self.check_host_updates()
+
+    def on_reset(self) -> None:
+        """Called after the ranks have connected again: calls :meth:`reset` and the registered functions."""
+        self._changes = 0  # What they were about is in the new view: its exchange may have failed before.
+        super().on_reset()
+
+    def commit(self) -> None:
+        """Check for processes that are to join or to leave. Every update is a commit."""
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Raise HostsUpdatedInterrupt on all ranks if processes are to join or to leave.
+
+        Raises:
+            HostsUpdatedInterrupt: processes are to join or to leave.
+            PeerLostError: a rank was lost.
+        """
+        self._changes |= api.take_changes()
+        if api.is_initialized() and direct.allreduce(np.array([self._changes], np.int32), Max)[0]:
+            self._changes = 0
+            raise HostsUpdatedInterrupt
 
     def save(self) -> None:
-        """Save a deep copy of the object's ``state_dict()``."""
-        self._saved = copy.deepcopy(self.value.state_dict())
+        """Do nothing: the present state is the saved one."""
 
     def restore(self) -> None:
-        """Load the saved ``state_dict()`` into the object."""
-        # A copy: the object may use the loaded tensors themselves, which training changes in place.
-        self.value.load_state_dict(copy.deepcopy(self._saved))
+        """Do nothing: the present state is that of the last update."""
 
     def sync(self) -> None:
-        """Load rank 0's ``state_dict()`` into the object of every rank, then save it."""
-        if self._send is None:
-            self.value.load_state_dict(broadcast_object(self.value.state_dict()))
-        else:
-            self._send(self.value)
-        self.save()
+        """Give all ranks rank 0's state.
+
+        Raises:
+            PeerLostError: a rank was lost.
+        """
+        plain: Dict[str, Any] = {name: getattr(self, name) for name in self._names}
+        arrays = {name: plain.pop(name) for name in self._names if isinstance(plain[name], np.ndarray)}
+        self.step, plain = self._bcast_object((self.step, plain))
+        for name, value in plain.items():
+            setattr(self, name, value)
+        for array in arrays.values():
+            whole = np.ascontiguousarray(array)
+            direct.broadcast_(whole)
+            if whole is not array:
+                array[...] = whole
 
 
 def run(func: Callable[..., Any], reset: Optional[Callable[[], None]] = None) -> Callable[..., Any]:
@@ -282,7 +334,8 @@ def run(func: Callable[..., Any], reset: Optional[Callable[[], None]] = None) ->
                     state.on_reset()
                 state._listens = api.on_changes(state._take_change)
                 _synchronize(state)
-                return _with_causes(func, state, *args, **kwargs)
+                with with_causes():  # of a framework's error about a failed collective
+                    return func(state, *args, **kwargs)
             except Recoverable:
                 state.restore()
             except HostsUpdatedInterrupt:
@@ -316,9 +369,3 @@ def _synchronize(state: State) -> None:
         state._position = 0  # until all of it is there: a part of each of two states is none
     state.sync()
     state._position = max(1, positions[0])
-
-
-def _with_causes(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function; replace a framework's error about a failed collective by that collective's error."""
-    with with_causes():
-        return func(*args, **kwargs)

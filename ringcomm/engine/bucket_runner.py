@@ -18,7 +18,7 @@ from ..collective.observe import OperationTotal, Progress, Tally, Totals
 from ..collective.reduce import restore, weigh, weighable
 from ..collective.rows import RowLayout, cumulative
 from ..collective.runner import Runner
-from ..configuration.bucket_sizes import ALONE_BYTES
+from ..configuration.settings import ALONE_BYTES
 from ..dtypes import Array, dtype_named
 from ..errors import RingcommError, ShapeError
 from ..ops import Collective, ReduceOp

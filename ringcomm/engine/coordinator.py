@@ -13,7 +13,7 @@ from math import inf
 from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..collective.reduce import NO_WEIGHTS, Total
-from ..configuration.bucket_sizes import FUSION_BYTES
+from ..configuration.settings import FUSION_BYTES
 from ..errors import ProtocolError, RingcommError
 from ..ops import Collective, ReduceOp
 from ..wire.messages import Message

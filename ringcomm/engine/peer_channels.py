@@ -165,7 +165,6 @@ class PeerChannels:
         self._hosts = hosts
         self._detector = FailureDetector(peers, limits.dead_after_s, self.interval_s, clock())
         self._progress = progress
-        self._slow_links = fabric.slow_links
         self._clock = clock
         self._received: List[Tuple[int, Message]] = []
         self._awake = False
@@ -207,8 +206,6 @@ class PeerChannels:
         calls, engine = self._progress()
         self.progress_reports.report(self._rank, CALLS, calls, now_s)
         self.progress_reports.report(self._rank, ENGINE, engine, now_s)
-        for text in self._slow_links() if self._slow_links is not None else ():
-            logger.warning("%s", text)
         if self._detector.due(now_s):
             self.messages.send_all({"type": "beat", "calls": calls.to_json(), "engine": engine.to_json()})
         self._next_look_s = now_s + min(self._detector.alarm_s(now_s), self.interval_s / 2)

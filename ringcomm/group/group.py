@@ -131,7 +131,7 @@ class Group:
 
     def _point_out_settings(self) -> None:
         if self.size > 1 and self.members[self.rank] == 0:
-            from ..configuration.without_effect import without_effect  # not needed while a job runs
+            from ..configuration.settings import without_effect  # not needed while a job runs
 
             for topic, text in without_effect(self.settings):
                 self.reporter.warn(topic, text)

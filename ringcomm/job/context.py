@@ -54,8 +54,7 @@ class _Entry(NamedTuple):
 def _enter(membership: Membership, settings: Settings, resume: Optional[Resume] = None) -> _Entry:
     """Join a job of several processes by ringrun's rendezvous, a rank's own, srun, mpirun, or a new view."""
     from ..rendezvous.client import NEW, join
-    from ..rendezvous.embedded import OwnRendezvous
-    from ..rendezvous.launched import join_launched
+    from ..rendezvous.embedded import OwnRendezvous, join_launched
 
     if membership.elastic:
         return _Entry(join(membership, settings, NEW if resume is None else resume), membership)

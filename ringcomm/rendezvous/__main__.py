@@ -16,11 +16,10 @@ import sys
 from typing import Any, Dict
 
 from ..config import Membership, Settings
-from ..configuration.endpoints import format_endpoint
-from ..configuration.limits import Limits
+from ..configuration.membership import Limits, format_endpoint
 from ..errors import RingcommError
 from ..transport.secure import encryption_of
-from .actions import Notice
+from .membership import Notice
 from .server import RendezvousServer
 
 

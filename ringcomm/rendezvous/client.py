@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import socket
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import Deadline
 from ..config import Membership, Settings
-from ..configuration.endpoints import is_loopback
+from ..configuration.membership import is_loopback
 from ..errors import (
     ExcludedError,
     ProtocolError,
@@ -25,9 +24,8 @@ from ..transport.connect import check_descriptors, shortage_error
 from ..transport.local import make_links
 from ..transport.nics import LOOPBACK, Interface, local_socket, machine, own_addresses
 from ..transport.reactor import READ, Reactor
-from ..transport.routes import Expected, Paces
 from ..transport.secure import encryption_of
-from ..transport.tcp import Counted, SocketFabric, SocketLink, counted
+from ..transport.tcp import SocketFabric, SocketLink
 from ..version import __version__
 from ..wire.auth import Purpose, job_digest
 from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
@@ -42,7 +40,7 @@ from .control import (
     left_behind,
     shortage_message,
 )
-from .links import PROBE_AGAIN_S, LinkSetup, Proven
+from .links import LinkSetup, Proven
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -212,9 +210,22 @@ class Joiner:
         """Hand the established links to their users."""
         assert self._assignment is not None and self._connection is not None
         self.reactor.forget(self._connection[0])
-        control = _make_control(self._connection, self._assignment, self._changes)
+        members = sorted(self._assignment["members"], key=lambda item: int(item["rank"]))
+        peers = tuple(
+            Peer(
+                int(item["rank"]), str(item["host"]), int(item["host_index"]), int(item["local_rank"]),
+                int(item["pid"]), int(item.get("member", -1)),
+            )
+            for item in members
+        )  # fmt: skip
+        rank, generation = int(self._assignment["rank"]), int(self._assignment["generation"])
+        sock, reader, session = self._connection
+        control = ControlChannel(
+            sock, reader, rank, [peer.host for peer in peers], session,
+            peers[rank].member if self.membership.elastic else None, generation, self._changes,
+        )  # fmt: skip
         try:
-            return self._joined(control, self._assignment)
+            return self._joined(control, rank, generation, peers)
         except BaseException as problem:
             # In an elastic job a member may have been lost after the last link was established.
             resume = control.detach(self._resume.position)
@@ -226,22 +237,12 @@ class Joiner:
         self.reactor.watch(resume.connection[0], READ, self._readable)
         return self._complete()
 
-    def _joined(self, control: ControlChannel, assignment: Message) -> Joined:
+    def _joined(self, control: ControlChannel, rank: int, generation: int, peers: Tuple[Peer, ...]) -> Joined:
         """Return the place in the job; raises StartupError if a link is unusable."""
         assert self._go is not None and self._setup is not None
-        rank, generation = int(assignment["rank"]), int(assignment["generation"])
-        peers = tuple(
-            Peer(
-                int(m["rank"]), str(m["host"]), int(m["host_index"]), int(m["local_rank"]), int(m["pid"]),
-                int(m.get("member", -1)),
-            )
-            for m in assignment["members"]
-        )  # fmt: skip
         channels = make_channels(rank, len(peers), self._setup.take_links(), control, self.settings)
-        paces = paces_of(rank, peers, self._setup.chosen, channels)
-        channels.control.slow_links = paces.look
         signer = Signer(self.membership.key, self.membership.job, generation)
-        return Joined(rank, generation, peers, channels, control, str(self._go["table"]), paces, signer)
+        return Joined(rank, generation, peers, channels, control, str(self._go["table"]), signer)
 
     def _join_again(self) -> None:
         """Join again after the rendezvous closed the connection before it had assigned a rank. That happens
@@ -269,7 +270,6 @@ class Joiner:
         message: Message = {
             "type": "join",
             "version": __version__,
-            "python": platform.python_version(),
             "hostname": socket.gethostname(),
             "machine": machine(),
             "pid": os.getpid(),
@@ -278,15 +278,9 @@ class Joiner:
             "epoch": self._resume.epoch,
             "position": self._resume.position,
         }
-        if self._member is not None:
-            message["member"] = self._member
-        if membership.slot is not None:
-            message["slot"] = list(membership.slot)
-        if membership.rank is not None:
-            message["rank"] = membership.rank
-        if membership.host is not None:
-            message["host"] = membership.host
-        return message
+        slot = None if membership.slot is None else list(membership.slot)
+        optional = {"member": self._member, "slot": slot, "rank": membership.rank, "host": membership.host}
+        return {**message, **{name: value for name, value in optional.items() if value is not None}}
 
     def _send(self, message: Message) -> None:
         assert self._connection is not None
@@ -372,9 +366,6 @@ class Joiner:
         if message["targets"]:
             setup.probe(message["targets"])
 
-    def _probe_again(self, setup: LinkSetup, message: Message) -> None:
-        setup.probe(message["targets"], PROBE_AGAIN_S)
-
     def _measure(self, setup: LinkSetup, message: Message) -> None:
         setup.measure(message["pairs"])
 
@@ -395,13 +386,12 @@ _HANDLERS: Dict[str, Callable[[Joiner, LinkSetup, Message], None]] = {
     "announced": Joiner._announced,
     "abort": Joiner._aborted,
     "probe": Joiner._assigned,
-    "probe_again": Joiner._probe_again,
     "measure": Joiner._measure,
     "link": Joiner._link,
     "go": Joiner._started,
 }
 """The messages that a process may receive until all ranks are linked."""
-_WITH_RANK = ("probe_again", "measure", "link", "go")
+_WITH_RANK = ("measure", "link", "go")
 
 
 def _reason(problem: Exception) -> str:
@@ -434,20 +424,7 @@ class Joined(NamedTuple):
     channels: Channels
     control: ControlChannel
     table: str  # of links
-    paces: Paces
     signer: Signer
-
-
-def _make_control(connection: Connection, assignment: Message, changes: int) -> ControlChannel:
-    """Return the control channel of a rank, from the message that assigned it and the changes since."""
-    sock, reader, session = connection
-    members = sorted(assignment["members"], key=lambda item: int(item["rank"]))
-    rank = int(assignment["rank"])
-    number = members[rank].get("member")
-    return ControlChannel(
-        sock, reader, rank, [str(item["host"]) for item in members], session,
-        None if number is None else int(number), int(assignment["generation"]), changes,
-    )  # fmt: skip
 
 
 def make_channels(
@@ -479,27 +456,3 @@ def make_channels(
             for sock, _ in links.values():
                 sock.close()
         raise StartupError(f"The links to the ranks of this host could not be set up: {problem}") from None
-
-
-def paces_of(rank: int, peers: Sequence[Peer], chosen: Sequence[Expected], channels: Channels) -> Paces:
-    """Watch the speed of those links to other hosts for which there was a choice of networks."""
-    by_rank = {peer.rank: peer for peer in peers}
-    own = by_rank[rank]
-    mates = sum(peer.host_index == own.host_index for peer in peers)
-    hosts = len({peer.host_index for peer in peers})
-
-    def read(peer: int) -> List[Optional[Counted]]:
-        links = (channel.link(peer) for channel in (channels.direct, channels.background))
-        return [counted(link.sock) if isinstance(link, SocketLink) else None for link in links]
-
-    def describe(item: Expected, mb_per_s: float, better: str) -> str:
-        other = by_rank[item.peer]
-        return (
-            f"rank {rank} ({own.host}) reaches rank {item.peer} ({other.host}) over {item.iface} at "
-            f"{mb_per_s:.1f} MB/s, although more waits to be sent; when the job started, it was "
-            f"{item.mb_per_s:.0f} MB/s, and {dict(item.others)[better]:.0f} over {better}, which connects "
-            f"them, too. Look at the cable, the switch and other traffic of {item.iface}; if it stays slow, "
-            f"start with --iface '{own.host}=!{item.iface}' (on {own.host}: RINGCOMM_IFACE='!{item.iface}')."
-        )
-
-    return Paces(chosen, read, describe, shared=max(1, hosts - 1) * mates)

@@ -12,7 +12,7 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import Deadline
 from ..config import Membership, Settings
-from ..configuration.endpoints import format_endpoint
+from ..configuration.membership import format_endpoint
 from ..errors import AuthenticationError, ProtocolError, RefusedError, StartTimeoutError, StartupError
 from ..transport.connect import Dial
 from ..transport.nics import machine, own_addresses
@@ -47,11 +47,10 @@ class Reached(NamedTuple):
     """The result of dialling a server."""
 
     sock: Optional[socket.socket]  # authenticated and non-blocking
-    tried: List[str]  # without a connection: a line for every address
-    refused_by: Optional[Tuple[str, str]] = None  # address and reason: another key, job or protocol version
-    silent: bool = False  # an address did not answer at all
     session: Optional[Session] = None
-    other_version: bool = False  # the reason of ``refused_by`` is the version
+    tried: Sequence[str] = ()  # without a connection: a line for every address
+    refused: Optional[Dial] = None  # by another key, job or protocol version
+    silent: bool = False  # an address did not answer at all
 
 
 def reach(
@@ -94,18 +93,17 @@ def reach(
         else:
             reactor.run_once(grace.remaining_s() if later else timeout_s)
     winner = next((dial for dial in dials if dial.sock is not None), None)
-    _end_all_but(winner, dials)
+    for dial in dials:
+        if dial is not winner:
+            dial.give_up("another endpoint answered first")
+            if dial.sock is not None:
+                dial.sock.close()
     if winner is not None:
-        return Reached(winner.sock, [], session=winner.session)
+        return Reached(winner.sock, winner.session)
+    tried = [f"  {format_endpoint(*dial.address)}: {dial.reason}" for dial in dials] + problems
     refused = [dial for dial in dials if dial.refused_by_key or dial.other_version]
     refusal = min(refused, key=lambda dial: dial.other_version, default=None)
-    return Reached(
-        None,
-        [f"  {format_endpoint(*dial.address)}: {dial.reason}" for dial in dials] + problems,
-        None if refusal is None else (format_endpoint(*refusal.address), refusal.reason),
-        any(dial.no_answer for dial in dials),
-        other_version=refusal is not None and refusal.other_version,
-    )
+    return Reached(None, None, tried, refusal, any(dial.no_answer for dial in dials))
 
 
 def _reach_rendezvous(
@@ -148,14 +146,8 @@ class RendezvousSearch:
                 return found.sock, found.session
             if watched is not None and watched.moved():
                 raise Moved("the rendezvous has another address now")
-            if found.refused_by is not None and self._grace.expired():
-                where, reason = found.refused_by
-                if found.other_version:
-                    raise RefusedError(f"The rendezvous at {where} refused this process: {reason}.")
-                raise AuthenticationError(
-                    f"The rendezvous at {where} was not accepted: {reason}. Every process of a job needs the "
-                    "same key and job name."
-                )
+            if found.refused is not None and self._grace.expired():
+                raise _refusal(found.refused)
             if deadline.remaining_s() <= DIAL_S or self._refused_for_long(found, deadline):
                 iface = self._settings.iface
                 raise StartTimeoutError(
@@ -183,12 +175,14 @@ def pause(reactor: Reactor) -> None:
         reactor.run_once(moment.remaining_s())
 
 
-def _end_all_but(winner: Optional[Dial], dials: Sequence[Dial]) -> None:
-    for dial in dials:
-        if dial is not winner:
-            dial.give_up("another endpoint answered first")
-            if dial.sock is not None:
-                dial.sock.close()
+def _refusal(dial: Dial) -> StartupError:
+    where = format_endpoint(*dial.address)
+    if dial.other_version:
+        return RefusedError(f"The rendezvous at {where} refused this process: {dial.reason}.")
+    return AuthenticationError(
+        f"The rendezvous at {where} was not accepted: {dial.reason}. Every process of a job needs the same "
+        "key and job name."
+    )
 
 
 def _resolve(host: str, problems: List[str]) -> Sequence[str]:

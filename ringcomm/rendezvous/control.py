@@ -28,13 +28,15 @@ from ..transport.connect import shortage_error
 from ..transport.secure import SecureSocket
 from ..wire.messages import Message, MessageReader, encode
 from ..wire.signing import Session
-from .actions import ADDED
+from .membership import ADDED
 from .routing import ranges_of
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
 ROOT_CAUSE_S = 5.0
 """How long a rank that lost a peer waits for the root cause."""
+_MISMATCH_S = 30.0
+"""The same for a rank whose peer makes another call: only a busy machine can delay it."""
 _LEAVE_S = 1.0
 """How long a rank that leaves waits for the rendezvous to close the connection."""
 _SILENCE_S = 1.5
@@ -177,13 +179,12 @@ class ControlChannel(Watch):
         return self.abort_error
 
     def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
-        """Report that a peer is lost; return the error that every rank will raise: the root cause as the
-        rendezvous determines it, or an error about the peer if it does not answer.
+        """Report that a peer is lost; return the error that all ranks will raise: the root cause, or an error
+        about the peer if the rendezvous does not answer. ``doing``: this rank's collective, or empty.
 
-        ``doing`` is the collective that this rank is in, or empty. ``kind``: ``lost``: the link to the peer
-        broke; ``stalled``: it moved nothing; ``silent``: it sent no heartbeat; ``cut off``: nor did any other
-        peer; ``still``: it sends heartbeats, but a transfer makes no progress; ``late``: it sends heartbeats,
-        but has not entered the collective.
+        ``kind``: ``lost``: the link to the peer broke; ``stalled``: it moved nothing; ``silent``: it sent no
+        heartbeat; ``cut off``: nor did any other peer; ``still``: it sends heartbeats, but a transfer makes
+        no progress; ``late``: it sends heartbeats, but has not entered the collective.
         """
         if kind == "cut off":
             # This rank itself is cut off: neither the rendezvous nor any other rank can be reached.
@@ -206,36 +207,30 @@ class ControlChannel(Watch):
         return "this rank" if rank == self._rank else f"rank {rank}", None
 
     def take_changes(self) -> int:
-        """Return the changes of the membership since the last call, as bits: 1 (processes leave) and 2
-        (processes are ready to join); 0 in a job of fixed size.
-        """
+        """Return the changes of the membership since the last call, as bits; 0 in a job of fixed size."""
         return self._changes.take()
 
     def on_changes(self, listener: Optional[Listener]) -> bool:
         """Set the function that the receiving thread calls for each change, first with earlier ones; return
-        whether the job is elastic: in others nothing changes. After None no call of the last listener is
-        running.
+        whether the job is elastic. After None no call of the last listener is running.
         """
         self._changes.listen(listener)
         return self._member is not None
 
     def note_closed(self, peer: int, why: str) -> None:
         """Report to the rendezvous, without waiting for it, that a link ended while it was not in use."""
-        with self._lock:
-            if self.open and self.abort_error is None:
-                self._send({"type": "closed", "peer": peer, "why": why})
+        if self.abort_error is None:
+            self._send_if_open({"type": "closed", "peer": peer, "why": why})
 
     def report_mismatch(self, peer: int, text: str) -> RingcommError:
         """Report that a peer is in a different call; return the error that every rank will raise."""
         error = MismatchError(text, peer=peer)
-        return self._report({"type": "mismatch", "peer": peer, "text": text}, error, ROOT_CAUSE_S)
+        return self._report({"type": "mismatch", "peer": peer, "text": text}, error, _MISMATCH_S)
 
     def note_interrupted(self, doing: str, why: str) -> RingcommError:
-        """Report to the rendezvous, without waiting for it, that this rank has left a collective half-way;
-        return the error to raise if the rendezvous does not answer, see :meth:`root_cause`.
-
-        Only the first report counts: other threads that stop because of it are not reported. ``doing``: the
-        collective and its progress; ``why``: the interruption, such as ``KeyboardInterrupt``.
+        """Report, without waiting, that this rank has left a collective half-way; return the error to raise
+        if the rendezvous does not answer, see :meth:`root_cause`. Only the first report counts: other threads
+        stop because of it. ``why``: the interruption, such as ``KeyboardInterrupt``.
         """
         with self._lock:
             if self._interruption is None:
@@ -254,6 +249,8 @@ class ControlChannel(Watch):
         with self._lock:
             self._read()  # The root cause may have arrived, on a connection that ended after it.
             sent = self.open and self.abort_error is None and self._send(message)
+            if not sent:
+                self._read()  # or since then
         return self._await_root_cause(otherwise, limit_s if sent else 0.0)
 
     def _await_root_cause(self, otherwise: RingcommError, limit_s: float) -> RingcommError:
@@ -307,11 +304,8 @@ class ControlChannel(Watch):
                 sent = self._send({"type": "leaving", "reason": reason, "ok": ok})
                 # A job of fixed size that has been aborted needs no goodbye, and may not be reached any more.
                 if sent and (self.abort_error is None or self._member is not None):
-                    self._await_close()
+                    await_close(self._sock, _LEAVE_S)
                 self._close_socket()
-
-    def _await_close(self) -> None:
-        await_close(self._sock, _LEAVE_S)
 
     def report_shortage(self, problem: BaseException) -> Optional[StartupError]:
         """Leave because this process lacks something, and have all ranks told; None for any other problem."""
@@ -351,8 +345,6 @@ def await_close(sock: socket.socket, limit_s: float) -> None:
         logger.debug("the rendezvous closed the connection first: %s", problem)
 
 
-logger = logging.getLogger("ringcomm.rendezvous")
-
 Listener = Callable[[int, bool], None]
 """Takes changes of the membership as bits (1: processes leave, 2: join), and whether they are ready now."""
 
@@ -384,7 +376,7 @@ class Changes:
         return changes
 
     def listen(self, listener: Optional[Listener]) -> None:
-        """Set the function called for each change; see :meth:`.ControlChannel.on_changes`."""
+        """Set the function that is called for each change, first for the earlier ones."""
         with self._delivering:
             self._listener = listener
             with self._lock:

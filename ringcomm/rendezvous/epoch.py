@@ -10,15 +10,13 @@ disconnected, reported a failure), actions come out::
 from __future__ import annotations
 
 from enum import Enum
-from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..clock import is_due
-from ..config import Slot
 from ..errors import ProtocolError
 from ..wire.auth import Claim
 from ..wire.messages import Message
-from .actions import Action, Notice, Send, Timer
-from .membership import Member
+from .membership import Action, Member, Notice, Send, Timer
 from .root_cause import SETTLE_S, VANISHED, RootCause, RootCauseAnalysis, silence
 from .routing import NO_RELAY, Known, Linking, NoRoute, RelayHost, link_table
 
@@ -48,6 +46,7 @@ class Epoch:
         ordered: Sequence[Member] = (),
         generation: int = 0,
         known: Optional[Known] = None,
+        exits: Mapping[int, Tuple[str, bool]] = {},  # noqa: B006  how processes have ended before, by number
         evidence_s: float = SETTLE_S,  # time for the launcher's report after a control connection ended
         relay: RelayHost = NO_RELAY,
     ) -> None:
@@ -59,13 +58,10 @@ class Epoch:
         self.had_started = False  # it was running when it failed
         self.unreachable: Tuple[int, ...] = ()  # two ranks without a route or link between them
         self.known: Known = {} if known is None else known
-        self._analysis = RootCauseAnalysis()
+        self._analysis = RootCauseAnalysis(exits)
         self._evidence_s = evidence_s
         self._by_rank = {member.rank: member for member in ordered}
-        self._by_slot: Dict[Slot, List[Member]] = {}
-        for member in ordered:
-            if member.slot is not None:
-                self._by_slot.setdefault(member.slot, []).append(member)
+        self._by_number = {member.number: member for member in ordered}
         self._staying: Set[int] = set(self.members)
         self._linking = Linking(ordered, generation, self.known, relay)
         self._warned: Set[str] = set()
@@ -238,10 +234,6 @@ class Epoch:
     def _some_have_left(self) -> bool:
         return self.phase is Phase.RUNNING and len(self._staying) < len(self.members)
 
-    def at(self, slot: Optional[Slot]) -> List[Member]:
-        """Return the members in a place, including those that have left."""
-        return self._by_slot.get(slot, []) if slot is not None else []
-
     @property
     def apart(self) -> Sequence[int]:
         """Return the ranks that do not reach each other, if that has ended it; otherwise empty."""
@@ -254,7 +246,7 @@ class Epoch:
         member = self.members.get(connection)
         if member is None or not member.is_here:
             return []
-        member.gone = self._analysis.exit_of(member.slot) or VANISHED
+        member.gone = self._analysis.exit_of(member.number) or VANISHED
         if self.phase is Phase.ABORTED:
             return []
         if member.gone != VANISHED:
@@ -263,27 +255,24 @@ class Epoch:
         self._analysis.vanished(member.rank, self._evidence_s, now_s)
         return [Timer(self._evidence_s)]
 
-    def process_exited(self, slot: Slot, how: str, ok: bool, now_s: float) -> List[Action]:
+    def process_exited(self, number: int, how: str, ok: bool, now_s: float) -> List[Action]:
         """Note the launcher's report that a process has ended."""
-        self._analysis.exited(slot, how, ok)
+        member = self._by_number.get(number)
+        if member is None:
+            return []
+        self._analysis.exited(number, how, ok)
         if self.phase is Phase.ABORTED:
             return []
-        for member in self.at(slot):
-            if ok and member.left is None and self.phase is Phase.RUNNING:
-                # Its goodbye may still be on its way, over a slower wire than the launcher's report.
-                self._mark_left(member, how)
-                return self._end_if_all_left(now_s)
-            if member.left is None or not ok:
-                # A rank that has left may still have failed after that; the error of waiting ranks says how.
-                member.gone = how
-                if member.left is None:
-                    return self._abort_for(self._analysis.root_cause_of(self._by_rank, member))
+        if ok and member.left is None and self.phase is Phase.RUNNING:
+            # Its goodbye may still be on its way, over a slower wire than the launcher's report.
+            self._mark_left(member, how)
+            return self._end_if_all_left(now_s)
+        if member.left is None or not ok:
+            # A rank that has left may still have failed after that; the error of waiting ranks says how.
+            member.gone = how
+            if member.left is None:
+                return self._abort_for(self._analysis.root_cause_of(self._by_rank, member))
         return []
-
-    def had_exited(self, member: Member, exited: Optional[Tuple[str, bool]]) -> None:
-        """Take an end of a member's process that the launcher reported before this generation began."""
-        if exited is not None and member.slot is not None:
-            self._analysis.exited(member.slot, *exited)
 
     def tick(self, now_s: float) -> List[Action]:
         """Act on what is due."""
@@ -326,7 +315,7 @@ class Epoch:
     def _end_if_all_left(self, now_s: float) -> List[Action]:
         """Remove the members once all of them have left without an error."""
         if not self._staying:
-            self.members, self._by_rank, self._by_slot = {}, {}, {}
+            self.members, self._by_rank, self._by_number = {}, {}, {}
             self.phase = Phase.JOINING
             return [Notice("ended", "every rank has left")]
         if len(self._staying) + 1 < len(self.members):

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 import socket
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from ..clock import Deadline
 from ..errors import StartupError
@@ -35,7 +36,7 @@ from ..transport.nics import (
     worse_kind,
 )
 from ..transport.reactor import READ, Reactor
-from ..transport.routes import Attempt, Expected, not_dialled
+from ..transport.routes import Attempt, not_dialled
 from ..transport.secure import Encryption
 from ..wire.auth import Admission, Claim, Purpose
 from ..wire.messages import Message
@@ -47,22 +48,21 @@ logger = logging.getLogger("ringcomm.rendezvous")
 
 _LINK_S = 10.0
 _PLACE_S = 0.03
-"""A tenth of that at the rendezvous, so ten times as many connections may fail in a second: all listeners
-close before the computation begins that unauthenticated peers could slow down, and a rank that is not
-accepted has only 5 s to try again."""
+"""A tenth of that at the rendezvous: all listeners close before the computation begins that unauthenticated
+peers could slow down, and a rank that is not accepted has only 5 s to try again."""
 _CHANNELS = (Purpose.DIRECT, Purpose.BACKGROUND, Purpose.ENGINE_CONTROL)
 
-PROBE_S = 3.0
-"""Time limit for the slowest address to answer."""
-PROBE_AGAIN_S = 10.0
-"""The same in the second round, on hosts that are busy with other work."""
+PROBE_S = 10.0
+"""Time limit for the slowest address to answer, on hosts that are busy with other work."""
+_RELAYED_PROBE_S = 5.0
+"""The same where a relay connects hosts without a route: addresses behind a firewall never answer."""
 _GRACE_S = 0.3
-"""Minimum time to wait for the rest once every host has answered on a real interface,"""
+"""Minimum time to wait for other addresses once every host has answered on a real interface,"""
 _GRACE_FACTOR = 3.0
-"""and in multiples of the time that this has taken: on busy hosts the right address may answer late."""
+"""and in multiples of the time that this has taken."""
 _LINK_LOCAL_GRACE_S = 0.03
-"""The minimum where only link-local addresses are left, of interfaces that have answered at another address:
-they are dialled by every interface of this machine, and all but one of these lead nowhere."""
+"""The minimum where only link-local addresses are left: they are dialled by every interface of this machine,
+and all but one of these lead nowhere."""
 
 Channel = Tuple[int, int]
 """The purpose of a link, and the peer at the other end."""
@@ -91,7 +91,6 @@ class LinkSetup:
         self.job = job
         self.encryption = encryption
         self.rank = -1
-        self.chosen: List[Expected] = []
         self.generation = 0
         self.refusals = Refusals()
         self._send = send
@@ -123,6 +122,7 @@ class LinkSetup:
         self._echoes: Set[Echo] = set()
         self._at_relay: Set[socket.socket] = set()  # where another rank has not begun the handshake yet
         self._probing: Optional[Probing] = None
+        self._probed_by: Set[int] = set()  # ranks whose probes have reached this one
         self._race: Optional[Race] = None
         self._links: Dict[Channel, Proven] = {}
         self._missing: Optional[Set[Channel]] = None
@@ -158,11 +158,20 @@ class LinkSetup:
             send_rank(sock, session, self.rank)
             sock.close()
         elif claim.purpose == Purpose.PROBE:
+            self._note_reached(sock, claim.source)
             self._echoes.add(Echo(self.reactor, sock, session, self.rank, self._drop_echo))
         elif claim.purpose in _CHANNELS and claim.source != self.rank:
             self._accept_link((claim.purpose, claim.source), (sock, session))
         else:
             sock.close()
+
+    def _note_reached(self, sock: socket.socket, source: int) -> None:
+        """Note a rank that has reached this one on a real interface: there is a route between the two."""
+        local = str(sock.getsockname()[0]).split("%")[0]
+        if any(item.address == local and item.kind != VIRTUAL for item in self.interfaces):
+            self._probed_by.add(source)
+            if self._probing is not None:
+                self._probing.reached_by(source)
 
     def _drop_echo(self, echo: Echo) -> None:
         self._echoes.discard(echo)
@@ -174,17 +183,19 @@ class LinkSetup:
     def probe(
         self,
         targets: Sequence[Dict[str, Any]],
-        limit_s: float = PROBE_S,  # for the slowest address
+        limit_s: Optional[float] = None,  # for the slowest address
         report: Optional[Report] = None,
     ) -> None:
         """Dial every address of every target at once, and report which of them lead there, to ``report`` or
         else to the rendezvous. A target has a ``rank``, its ``addresses`` and its ``machine``.
         """
+        if limit_s is None:
+            limit_s = PROBE_S if self.encryption is None else _RELAYED_PROBE_S
         claim = Claim(Purpose.PROBE, self.job, self.generation, self.rank, self.rank)
         self._probing = Probing(
-            self.reactor, self.interfaces, self.key, claim, self.encryption, report or self._probed
-        )
-        self._probing.begin(targets, limit_s)
+            self.reactor, self.interfaces, self.key, claim, self.encryption, targets, limit_s,
+            report or self._probed, self._probed_by,
+        )  # fmt: skip
 
     def _probed(self, attempts: List[Dict[str, Any]]) -> None:
         self._send({"type": "probed", "attempts": attempts})
@@ -237,8 +248,6 @@ class LinkSetup:
         """Build the links: dial those that this rank must dial, or the ``relay``, and wait for the others."""
         every = {(int(purpose), int(route["peer"])) for route in routes for purpose in _CHANNELS}
         self._missing = every - self._links.keys()
-        found = (Expected.of(int(route["peer"]), route) for route in routes)
-        self.chosen = [item for item in found if item is not None]
         for route in routes:
             if route.get("relayed"):
                 route = {**route, "addresses": [{"address": relay[0], "port": relay[1]}]}
@@ -385,11 +394,6 @@ class LinkSetup:
         self._links = {}
 
 
-def grace_s(answered_s: float, least_s: float = _GRACE_S) -> float:
-    """Return the seconds to wait for other addresses after all hosts have answered on a real one."""
-    return max(least_s, _GRACE_FACTOR * answered_s)
-
-
 def scopes_of(address: str, interfaces: Sequence[Interface]) -> List[int]:
     """Return the scopes with which to dial an address: every interface's if it is link-local, else 0."""
     if ":" in address and ipaddress.ip_address(address).is_link_local:
@@ -398,7 +402,10 @@ def scopes_of(address: str, interfaces: Sequence[Interface]) -> List[int]:
 
 
 class Probing:
-    """One round of probes: all addresses of all targets at once. ``finished`` gets all attempts."""
+    """One round of probes: dials all addresses of all targets at once, and checks which rank answers.
+    ``report`` gets all attempts when they have ended. A target has a ``rank``, its ``addresses`` and its
+    ``machine``; ``limit_s`` is for the slowest address; ``claim`` names this rank.
+    """
 
     def __init__(
         self,
@@ -407,191 +414,136 @@ class Probing:
         key: bytes,
         claim: Claim,
         encryption: Optional[Encryption],
-        finished: Report,
+        targets: Sequence[Dict[str, Any]],
+        limit_s: float,
+        report: Report,
+        reached_by: Iterable[int] = (),
     ) -> None:
         self._reactor = reactor
         self._interfaces = interfaces
-        self._key = key
         self._claim = claim
-        self._encryption = encryption
-        self._report = finished
-        self._probes: List[Probe] = []
-        self._own: List[Attempt] = []
-        self._unsettled = 0
-        self._unreached: Set[int] = set()
-        self._ifaces: Set[Tuple[int, str]] = set()
-        self._active = False
-        self._limit_s: Optional[float] = None
-        self._since = Deadline(None)
-
-    def begin(self, targets: Sequence[Dict[str, Any]], limit_s: float) -> None:
-        """Dial every address of every target at once, and report when all attempts have ended. A target has a
-        ``rank``, its ``addresses`` and its ``machine``; ``limit_s`` is for the slowest address.
-        """
+        self._report = report
         self._active = True
-        self._limit_s = None
+        self._grace_s = math.inf
         self._since = Deadline(limit_s)
-        probes: List[Probe] = []
+        self._not_dialled: List[Attempt] = []
+        self._probes: List[_Probe] = []
+        wanted = list(self._addresses(targets))
+        self._unreached = {target for target, *_ in wanted}  # ranks without an answer on a real interface
+        self._unsettled = len(wanted)
+        for target, offer, scope in wanted:
+            probe = _Probe(target, offer, scope)
+            self._probes.append(probe)
+            where = (str(offer["address"]), int(offer["port"]))
+            told = claim._replace(purpose=Purpose.PROBE, target=target)
+            proven = partial(self._proven, probe)
+            probe.dial = Dial(reactor, where, key, told, proven, limit_s, scope, encryption)
+        for rank in reached_by:
+            self._unreached.discard(rank)
+        reactor.after(0.0, self._end_if_enough)
+
+    def _addresses(self, targets: Sequence[Dict[str, Any]]) -> Iterator[Tuple[int, Dict[str, Any], int]]:
+        """Yield what to dial: rank, address, and scope."""
         own = {item.address for item in own_addresses()}
         for target in targets:
             elsewhere = target.get("machine") != machine()
-            claim = self._claim._replace(target=int(target["rank"]))
             for offer in target["addresses"]:
                 if offer.get("kind") in (LOOPBACK, LOCAL):
                     continue
                 if elsewhere and offer["address"] in own:
                     # It leads to this host (docker0's does, on many hosts), not to the target.
-                    self._own.append(not_dialled(claim.source, claim.target, offer))
+                    self._not_dialled.append(not_dialled(self._claim.source, int(target["rank"]), offer))
                     continue
                 for scope in scopes_of(str(offer["address"]), self._interfaces):
-                    probes.append(
-                        Probe(
-                            self._reactor,
-                            self._key,
-                            claim,
-                            offer,
-                            scope,
-                            self._interfaces,
-                            self._settled,
-                            limit_s,
-                            self._encryption,
-                        )
-                    )
-        self._probes = probes
-        self._unsettled = len(probes)
-        self._unreached = {probe.target for probe in probes}
-        self._ifaces = set()
-        if not probes:
-            self._finish()
+                    yield int(target["rank"]), offer, scope
 
-    def _settled(self, probe: Probe) -> None:
-        """Report if all probes have ended; wait only a moment longer if every host has answered."""
+    def _proven(self, probe: _Probe, dial: Dial) -> None:
+        probe.dial = dial
+        if dial.sock is None:
+            self._settle(probe, dial.reason)
+            return
+        iface = interface_of(dial.local, self._interfaces)
+        why = "" if iface != "?" else f"it goes out by {dial.local}, which --iface excludes"
+        confirmed, failed = partial(self._settle, probe, why), partial(self._settle, probe)
+        await_echo(self._reactor, dial.sock, dial.session, probe.target, confirmed, failed)
+
+    def _settle(self, probe: _Probe, why: str) -> None:
+        if probe.why is not None or not self._active:
+            return
+        probe.why = why
         self._unsettled -= 1
-        if probe.why == "":
-            self._ifaces.add((probe.target, probe.iface))
-            if probe.attempt().kind != VIRTUAL:
-                self._unreached.discard(probe.target)
+        if probe.dial is not None and probe.dial.sock is not None:
+            self._reactor.forget(probe.dial.sock)
+        if not why and self._attempt(probe).kind != VIRTUAL:
+            self._unreached.discard(probe.target)
+        self._end_if_enough()
+
+    def reached_by(self, rank: int) -> None:
+        """Note that a rank's own probe has reached this one: there is a route, whatever this rank finds."""
+        self._unreached.discard(rank)
+        self._end_if_enough()
+
+    def _end_if_enough(self) -> None:
+        """Report if all attempts have ended. If there is a route to every host, wait only a moment longer,
+        and for some multiple of the time so far: on busy hosts the right address may answer late.
+        """
         if not self._active:
             return
         if not self._unsettled:
             self._finish()
         elif not self._unreached:
-            going = (item for item in self._probes if item.why is None)
-            again = all(item.scope and (item.target, item.iface) in self._ifaces for item in going)
-            least_s = _LINK_LOCAL_GRACE_S if again else _GRACE_S
-            if self._limit_s is None or least_s < self._limit_s:
-                self._limit_s = least_s
-                wait_s = grace_s(self._since.elapsed_s(), least_s)
-                self._reactor.after(wait_s, partial(self._stop_waiting, list(self._probes)))
+            local = all(item.scope for item in self._probes if item.why is None)
+            grace_s = _LINK_LOCAL_GRACE_S if local else _GRACE_S
+            if grace_s < self._grace_s:
+                self._grace_s = grace_s
+                wait_s = max(grace_s, _GRACE_FACTOR * self._since.elapsed_s())
+                self._reactor.after(wait_s, self._stop_waiting)
 
-    def _stop_waiting(self, probes: Sequence[Probe]) -> None:
-        for probe in probes:
-            if probe.why is None:
-                waited_s = self._since.elapsed_s()
-                probe.give_up(f"no answer within {waited_s:.1f} s, while another address had answered")
+    def _stop_waiting(self) -> None:
+        why = f"no answer within {self._since.elapsed_s():.1f} s, while another address had answered"
+        for probe in list(self._probes):
+            if probe.why is None and probe.dial is not None:
+                probe.dial.give_up(why)
+                self._settle(probe, why)
+
+    def _attempt(self, probe: _Probe) -> Attempt:
+        """Return a result, as it is reported to the rendezvous."""
+        assert probe.dial is not None
+        local = next((item for item in self._interfaces if item.address == probe.dial.local), None)
+        return Attempt(
+            source=self._claim.source,
+            target=probe.target,
+            address=str(probe.offer["address"]),
+            port=int(probe.offer["port"]),
+            local=probe.dial.local,
+            local_iface=local.name if local else "?",
+            remote_iface=str(probe.offer.get("iface", "?")),
+            kind=worse_kind(local.kind if local else WIRED, str(probe.offer.get("kind", WIRED))),
+            why=probe.why or "",
+            too_slow=bool(probe.why) and probe.dial.too_slow,
+        )
 
     def _finish(self) -> None:
-        attempts = [item.to_json() for item in (*(probe.attempt() for probe in self._probes), *self._own)]
+        attempts = [*map(self._attempt, self._probes), *self._not_dialled]
         self.close()
-        self._report(attempts)
+        self._report([item.to_json() for item in attempts])
 
     def close(self) -> None:
         """Close everything that is still open; nothing is reported any more."""
         self._active = False
         for probe in self._probes:
-            probe.close()
+            if probe.dial is not None:
+                probe.dial.give_up("the probe is over")
+                if probe.dial.sock is not None:
+                    self._reactor.forget(probe.dial.sock)
+                    probe.dial.sock.close()
         self._probes = []
 
 
-class Probe:
-    """The asking side of a probe: dials one address, at once, and checks which rank answers.
+class _Probe:
+    """One address that is dialled. Its connection is for this question alone."""
 
-    Its connection is for this question alone; :meth:`close` closes it. ``claim`` names this rank and the
-    expected one; ``offer`` is the address as that rank offered it: ``address``, ``port``, ``iface`` and
-    ``kind``; ``settled`` is called once, with this object, when the probe has succeeded or failed.
-    """
-
-    def __init__(
-        self,
-        reactor: Reactor,
-        key: bytes,
-        claim: Claim,
-        offer: Dict[str, Any],
-        scope: int,
-        interfaces: Sequence[Interface],
-        settled: Callable[[Probe], None],
-        limit_s: float = PROBE_S,
-        encryption: Optional[Encryption] = None,
-    ) -> None:
-        self.target = claim.target
-        self.iface = str(offer.get("iface", "?"))
-        self.scope = scope
-        self.why: Optional[str] = None  # the failure; "" on success, None until the probe has ended
-        self._reactor = reactor
-        self._source = claim.source
-        self._offer = offer
-        self._interfaces = interfaces
-        self._settled = settled
-        address = (str(offer["address"]), int(offer["port"]))
-        self._dial = Dial(
-            reactor,
-            address,
-            key,
-            claim._replace(purpose=Purpose.PROBE),
-            self._proven,
-            limit_s,
-            scope,
-            encryption,
-        )
-
-    @property
-    def _sock(self) -> socket.socket:
-        assert self._dial.sock is not None
-        return self._dial.sock
-
-    def _proven(self, dial: Dial) -> None:
-        if dial.sock is None:
-            self._settle(dial.reason)
-        else:
-            await_echo(self._reactor, dial.sock, dial.session, self.target, self._confirmed, self._settle)
-
-    def _confirmed(self) -> None:
-        local = self._dial.local
-        iface = interface_of(local, self._interfaces)
-        self._settle("" if iface != "?" else f"it goes out by {local}, which --iface excludes")
-
-    def _settle(self, why: str) -> None:
-        if self.why is not None:
-            return
-        self.why = why
-        if self._dial.sock is not None:
-            self._reactor.forget(self._sock)
-        self._settled(self)
-
-    def give_up(self, why: str) -> None:
-        """Stop waiting for an answer."""
-        self._dial.give_up(why)
-        self._settle(why)
-
-    def close(self) -> None:
-        """Close the connection, if there is one."""
-        self._dial.give_up("the probe is over")
-        if self._dial.sock is not None:
-            self._reactor.forget(self._sock)
-            self._sock.close()
-
-    def attempt(self) -> Attempt:
-        """Return the result, as it is reported to the rendezvous."""
-        local = next((item for item in self._interfaces if item.address == self._dial.local), None)
-        return Attempt(
-            source=self._source,
-            target=self.target,
-            address=str(self._offer["address"]),
-            port=int(self._offer["port"]),
-            local=self._dial.local,
-            local_iface=local.name if local else "?",
-            remote_iface=self.iface,
-            kind=worse_kind(local.kind if local else WIRED, str(self._offer.get("kind", WIRED))),
-            why=self.why or "",
-            too_slow=bool(self.why) and self._dial.too_slow,
-        )
+    def __init__(self, target: int, offer: Dict[str, Any], scope: int) -> None:
+        self.target, self.offer, self.scope = target, offer, scope
+        self.dial: Optional[Dial] = None
+        self.why: Optional[str] = None  # the failure; "" on success, None until it has ended

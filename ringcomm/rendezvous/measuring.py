@@ -2,14 +2,12 @@
 
 At the same time, because then any other load of the processors affects all of them alike, and because the
 fast one's end shows how long it is worth measuring the others. A :class:`Race` asks, an :class:`Echo` answers
-and a :class:`Meter` estimates the speed of one direction from the bytes received over time; it is pure, so
-that every case can be a test.
+and a :class:`Meter` estimates the speed of one direction from the bytes received over time; it is pure.
 
 Shapers and access points let a burst pass at full speed (a token bucket: up to a megabyte) before their limit
 shows. So only later bytes count, by the clock of the receiving side: a sender only sees its own buffers fill.
 Only a fast wire looks fast, while a busy machine makes it look slow for moments; so the best of several
-windows counts, and the counters of the sender's system (Linux): its acknowledgements come at the speed of the
-wire even while neither program runs.
+windows counts.
 """
 
 from __future__ import annotations
@@ -24,9 +22,8 @@ from ..errors import ProtocolError
 from ..transport.connect import Dial
 from ..transport.reactor import READ, WRITE, Reactor
 from ..transport.secure import Encryption
-from ..transport.tcp import counted
 from ..wire.auth import Claim
-from ..wire.messages import Message, MessageReader, encode
+from ..wire.messages import MessageReader, encode
 from ..wire.signing import Session
 
 logger = logging.getLogger("ringcomm.rendezvous")
@@ -39,27 +36,19 @@ TAIL_S = 0.06
 """a slow one is measured for this long."""
 LIMIT_BYTES = BURST_BYTES + TAIL_BYTES
 """More is never sent in one measurement, each way."""
-LIMIT_S = 0.35
-"""A measurement takes no longer if enough is known of one wire,"""
+OTHERS_S = 0.1
+"""When enough is known of one wire, the others are measured for this long at most,"""
 MAX_S = 0.7
-"""and no longer than this in any case: on a busy machine nothing may be known by then."""
-MIN_S = 0.05
-"""A wire is called slow after this time at the earliest."""
-CLEARLY_SLOWER = 8.0
-"""A wire this many times slower than another one, burst included, need not continue."""
+"""and no measurement takes longer than this: on a busy machine nothing may be known by then."""
 _WINDOW_BYTES = 256 * 1024
 _WINDOW_S = 0.02
 _PACKET_BYTES = 64 * 1024
 """Within a machine, and from a shaper, segments arrive in pieces of this size."""
-_MIN_ACKED_BYTES = 128 * 1024
-_TICK_S = 0.004
-"""Systems count the active time of a connection in such steps."""
 
 REQUEST = struct.Struct("!I")
 """The most bytes that each side may send."""
-BLOCK = struct.Struct("!QQQQQI")
-"""Bytes received here; microseconds until the last of them; the result of :func:`acknowledged`; and the
-number of bytes that follow."""
+BLOCK = struct.Struct("!QQI")
+"""Bytes received here; microseconds until the last of them; and the number of bytes that follow."""
 BLOCK_BYTES = 32 * 1024
 READ_BYTES = 1024 * 1024
 """The size of a system's receive buffer: one read takes all received bytes."""
@@ -76,33 +65,12 @@ class Meter:
     def __init__(self, start_s: float) -> None:
         self._points: List[Tuple[float, int]] = [(start_s, 0)]
         self._tail: Optional[int] = None  # index of the first point behind the burst
-        self._told = 0.0  # what the sender's system said last
-        self._told_behind = 0.0  # and at best, behind the burst
-        self._first_behind: Optional[Tuple[int, int]] = None  # acknowledged bytes and active time there
 
     def arrived(self, now_s: float, total: int) -> None:
         """Note the bytes received by now; all earlier ones must have been reported before."""
         self._points.append((max(now_s, self._points[-1][0]), total))
         if self._tail is None and total >= BURST_BYTES:
             self._tail = len(self._points) - 1
-
-    def told(self, acked_bytes: int, active_us: int, rate: float) -> None:
-        """Take the counters of the sender's system: acknowledged bytes, microseconds in which bytes were in
-        flight that the receiver had room for, and the last rate in bytes per second.
-
-        The rate may be an old one if the sender was kept from running, and the time may be too short if the
-        receiver was; so the lower of both counts.
-        """
-        self._told = rate
-        if acked_bytes < BURST_BYTES:
-            return
-        if self._first_behind is None:
-            self._first_behind = acked_bytes, active_us
-        acked_bytes -= self._first_behind[0]
-        active_us -= self._first_behind[1]
-        if acked_bytes >= _MIN_ACKED_BYTES:
-            behind = acked_bytes / max(active_us * 1e-6, _TICK_S)
-            self._told_behind = max(self._told_behind, min(rate, behind))
 
     def done(self, now_s: float) -> bool:
         """Return whether enough is known."""
@@ -112,69 +80,25 @@ class Meter:
         total = self._points[-1][1]
         return total >= LIMIT_BYTES or total - before >= TAIL_BYTES or now_s - since_s >= TAIL_S
 
-    def at_most(self, now_s: float) -> float:
-        """Return an upper bound on its sustained speed, in bytes per second: a burst can only make the
-        beginning faster, unless the sender's system counted more: then processors may make it slow.
-        """
-        return max(self._told, self._points[-1][1] / max(now_s - self._points[0][0], 1e-6))
-
     def rate(self, now_s: float) -> float:
         """Return its sustained speed, in bytes per second, as far as it is known."""
         if self._tail is not None:
-            return max(self._best_window(now_s), self._at_least(), self._told_behind)
+            return self._best_window(self._tail, now_s)
         half_s = (self._points[0][0] + now_s) / 2  # what comes until then may be a burst
         from_s, before = max(point for point in self._points if point[0] <= half_s)
         total = self._points[-1][1]
         # If nothing has arrived, one packet may be in flight all the time: a slow wire is not dead.
         return max(total - before, min(total, _PACKET_BYTES)) / max(now_s - from_s, 1e-6)
 
-    def _at_least(self) -> float:
-        """Return a lower bound despite any burst: the bytes beyond one, over the time of all. For a receiver
-        that was kept from running, and found many bytes when it was back.
-        """
-        at_s, total = self._points[-1]
-        return max(0, total - BURST_BYTES) / max(at_s - self._points[0][0], 1e-6)
-
-    def _best_window(self, now_s: float) -> float:
-        """Return the best rate of the parts that are long enough to count."""
+    def _best_window(self, tail: int, now_s: float) -> float:
+        """Return the best rate of the parts behind the burst that are long enough to count."""
         best = 0.0
-        assert self._tail is not None
-        from_s, before = self._points[self._tail]
-        for at_s, total in [*self._points[self._tail + 1 :], (now_s, self._points[-1][1])]:
+        from_s, before = self._points[tail]
+        for at_s, total in [*self._points[tail + 1 :], (now_s, self._points[-1][1])]:
             if total - before >= _WINDOW_BYTES or at_s - from_s >= _WINDOW_S:
                 best = max(best, (total - before) / max(at_s - from_s, 1e-6))
                 from_s, before = at_s, total
         return best
-
-
-class Lap(NamedTuple):
-    """Both directions of one wire."""
-
-    there: Meter
-    back: Meter
-
-    def done(self, now_s: float) -> bool:
-        """Return whether enough is known about both."""
-        return self.there.done(now_s) and self.back.done(now_s)
-
-    def rate(self, now_s: float) -> float:
-        """Return the rate of the slower direction, in bytes per second."""
-        return min(self.there.rate(now_s), self.back.rate(now_s))
-
-    def at_most(self, now_s: float) -> float:
-        """Return an upper bound on that."""
-        return min(self.there.at_most(now_s), self.back.at_most(now_s))
-
-
-def is_over(laps: Sequence[Lap], elapsed_s: float, now_s: float) -> bool:
-    """Return whether a simultaneous measurement of several wires has shown which of them are fast."""
-    going = [lap for lap in laps if not lap.done(now_s)]
-    if not going or elapsed_s >= (LIMIT_S if len(going) < len(laps) else MAX_S):
-        return True
-    if len(going) == len(laps) or elapsed_s < MIN_S:
-        return False
-    best = max(lap.rate(now_s) for lap in laps if lap.done(now_s))
-    return all(CLEARLY_SLOWER * lap.at_most(now_s) <= best for lap in going)
 
 
 class Echo:
@@ -241,23 +165,13 @@ class Echo:
                 return
             self._reported, self._sent = self._received, self._sent + size
             passed_us = int((self._received_s - self._start_s) * 1e6)
-            head = BLOCK.pack(self._received, passed_us, *acknowledged(self.sock), size)
-            self._unsent = memoryview(head + bytes(size))
+            self._unsent = memoryview(BLOCK.pack(self._received, passed_us, size) + bytes(size))
         self._reactor.watch(self.sock, READ | WRITE, self._ready)
         self._unsent = self._unsent[self.sock.send(self._unsent) :]
 
 
-def acknowledged(sock: socket.socket) -> Tuple[int, int, int]:
-    """Return the system's counters of bytes sent on a connection: acknowledged bytes, microseconds in which
-    bytes were in flight that the other end had room for, and the last rate in bytes per second; zeros without
-    counters.
-    """
-    now = counted(sock)
-    return (0, 0, 0) if now is None else (now.acked_bytes, max(0, now.busy_us - now.held_us), now.rate)
-
-
 def keep_queue_short(sock: socket.socket) -> None:
-    """Limit the send buffer, so that counters arrive soon, and few bytes are sent in vain."""
+    """Limit the send buffer, so that reports arrive soon, and few bytes are sent in vain."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE_BYTES)
 
 
@@ -290,7 +204,8 @@ def await_echo(
             if not data:
                 raise ConnectionError("it closed the connection")
             for message in reader.feed(data):
-                check_echo(message, rank)
+                if message["type"] != "echo" or message["rank"] != rank:
+                    raise ConnectionError(f"rank {message.get('rank')} answered there, not rank {rank}")
                 reactor.forget(sock)
                 confirmed()
         except (BlockingIOError, InterruptedError):
@@ -300,12 +215,6 @@ def await_echo(
             failed(str(problem))
 
     reactor.watch(sock, READ, readable)
-
-
-def check_echo(message: Message, rank: int) -> None:
-    """Raise ConnectionError unless the message comes from this rank."""
-    if message["type"] != "echo" or message["rank"] != rank:
-        raise ConnectionError(f"rank {message.get('rank')} answered there, not rank {rank}")
 
 
 class WireSpeed(NamedTuple):
@@ -338,8 +247,8 @@ class Race:
         self._reactor = reactor
         self._finished = finished
         self._over = False
-        self._start_s: Optional[float] = None
-        self._due_s = 0.0  # when to look next
+        self._start_s = 0.0
+        self._one_done_s: Optional[float] = None  # when enough was known of the first wire
         self._runners = [_Runner(reactor, claim.target, self._ready) for _ in wires]
         for runner, wire in zip(self._runners, wires):
             address = (str(wire["address"]), int(wire["port"]))
@@ -347,9 +256,9 @@ class Race:
 
     def _ready(self) -> None:
         """Start when all runners are ready or have dropped out."""
-        if self._over or self._start_s is not None or not all(item.settled for item in self._runners):
+        if self._over or self._start_s or not all(item.settled for item in self._runners):
             return
-        self._start_s = self._due_s = monotonic()
+        self._start_s = monotonic()
         for runner in self._runners:
             runner.start(self._start_s)
         self._look()
@@ -357,23 +266,19 @@ class Race:
     def _look(self) -> None:
         if self._over:
             return
-        assert self._start_s is not None
         now_s = monotonic()
-        late = now_s - self._due_s > _LOOK_S
-        for runner in self._runners:
-            runner.ask_system()
-        laps = [runner.lap for runner in self._runners if runner.lap is not None]
-        elapsed_s = now_s - self._start_s
-        if elapsed_s < MAX_S and (late or not is_over(laps, elapsed_s, now_s)):
-            # After a time without a processor, first read and send what could not be meanwhile.
-            wait_s = _LOOK_S if elapsed_s < 2 * MIN_S else 2 * _LOOK_S
-            self._due_s = now_s + wait_s
-            self._reactor.after(wait_s, self._look)
+        running = [item for item in self._runners if item.sock is not None]
+        done = [item.done(now_s) for item in running]
+        if any(done) and self._one_done_s is None:
+            self._one_done_s = now_s
+        waited_enough = self._one_done_s is not None and now_s - self._one_done_s >= OTHERS_S
+        if not all(done) and not waited_enough and now_s - self._start_s < MAX_S:
+            self._reactor.after(_LOOK_S, self._look)
             return
         results = [item.speed(now_s) for item in self._runners]
         self.close()
         told = ", ".join("broken" if found is None else f"{found.mb_per_s:.1f} MB/s" for found in results)
-        logger.debug("measured in %.3f s: %s", elapsed_s, told)
+        logger.debug("measured in %.3f s: %s", now_s - self._start_s, told)
         self._finished(results)
 
     def close(self) -> None:
@@ -387,14 +292,15 @@ class _Runner:
     """One wire in a race: the asking side of its connection."""
 
     def __init__(self, reactor: Reactor, target: int, settled: Callable[[], None]) -> None:
-        self.settled = False
-        self.lap: Optional[Lap] = None
+        self.settled = False  # it is ready to start, or has dropped out
+        self.sock: Optional[socket.socket] = None
+        self._there: Optional[Meter] = None
+        self._back: Optional[Meter] = None
         self._reactor = reactor
         self._target = target
         self._settled = settled
         self._closed = False
-        self._sock: Optional[socket.socket] = None
-        self._unsent: List[memoryview] = []
+        self._unsent = memoryview(b"")
         self._head = bytearray()
         self._filler = self._received = self._sent = 0
         self._start_s = 0.0
@@ -406,7 +312,7 @@ class _Runner:
         elif self._closed:
             dial.sock.close()
         else:
-            self._sock = dial.sock
+            self.sock = dial.sock
             await_echo(self._reactor, dial.sock, dial.session, self._target, self._at_start, self._drop_out)
 
     def _at_start(self) -> None:
@@ -416,31 +322,33 @@ class _Runner:
     def _drop_out(self, why: str) -> None:
         logger.info("a wire to rank %d could not be measured: %s", self._target, why)
         self.close()
-        self.lap = None
         self._at_start()
 
     def start(self, start_s: float) -> None:
         """Start to send, and to count received bytes."""
-        if self._sock is None:
+        if self.sock is None:
             return
         self._start_s = start_s
-        self.lap = Lap(Meter(start_s), Meter(start_s))
-        self._unsent = [memoryview(REQUEST.pack(LIMIT_BYTES))]
-        keep_queue_short(self._sock)
-        self._reactor.watch(self._sock, READ | WRITE, self._run)
+        self._there, self._back = Meter(start_s), Meter(start_s)
+        self._unsent = memoryview(REQUEST.pack(LIMIT_BYTES))
+        keep_queue_short(self.sock)
+        self._reactor.watch(self.sock, READ | WRITE, self._run)
+
+    def done(self, now_s: float) -> bool:
+        """Return whether enough is known of both directions."""
+        return all(meter is not None and meter.done(now_s) for meter in (self._there, self._back))
 
     def speed(self, now_s: float) -> Optional[WireSpeed]:
-        """Return the results so far."""
-        if self.lap is None:
+        """Return the results so far; None if the wire broke."""
+        if self.sock is None or self._there is None or self._back is None:
             return None
-        there, back = (meter.rate(now_s) / 1e6 for meter in self.lap)
-        return WireSpeed(there, back)
+        return WireSpeed(self._there.rate(now_s) / 1e6, self._back.rate(now_s) / 1e6)
 
     def _run(self) -> None:
-        assert self._sock is not None
+        assert self.sock is not None
         try:
-            self._read(self._sock)
-            self._write(self._sock)
+            self._read(self.sock)
+            self._write(self.sock)
         except (BlockingIOError, InterruptedError):
             return
         except (OSError, ProtocolError) as problem:
@@ -453,9 +361,8 @@ class _Runner:
                 self._reactor.watch(sock, READ, self._run)
                 return
             self._sent += size
-            self._unsent = [_FILLER[:size]]
-        rest = self._unsent[0][sock.send(self._unsent[0]) :]
-        self._unsent = [rest] if rest else []
+            self._unsent = _FILLER[:size]
+        self._unsent = self._unsent[sock.send(self._unsent) :]
 
     def _read(self, sock: socket.socket) -> None:
         try:
@@ -464,24 +371,17 @@ class _Runner:
             return
         if not data:
             raise ConnectionError("it closed the connection")
-        assert self.lap is not None
+        assert self._there is not None and self._back is not None
         self._received += len(data)
-        self.lap.back.arrived(monotonic(), self._received)
-        for total, passed_us, acked, active_us, rate, _ in self._heads(data):
+        self._back.arrived(monotonic(), self._received)
+        for total, passed_us in self._heads(data):
             if total > self._sent or passed_us > 1e9:
                 raise ProtocolError("it has received more than was sent")
-            self.lap.there.arrived(self._start_s + passed_us * 1e-6, total)
-            self.lap.back.told(acked, active_us, rate)
-        self.ask_system()
+            self._there.arrived(self._start_s + passed_us * 1e-6, total)
 
-    def ask_system(self) -> None:
-        """Note the acknowledged bytes: if the other end does not run, its system still acknowledges."""
-        if self._sock is not None and self.lap is not None:
-            self.lap.there.told(*acknowledged(self._sock))
-
-    def _heads(self, data: bytes) -> List[Tuple[int, ...]]:
+    def _heads(self, data: bytes) -> List[Tuple[int, int]]:
         """Return the headers of the blocks that begin in these bytes."""
-        found: List[Tuple[int, ...]] = []
+        found: List[Tuple[int, int]] = []
         position = 0
         while position < len(data):
             skipped = min(self._filler, len(data) - position)
@@ -491,16 +391,16 @@ class _Runner:
             position += len(head)
             self._head += head
             if len(self._head) == BLOCK.size:
-                found.append(BLOCK.unpack(self._head))
-                self._filler = found[-1][-1]
+                total, passed_us, self._filler = BLOCK.unpack(self._head)
+                found.append((total, passed_us))
                 self._head.clear()
         return found
 
     def close(self) -> None:
         """Hang up at once: unsent bytes would only keep a slow wire busy."""
         self._closed = True
-        if self._sock is not None:
-            self._reactor.forget(self._sock)
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self._sock.close()
-            self._sock = None
+        if self.sock is not None:
+            self._reactor.forget(self.sock)
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.sock.close()
+            self.sock = None

@@ -1,80 +1,137 @@
-"""The processes of a job, from their first connection to their end, and the members of a view. Pure."""
+"""The processes of a job from their first connection to their end, and the state machine's actions. Pure."""
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..config import Slot
 from ..group.view import Candidate
 from ..wire.messages import Message
-from .actions import Seat
+
+ADDED, REMOVED = 2, 1
+"""Changes of the membership, as bits: as in Horovod's ``HostUpdateResult``."""
 
 
-class Located(Protocol):
-    """A rank and where it can be dialled, as it is known to the rendezvous and to other ranks."""
+class Seat(NamedTuple):
+    """A place in the job that a process is expected to take."""
 
-    @property
-    def rank(self) -> int: ...
-    @property
-    def host(self) -> str: ...
-    @property
-    def host_index(self) -> int: ...
-    @property
-    def local_rank(self) -> int: ...
-    @property
-    def machine(self) -> str: ...  # its identifier
-    @property
-    def addresses(self) -> List[Dict[str, Any]]: ...  # where it listens while the job starts
+    slot: Slot
+    host: str
+
+
+# ---- actions that the state machine returns to its I/O shell ----------------------------------
+
+
+class Send(NamedTuple):
+    """Send a message to a connection."""
+
+    connection: int
+    message: Message
+
+
+class Drop(NamedTuple):
+    """Close a connection once all messages for it have been sent."""
+
+    connection: int
+
+
+class Notice(NamedTuple):
+    """Report an event to the launcher (or the log)."""
+
+    # ``joined``, ``started``, ``failed``, ``refused``, ``note``, ``warning``, ``log`` or ``ended``; in an
+    # elastic job also ``waiting``, ``view`` and ``lost``.
+    kind: str
+    text: str  # one paragraph for people
+    rank: Optional[int] = None  # the rank it came from
+    culprit: Optional[int] = None  # for ``failed``: the rank at fault, if known
+    detail: Dict[str, Any] = {}  # for ``started`` the rows of the link table, for ``warning`` its topic
+
+
+class Timer(NamedTuple):
+    """Call :meth:`~ringcomm.rendezvous.state.Rendezvous.tick` after this many seconds."""
+
+    delay_s: float
+
+
+Action = Union[Send, Drop, Notice, Timer]
+
+
+def exclude(connection: int, reason: str) -> List[Action]:
+    """Make a process of an elastic job end without an error."""
+    return [Send(connection, {"type": "excluded", "reason": reason}), Drop(connection)]
+
+
+def refuse(connection: int, reason: str) -> List[Action]:
+    """Refuse a process that has asked to join."""
+    return [
+        Send(connection, {"type": "refused", "reason": reason}),
+        Drop(connection),
+        Notice("refused", f"refused a process that asked to join: {reason}"),
+    ]
 
 
 class Refusal(Exception):
     """The refusal of a process that asks to join; the text is the reason."""
 
 
-class Member:
-    """A process that has joined."""
+# ---- members of a view -------------------------------------------------------------------------
 
-    def __init__(self, connection: int, message: Message, slot: Optional[Slot], host: str) -> None:
+
+class Located(NamedTuple):
+    """A rank and where it can be dialled, as other ranks see it."""
+
+    rank: int
+    host: str
+    host_index: int
+    local_rank: int
+    machine: str  # its identifier
+    addresses: List[Dict[str, Any]]  # where it listens while the job starts
+
+
+def as_target(peer: Located, addresses: Optional[Iterable[str]] = None) -> Dict[str, Any]:
+    """Return what another rank needs to dial this one. ``addresses``: only these; None: all."""
+    offers = [item for item in peer.addresses if addresses is None or item["address"] in addresses]
+    return {"rank": peer.rank, "addresses": offers, "machine": peer.machine}
+
+
+class Member:
+    """A rank of a view."""
+
+    def __init__(self, connection: int, message: Message, host: str, number: int = -1) -> None:
         self.connection = connection
-        self.slot = slot  # the place it was started for, if a launcher planned the job
+        self.number = number  # of the process; in a job that a launcher planned its rank
         self.host = host
         self.hostname: str = message["hostname"]
         self.machine: str = str(message.get("machine", ""))
         self.pid: int = message["pid"]
         self.addresses: List[Dict[str, Any]] = message["addresses"]
-        self.rank = -1
-        self.host_index = -1
-        self.local_rank = -1
+        self.rank = self.host_index = self.local_rank = -1
         self.linked = False  # to all others
         self.left: Optional[str] = None  # the reason in its goodbye message
         self.gone: Optional[str] = None  # how it ended, if it failed
         self.dead_after_s = dead_after_s(message)  # limit for unanswered pings; 0: none
         self.heard_s = 0.0  # its last message, on the rendezvous' monotonic clock
         self.asked = False  # for the peers it receives heartbeats from, without an answer so far
-        self.number = -1  # member number in an elastic job
 
     @property
     def is_here(self) -> bool:
         """Return whether it has neither left nor ended."""
         return self.left is None and self.gone is None
 
+    @property
+    def located(self) -> Located:
+        """Return where it can be dialled."""
+        return Located(self.rank, self.host, self.host_index, self.local_rank, self.machine, self.addresses)
+
     def name(self) -> str:
         """Return the member as text, such as ``rank 2 (jetson2)``."""
-        return f"rank {self.rank} ({self.host})" if self.rank >= 0 else f"a rank on {self.host}"
+        return f"rank {self.rank} ({self.host})"
 
     def describe(self) -> Dict[str, Any]:
         """Return the description of this rank that is sent to every other."""
-        description: Dict[str, Any] = {
-            "rank": self.rank,
-            "host": self.host,
-            "host_index": self.host_index,
-            "local_rank": self.local_rank,
-            "pid": self.pid,
-        }
-        if self.number >= 0:
-            description["member"] = self.number
-        return description
+        names = ("rank", "host", "host_index", "local_rank", "pid")
+        return {**{name: getattr(self, name) for name in names}, "member": self.number}
 
 
 def dead_after_s(message: Message) -> float:
@@ -83,52 +140,18 @@ def dead_after_s(message: Message) -> float:
     return float(limit_s) if isinstance(limit_s, (int, float)) else 0.0
 
 
-def checked_host(message: Message, version: str) -> str:
-    """Return the host's name of a process that asks to join; raises Refusal if its ``version`` differs."""
-    host = str(message.get("host") or message["hostname"])
-    if message["version"] != version:
-        raise Refusal(
-            f"{host} has ringcomm {message['version']}, but this job runs {version}. "
-            "Install the same on every host, from the same folder or wheel."
-        )
-    return host
-
-
-def as_target(member: Located, addresses: Optional[Collection[str]] = None) -> Dict[str, Any]:
-    """Return what another rank needs to dial this one. ``addresses``: only these; None: all."""
-    offers = [item for item in member.addresses if addresses is None or item["address"] in addresses]
-    return {"rank": member.rank, "addresses": offers, "machine": member.machine}
-
-
-def number_hosts(ordered: Sequence[Member], planned: bool) -> None:
-    """Set every member's host index and local rank. ``planned``: slots say which members share a host."""
+def number_hosts(ordered: Sequence[Member], slots: Sequence[Optional[Slot]]) -> None:
+    """Set every member's host index and local rank. Slots, where given, say which members share a host."""
     hosts: Dict[Any, int] = {}
     counts: Dict[int, int] = {}
-    for member in ordered:
-        identity: Any = (
-            member.slot.host_index if planned and member.slot else (member.hostname, member.machine)
-        )
+    for member, slot in zip(ordered, slots):
+        identity: Any = (member.hostname, member.machine) if slot is None else slot.host_index
         member.host_index = hosts.setdefault(identity, len(hosts))
         member.local_rank = counts.get(member.host_index, 0)
         counts[member.host_index] = member.local_rank + 1
 
 
-def named_twice(members: Sequence[Member]) -> str:
-    """Return a warning if the job's plan has one machine as several hosts; else ""."""
-    found: Dict[Tuple[str, str], Dict[int, str]] = {}
-    for member in members:
-        if member.machine:
-            found.setdefault((member.hostname, member.machine), {})[member.host_index] = member.host
-    for (hostname, _), hosts in found.items():
-        if len(hosts) > 1:
-            names = sorted(hosts.values())
-            count = sum(member.host_index in hosts for member in members)
-            return (
-                f"{' and '.join(names)} are names of one machine ({hostname}), and count as {len(hosts)} "
-                "hosts: local_rank() begins at 0 for each, so their ranks choose the same GPUs and cores. "
-                f"Name it once: -H {names[0]}:{count}."
-            )
-    return ""
+# ---- processes ---------------------------------------------------------------------------------
 
 
 class Stage(Enum):
@@ -148,32 +171,11 @@ class Process:
         self.connection = connection
         self.place = place  # where its launcher has started it, if one did
         self.message = message  # its last request to join
-        self._stage = Stage.WAITING
-        self._listed: Optional[Dict[Stage, Dict[int, Process]]] = None
+        self.stage = Stage.WAITING  # changed by :meth:`Processes.move`
         self.rank = -1  # in the last view that it was in
         self.asked_s = self.heard_s = 0.0  # its first request to join, and its last message
         self.excluded: Optional[str] = None  # why it must leave at the next boundary
         self.why_lost = ""
-
-    @property
-    def stage(self) -> Stage:
-        """Return its stage."""
-        return self._stage
-
-    @stage.setter
-    def stage(self, stage: Stage) -> None:
-        """Change its stage."""
-        if self._listed is not None:
-            self._listed[self._stage].pop(self.number, None)
-            self._listed[stage][self.number] = self
-        self._stage = stage
-
-    def list_in(self, stages: Optional[Dict[Stage, Dict[int, Process]]]) -> None:
-        """Be listed by stage from now on; None: no longer."""
-        if self._listed is not None:
-            self._listed[self._stage].pop(self.number, None)
-        self._listed = stages
-        self.stage = self._stage
 
     @property
     def host(self) -> str:
@@ -184,7 +186,7 @@ class Process:
     @property
     def is_here(self) -> bool:
         """Return whether it waits for the next view, or is a member of the last."""
-        return self._stage in (Stage.WAITING, Stage.IN_VIEW)
+        return self.stage in (Stage.WAITING, Stage.IN_VIEW)
 
     @property
     def is_new(self) -> bool:
@@ -202,14 +204,17 @@ class Process:
         slot = Slot(0, 0) if self.place is None else self.place.slot
         return Candidate(self.number, self.rank, position if type(position) is int else 0, slot)
 
+    def name(self) -> str:
+        """Return the process as text: its rank in the last view, and its host."""
+        return f"a new process on {self.host}" if self.is_new else f"rank {self.rank} ({self.host})"
+
 
 class Processes:
-    """All processes of a job, by member number and by connection."""
+    """All processes of a job, by member number, by connection and by stage."""
 
-    def __init__(self, expected: Optional[Mapping[int, Seat]] = None) -> None:
-        self.expected: Dict[int, Seat] = dict(expected or {})  # planned or announced places, by member number
-        # how processes ended, and whether normally, by member number
-        self.exits: Dict[int, Tuple[str, bool]] = {}
+    def __init__(self, expected: Mapping[int, Seat]) -> None:
+        self.expected = dict(expected)  # planned or announced places, by member number
+        self.exits: Dict[int, Tuple[str, bool]] = {}  # how processes ended, and whether normally, by number
         self._by_number: Dict[int, Process] = {}
         self._by_connection: Dict[int, Process] = {}
         self._by_stage: Dict[Stage, Dict[int, Process]] = {stage: {} for stage in Stage}
@@ -235,10 +240,10 @@ class Processes:
         """Return whether the process with this member number waits for the next view."""
         return number in self._by_stage[Stage.WAITING]
 
-    def missing(self) -> List[Tuple[int, Seat]]:
-        """Return the processes that a launcher has announced, and that have neither joined nor ended."""
+    def missing(self) -> List[Seat]:
+        """Return the places of processes that a launcher has announced, and that have not joined or ended."""
         known = {*self._by_number, *self.exits}
-        return [(number, place) for number, place in sorted(self.expected.items()) if number not in known]
+        return [place for number, place in sorted(self.expected.items()) if number not in known]
 
     def enter(
         self, connection: int, message: Message, number: int, place: Optional[Seat], now_s: float
@@ -248,30 +253,26 @@ class Processes:
         if process is None or not process.is_here:
             if process is not None:
                 self.forget(process)
-            process = Process(number, connection, place, message)
+            process = self._by_number[number] = Process(number, connection, place, message)
             process.asked_s = now_s
         self._by_connection.pop(process.connection, None)
-        process.connection, process.message = connection, message
-        process.stage, process.heard_s = Stage.WAITING, now_s
+        process.connection, process.message, process.heard_s = connection, message, now_s
         self._by_connection[connection] = process
-        self._by_number[number] = process
-        process.list_in(self._by_stage)
+        self.move(process, Stage.WAITING)
         return process
+
+    def move(self, process: Process, stage: Stage, why_lost: str = "") -> None:
+        """Change the stage of a process."""
+        self._by_stage[process.stage].pop(process.number, None)
+        process.stage, process.why_lost = stage, why_lost
+        self._by_stage[stage][process.number] = process
 
     def forget(self, process: Process) -> None:
         """Remove a process: it has not been in any view, or all members of its view have left."""
         self._by_number.pop(process.number, None)
-        process.list_in(None)
+        self._by_stage[process.stage].pop(process.number, None)
         self.disconnect(process)
 
     def disconnect(self, process: Process) -> None:
         """Forget the connection of a process, which has ended."""
         self._by_connection.pop(process.connection, None)
-
-
-def names(processes: Iterable[Process]) -> str:
-    """Return the processes as text: their ranks in the last view, and their hosts."""
-    return ", ".join(
-        f"rank {item.rank} ({item.host})" if item.rank >= 0 else f"a new process on {item.host}"
-        for item in processes
-    )

@@ -15,7 +15,6 @@ import re
 from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..clock import is_due
-from ..config import Slot
 from ..errors import ANOTHER_CALL, MismatchError, interruption_text
 from ..wire.messages import Message
 from .membership import Member
@@ -67,25 +66,24 @@ Ranges = Sequence[Sequence[int]]
 class RootCauseAnalysis:
     """Collects the failure reports of one generation and determines the root cause."""
 
-    def __init__(self) -> None:
+    def __init__(self, exits: Mapping[int, Tuple[str, bool]] = {}) -> None:  # noqa: B006
+        self._exits = dict(exits)  # how processes have ended, and whether normally, by member number
         self._suspicions: List[Suspicion] = []
         self._mismatches: Dict[int, str] = {}
         self._mismatch_due_s = 0.0
-        self._exits: Dict[Slot, Tuple[str, bool]] = {}
         self._heartbeats: Dict[int, Tuple[Ranges, Ranges]] = {}
 
     def answered(self, rank: int, heard: Ranges, silent: Ranges) -> None:
         """Record from which peers a rank has received recent heartbeats. It is asked after every report."""
         self._heartbeats[rank] = heard, silent
 
-    def exited(self, slot: Slot, how: str, ok: bool) -> None:
+    def exited(self, number: int, how: str, ok: bool) -> None:
         """Record how a process ended, as the launcher reports it."""
-        self._exits[slot] = (how, ok)
+        self._exits[number] = how, ok
 
-    def exit_of(self, slot: Optional[Slot]) -> Optional[str]:
-        """Return how the process in this place ended, or None if it has not."""
-        exit_report = self._exits.get(slot) if slot is not None else None
-        return exit_report[0] if exit_report is not None else None
+    def exit_of(self, number: int) -> Optional[str]:
+        """Return how the process with this member number ended, or None if it has not."""
+        return self._exits[number][0] if number in self._exits else None
 
     def suspect(self, suspicion: Suspicion) -> None:
         """Record a report that a rank is lost."""
@@ -202,7 +200,7 @@ class RootCauseAnalysis:
         cause = culprit.gone or culprit.left or VANISHED
         if reports and culprit.is_here:
             cause = f"{members[reports[0].reporter].name()} reports: {reports[0].why}"
-        how = self.exit_of(culprit.slot)
+        how = self.exit_of(culprit.number)
         if how is not None and how not in cause:
             cause = f"{cause}, {how}"
         cause = cause.rstrip(".")

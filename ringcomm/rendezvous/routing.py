@@ -10,14 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from typing import Any, Collection, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..errors import ProtocolError
 from ..transport.nics import LOCAL, LOOPBACK
 from ..transport.routes import RELAYED, Attempt, Wire, candidates, choose, explain_no_route, relayed, wire_of
 from ..wire.messages import Message
-from .actions import Action, Send
-from .membership import Located, Member, as_target
+from .membership import Action, Located, Member, Send, as_target
 
 _NEAREST = {LOCAL: 0, LOOPBACK: 1}
 
@@ -52,12 +51,6 @@ class NoRoute(Exception):
         self.ranks = ranks  # the first ranks of the two hosts
 
 
-def with_second_round(first: Sequence[Attempt], second: Sequence[Attempt]) -> List[Attempt]:
-    """Return a rank's attempts of both rounds: addresses dialled again replace the first ones."""
-    again = {(item.target, item.address) for item in second}
-    return [*(item for item in first if (item.target, item.address) not in again), *second]
-
-
 class Routing:
     """Derives one route for each pair of hosts from the attempts of their first ranks (``leaders``).
 
@@ -87,26 +80,11 @@ class Routing:
         self._wires = {pair: candidates(tried)[:MAX_WIRES] for pair, tried in self._tried.items()}
         self._measured = {pair: self._again(wires, known or {}) for pair, wires in self._wires.items()}
 
-    def to_probe_again(self) -> Dict[int, List[Dict[str, Any]]]:
-        """Return, by rank, the targets of the second round, with the addresses that took too long: hosts that
-        neither end has reached, and only for that reason. On busy hosts neither end may have got far enough
-        in its time.
-        """
-        found: Dict[int, List[Dict[str, Any]]] = {}
-        for pair in self.unreached():
-            for source, target in (pair, pair[::-1]):
-                own = [item for item in self._tried[pair] if item.source == source]
-                # With a relay no host waits for addresses that may be behind a firewall, and never answer.
-                slow = {item.address for item in own if item.too_slow and (item.local or not self._relayed)}
-                if slow:
-                    found.setdefault(source, []).append(as_target(self._leaders[target], slow))
-        return found
-
     def unreached(self) -> List[Pair]:
         """Return the pairs of hosts of which neither end has reached the other."""
         return [pair for pair, wires in self._wires.items() if not wires]
 
-    def leave_out(self, pairs: Collection[Pair]) -> None:
+    def leave_out(self, pairs: Sequence[Pair]) -> None:
         """Choose no routes for these pairs."""
         for pair in pairs:
             self._wires.pop(pair)
@@ -114,10 +92,6 @@ class Routing:
     def tried(self, pair: Pair) -> List[Attempt]:
         """Return all attempts between two hosts."""
         return self._tried[pair]
-
-    def wires(self, pair: Pair) -> List[Attempt]:
-        """Return the best attempt of each wire between two hosts, with its speed if that was measured."""
-        return [self._with_speed(pair, item) for item in self._wires.get(pair, ())]
 
     def wanted(self) -> Dict[int, List[Dict[str, Any]]]:
         """Return the measurements that each rank must make now; empty once all routes are known. Pairs of
@@ -191,17 +165,6 @@ class Routing:
             routes[low.host_index, high.host_index] = self._with_speed(pair, wires[chosen])
         return routes
 
-    def speeds(self) -> Dict[Pair, Dict[Wire, float]]:
-        """Return, by the indices of two hosts, the measured MB/s of the wires between them."""
-        index = {rank: leader.host_index for rank, leader in self._leaders.items()}
-        found: Dict[Pair, Dict[Wire, float]] = {}
-        for low, high in self._wires:
-            known = {wire_of(item): item.mb_per_s for item in self.wires((low, high))}
-            found[index[low], index[high]] = {
-                wire: speed for wire, speed in known.items() if speed is not None
-            }
-        return found
-
     def _with_speed(self, pair: Pair, item: Attempt) -> Attempt:
         """Return the attempt, with the lowest of the speeds measured on its wire."""
         speeds = [found[wire_of(item)] for found in self._measured[pair] if wire_of(item) in found]
@@ -212,55 +175,40 @@ class Routing:
         NoRoute if there is no route between two of them.
         """
         found: Dict[int, List[Dict[str, Any]]] = {}
-        speeds = self.speeds()
-        for pair, route in self.routes().items():
-            for end in (route.source, route.target):
-                other = self._leaders[route.target if end == route.source else route.source]
+        for route in self.routes().values():
+            for end, other in ((route.source, route.target), (route.target, route.source)):
                 way = {
-                    "host": other.host_index, "dial": end == route.source, "address": route.address,
-                    "iface": route.local_iface, "own_iface": dict(wire_of(route))[end],
-                    "measured": _by_iface(end, speeds.get(pair, {})), "relayed": route.kind == RELAYED,
+                    "host": self._leaders[other].host_index, "dial": end == route.source,
+                    "address": route.address, "iface": route.local_iface, "relayed": route.kind == RELAYED,
                 }  # fmt: skip
                 found.setdefault(self._leaders[end].host_index, []).append(way)
         return found
 
 
 def routes_of(
-    own: Located, members: Sequence[Located], ways: Sequence[Mapping[str, Any]]
+    own: Member, members: Sequence[Member], ways: Sequence[Mapping[str, Any]]
 ) -> List[Dict[str, Any]]:
-    """Return for every peer whether to dial it, at which addresses in this order, and by which interface;
-    where there was a choice also this end's interfaces, the chosen one and the speed of each. On a relayed
-    route both dial the relay, and the end that would dial the other begins the handshake. Ranks of a host
-    without a way in ``ways`` (see :meth:`Routing.ways`) dial.
+    """Return for every peer whether to dial it, at which addresses in this order, and by which interface,
+    from the host's :meth:`Routing.ways`. On a relayed route both dial the relay, and the end that would dial
+    the other begins the handshake.
     """
     by_host = {int(way["host"]): way for way in ways}
     result = []
     for peer in members:
+        way = by_host.get(peer.host_index)
         if peer.rank == own.rank:
             continue
-        addresses: List[Dict[str, Any]] = []
-        choice: Dict[str, Any] = {}
-        dial, iface = False, ""
-        way = by_host.get(peer.host_index)
         if peer.host_index == own.host_index:
             # A Unix socket first, then the loopback; the rest in case two containers pass for one host.
             addresses = sorted(peer.addresses, key=lambda item: _NEAREST.get(str(item.get("kind")), 2))
-            dial = own.rank > peer.rank
+            route = {"dial": own.rank > peer.rank, "iface": "", "relayed": False}
         elif way is not None:
             addresses = [item for item in peer.addresses if item.get("address") == way["address"]]
-            dial, iface = bool(way["dial"]), str(way["iface"])
-            choice = {name: way[name] for name in ("own_iface", "measured", "relayed") if name in way}
-        result.append({"peer": peer.rank, "dial": dial, "addresses": addresses, "iface": iface, **choice})
+            route = {name: way[name] for name in ("dial", "iface", "relayed")}
+        else:
+            addresses, route = [], {"dial": False, "iface": "", "relayed": False}
+        result.append({"peer": peer.rank, "addresses": addresses, **route})
     return result
-
-
-def _by_iface(rank: int, speeds: Mapping[Wire, float]) -> Dict[str, float]:
-    """Return the best speed of each of this rank's interfaces."""
-    best: Dict[str, float] = {}
-    for wire, speed in speeds.items():
-        iface = dict(wire)[rank]
-        best[iface] = max(speed, best.get(iface, 0.0))
-    return best
 
 
 def _no_route(low: Located, high: Located, attempts: Sequence[Attempt]) -> str:
@@ -293,7 +241,6 @@ class Linking:
         # probes and measurements have ended: :meth:`link` can choose
         self.probed_all = len(self._leaders) == 1
         self._probing = {leader.rank for leader in self._leaders}
-        self._probed_again = False
         self._reports: Dict[int, List[Attempt]] = {}
         self._measuring: Set[int] = set()
         self._routing = Routing((), {})
@@ -313,7 +260,7 @@ class Linking:
             "rank": member.rank,
             "generation": self._generation,
             "members": rows,
-            "targets": [as_target(other) for other in others] if member.local_rank == 0 else [],
+            "targets": [as_target(other.located) for other in others] if member.local_rank == 0 else [],
         }
 
     def probed(self, member: Member, message: Message) -> List[Action]:
@@ -321,19 +268,14 @@ class Linking:
         if member.rank not in self._probing:
             return []
         attempts = [Attempt.from_json(item)._replace(source=member.rank) for item in message["attempts"]]
-        self._reports[member.rank] = with_second_round(self._reports.get(member.rank, ()), attempts)
+        self._reports[member.rank] = attempts
         self._probing.discard(member.rank)
         if self._probing:
             return []
-        self._routing = Routing(self._leaders, self._reports, self._known, bool(self._relay))
-        return self._probe_again() or self._measure()
-
-    def _probe_again(self) -> List[Action]:
-        """Let ranks dial again, once, the addresses that failed only because they took too long."""
-        targets = {} if self._probed_again else self._routing.to_probe_again()
-        self._probed_again, self._probing = True, set(targets)
-        ranks = ((self._members[rank].connection, found) for rank, found in targets.items())
-        return [Send(connection, {"type": "probe_again", "targets": found}) for connection, found in ranks]
+        self._routing = Routing(
+            [leader.located for leader in self._leaders], self._reports, self._known, bool(self._relay)
+        )
+        return self._measure()
 
     def measured(self, member: Member, message: Message) -> List[Action]:
         """Take the measurements of a host's first rank."""
@@ -411,9 +353,9 @@ class Linking:
 
 
 MAX_LINES = 500
-"""Of the table as text. A thousand ranks have half a million links; a message may have 4 MiB."""
+"""Of the table as text: a message may have 4 MiB."""
 MAX_ROWS = 2016
-"""Of the table: all links of 64 ranks. Half a million rows would take seconds to make, without a reader."""
+"""Of the table: all links of 64 ranks. A thousand ranks have half a million links."""
 
 
 def ranges_of(ranks: Iterable[int]) -> List[List[int]]:
@@ -482,12 +424,6 @@ def _end(
     return None
 
 
-def _remark(row: Mapping[str, Any]) -> str:
-    if row["relay"]:
-        return f"relayed over {row['relay']}"
-    return f"{row['mb_per_s']:.0f} MB/s" if row["mb_per_s"] else ""
-
-
 def link_table(rows: Sequence[Mapping[str, Any]], size: int) -> str:
     """Return the first rows as aligned text."""
     cells = [
@@ -497,10 +433,11 @@ def link_table(rows: Sequence[Mapping[str, Any]], size: int) -> str:
             "<->",
             f"{row['peer_iface']} {row['peer_address']}",
             f"rank {row['peer']} ({row['peer_host']})",
-            _remark(row),
+            f"relayed over {row['relay']}" if row["relay"]
+            else f"{row['mb_per_s']:.0f} MB/s" if row["mb_per_s"] else "",
         )
         for row in rows[:MAX_LINES]
-    ]
+    ]  # fmt: skip
     widths = [max((len(line[column]) for line in cells), default=0) for column in range(6)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
     left = size * (size - 1) // 2 - MAX_LINES

@@ -14,7 +14,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from ..clock import Deadline, monotonic
 from ..config import Slot
-from ..configuration.limits import Limits
+from ..configuration.membership import Limits
 from ..errors import ProtocolError, RingcommError, StartupError
 from ..transport.accept import Acceptor, Refusals
 from ..transport.connect import is_short_of_descriptors, listen
@@ -24,9 +24,9 @@ from ..version import __version__
 from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.messages import MAX_REPORT_BYTES, Message, MessageReader, encode
 from ..wire.signing import Session
-from .actions import Action, Drop, Notice, Seat, Send, Timer
 from .control import error_from
 from .epoch import Phase
+from .membership import Action, Drop, Notice, Seat, Send, Timer
 from .relay import Relay, relay_here
 from .routing import NO_RELAY
 from .state import Rendezvous
@@ -35,8 +35,19 @@ from .terms import START_LIMIT, Terms
 logger = logging.getLogger("ringcomm.rendezvous")
 
 _REFUSALS_EVERY_S = 1.0
+_CLOSE_S = 0.5
 MAX_ENTRIES = 10_000
 MAX_ENTRY_BYTES = 64 * 1024
+
+
+class _Connection:
+    """An authenticated control connection."""
+
+    def __init__(self, number: int, sock: socket.socket, session: Session) -> None:
+        self.number, self.sock, self.session = number, sock, session
+        self.reader = MessageReader(MAX_REPORT_BYTES, session)
+        self.outgoing = bytearray()
+        self.closing = False  # once all bytes have been sent
 
 
 class RendezvousServer:
@@ -80,7 +91,7 @@ class RendezvousServer:
         self._connections: Dict[int, _Connection] = {}
         self._numbers = 0
         self._refused = Refusals()  # since the last line in the log
-        self.refusals = Refusals()  # connections that were turned away; for the thread that serves
+        self._refusals = Refusals()  # since the start
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._reactor = Reactor()
         self._relay: Optional[Relay] = None
@@ -97,6 +108,19 @@ class RendezvousServer:
         """Bind, start serving in a thread, and return the (address, port) pairs. Raises StartupError if none
         of the addresses can be bound, OSError if this process has no descriptors or memory left.
         """
+        listeners = self._listen()
+        self._acceptor = Acceptor(
+            self._reactor, listeners, self._key, self._job, self._accept, self._count_refusal,
+            self._encryption,
+        )  # fmt: skip
+        self._acceptor.relay = None if self._relay is None else self._relay.take
+        self._reactor.watch(self._wake_up, READ, self._run_calls)
+        endpoints = [listener.getsockname()[:2] for listener in listeners]
+        self._thread = threading.Thread(target=self._serve, name="ringcomm-rendezvous", daemon=True)
+        self._thread.start()
+        return [(str(address), int(port)) for address, port in endpoints]
+
+    def _listen(self) -> List[socket.socket]:
         listeners: List[socket.socket] = []
         problems: List[str] = []
         shortage: Optional[OSError] = None
@@ -105,30 +129,15 @@ class RendezvousServer:
                 listeners.append(listen(address, port=self._port))
             except OSError as problem:
                 problems.append(f"{address}: {problem.strerror or problem}")
-                shortage = shortage or (problem if is_short_of_descriptors(problem) else None)
+                shortage = problem if is_short_of_descriptors(problem) else shortage
         if not listeners:
             self._reactor.close()
             self._wake_up.close()
-            if shortage is not None:
-                raise shortage
-            raise StartupError("The rendezvous cannot listen anywhere: " + "; ".join(problems))
+            text = "The rendezvous cannot listen anywhere: " + "; ".join(problems)
+            raise StartupError(text) if shortage is None else shortage
         for line in problems:
             logger.info("the rendezvous does not listen on %s", line)
-        endpoints = [listener.getsockname()[:2] for listener in listeners]
-        self._acceptor = Acceptor(
-            self._reactor,
-            listeners,
-            self._key,
-            self._job,
-            self._accept,
-            self._count_refusal,
-            self._encryption,
-        )
-        self._acceptor.relay = None if self._relay is None else self._relay.take
-        self._reactor.watch(self._wake_up, READ, self._run_calls)
-        self._thread = threading.Thread(target=self._serve, name="ringcomm-rendezvous", daemon=True)
-        self._thread.start()
-        return [(str(address), int(port)) for address, port in endpoints]
+        return listeners
 
     def stop(self) -> None:
         """Close everything and end the thread (any thread but the server's own)."""
@@ -149,7 +158,7 @@ class RendezvousServer:
         happened in time (any thread).
         """
         self._awaited = True
-        self.order(self.changed)
+        self.order(self._changed)
         return self._idle.wait(timeout_s)
 
     def process_exited(self, number: int, how: str, ok: bool) -> None:
@@ -185,78 +194,14 @@ class RendezvousServer:
         rank = (self._state.abort_message or {}).get("rank")
         return -1 if rank is None else int(rank)
 
-    # ---- messages, in the server's thread ----------------------------------------------------
+    # ---- the server's thread -----------------------------------------------------------------
 
-    def arrived(self, number: int) -> None:
-        """Note that a process of the job has authenticated itself."""
-        self._idle.clear()
-
-    def received(self, number: int, message: Message) -> None:
-        """Give one message to the state machine and perform the actions that it returns."""
-        if message["type"] in ("post", "await"):
-            take = self._board.posted if message["type"] == "post" else self._board.awaited
-            self._act(take(number, message))
-            return
-        self._act(self._state.handle(number, message, monotonic()))
-        self.changed()
-
-    def lost(self, number: int) -> None:
-        """Handle the end of a rank's connection."""
-        self._board.left(number)
-        self._act(self._state.disconnected(number, monotonic()))
-
-    def changed(self) -> None:
-        """Update whether any rank of the current generation is connected."""
-        # This is called for every message. So connections are looked at only if a thread waits for it.
-        if not self._awaited and self._connections:
-            return
-        if any(not self._state.is_waiting(number) for number in self._connections):
-            self._idle.clear()
-        else:
-            self._idle.set()
-
-    def refused_connections(self, text: str) -> None:
-        """Report refused connections to the launcher."""
-        self._notify(Notice("log", text))
-
-    def _act(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Send):
-                self.send_message(action.connection, action.message)
-            elif isinstance(action, Drop):
-                self.drop(action.connection)
-            elif isinstance(action, Timer):
-                self.after(action.delay_s, self._tick)
-            elif isinstance(action, Notice):
-                self._notify(action)
-
-    def _tick(self) -> None:
-        self._state.refused_connections = str(self.refusals)
-        self._act(self._state.tick(monotonic()))
-
-    # ---- connections, in the server's thread -------------------------------------------------
-
-    def send_message(self, number: int, message: Message) -> None:
-        """Send a message, if that connection still exists."""
-        connection = self._connections.get(number)
-        if connection is not None:
-            connection.send_message(message)
-
-    def drop(self, number: int) -> None:
-        """Close a connection once all messages for it have been sent."""
-        connection = self._connections.get(number)
-        if connection is not None:
-            connection.closing = True
-            self.rewatch(connection)
-
-    def after(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """Call a function in the server's thread after some seconds."""
-        self._reactor.after(delay_s, callback)
-
-    @property
-    def numbers(self) -> List[int]:
-        """Return the numbers of all present connections."""
-        return list(self._connections)
+    def _serve(self) -> None:
+        try:
+            while not self._stopping:
+                self._reactor.run_once(3600.0)
+        finally:
+            self._close()
 
     def _run_calls(self) -> None:
         self._wake_up.clear()
@@ -266,16 +211,9 @@ class RendezvousServer:
     def _stop(self) -> None:
         self._stopping = True
 
-    def _serve(self) -> None:
-        try:
-            while not self._stopping:
-                self._reactor.run_once(3600.0)
-        finally:
-            self._close()
-
     def _close(self) -> None:
-        # Send queued messages (such as an abort), for half a second at most.
-        deadline = Deadline(0.5)
+        # Send queued messages, such as an abort.
+        deadline = Deadline(_CLOSE_S)
         while any(item.outgoing for item in self._connections.values()) and not deadline.expired():
             self._reactor.run_once(deadline.remaining_s())
         if self._acceptor is not None:
@@ -285,8 +223,48 @@ class RendezvousServer:
         for connection in self._connections.values():
             connection.sock.close()
         self._connections.clear()
-        self.changed()
+        self._changed()
         self._reactor.close()
+
+    def _received(self, number: int, message: Message) -> None:
+        """Give one message to the state machine and perform the actions that it returns."""
+        if message["type"] == "post":
+            self._act(self._board.posted(number, message))
+        elif message["type"] == "await":
+            self._act(self._board.awaited(number, message))
+        else:
+            self._act(self._state.handle(number, message, monotonic()))
+            self._changed()
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Timer):
+                self._reactor.after(action.delay_s, self._tick)
+            elif isinstance(action, Notice):
+                self._notify(action)
+            elif action.connection in self._connections:
+                connection = self._connections[action.connection]
+                if isinstance(action, Send):
+                    self._send(connection, action.message)
+                elif isinstance(action, Drop):
+                    connection.closing = True
+                    self._rewatch(connection)
+
+    def _tick(self) -> None:
+        self._state.note_refused(str(self._refusals))
+        self._act(self._state.tick(monotonic()))
+
+    def _changed(self) -> None:
+        """Update whether any rank of the current generation is connected."""
+        # This is called for every message. So connections are looked at only if a thread waits for it.
+        if not self._awaited and self._connections:
+            return
+        if any(not self._state.is_waiting(number) for number in self._connections):
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    # ---- connections, in the server's thread -------------------------------------------------
 
     def _accept(self, sock: socket.socket, claim: Claim, session: Session) -> None:
         if claim.purpose != Purpose.CONTROL:
@@ -294,25 +272,58 @@ class RendezvousServer:
             sock.close()
             return
         self._numbers += 1
-        connection = self._connections[self._numbers] = _Connection(self, self._numbers, sock, session)
-        self.arrived(connection.number)
-        self.rewatch(connection)
+        connection = self._connections[self._numbers] = _Connection(self._numbers, sock, session)
+        self._idle.clear()
+        self._rewatch(connection)
 
-    def rewatch(self, connection: _Connection) -> None:
+    def _rewatch(self, connection: _Connection) -> None:
         """Watch for writability only while bytes wait to be sent; close a dropped connection after them."""
         if connection.closing and not connection.outgoing:
             self._forget(connection)
         elif connection.number in self._connections:
             events = (0 if connection.closing else READ) | (WRITE if connection.outgoing else 0)
-            self._reactor.watch(connection.sock, events, connection.serve)
+            self._reactor.watch(connection.sock, events, lambda: self._ready(connection))
+
+    def _ready(self, connection: _Connection) -> None:
+        """Send and receive; called when the socket is readable or writable."""
+        try:
+            self._flush(connection)
+            if connection.closing:
+                return
+            data = connection.sock.recv(65536)
+            if not data:
+                self._lose(connection, "")
+            for message in connection.reader.feed(data):
+                self._received(connection.number, message)
+        except (BlockingIOError, InterruptedError):
+            return
+        except (OSError, ProtocolError) as problem:
+            self._lose(connection, str(getattr(problem, "strerror", None) or problem))
+
+    def _send(self, connection: _Connection, message: Message) -> None:
+        connection.outgoing += encode(message, connection.session)
+        try:
+            self._flush(connection)
+        except OSError as problem:
+            # The read that follows fails too, and reports that the connection has ended.
+            logger.debug("control connection %d: %s", connection.number, problem)
+
+    def _flush(self, connection: _Connection) -> None:
+        while connection.outgoing:
+            try:
+                sent = connection.sock.send(connection.outgoing)
+            except (BlockingIOError, InterruptedError):
+                break
+            del connection.outgoing[:sent]
+        self._rewatch(connection)
 
     def _forget(self, connection: _Connection) -> None:
         if self._connections.pop(connection.number, None) is not None:
             self._reactor.forget(connection.sock)
             connection.sock.close()
-            self.changed()
+            self._changed()
 
-    def lose(self, connection: _Connection, reason: str) -> None:
+    def _lose(self, connection: _Connection, reason: str) -> None:
         """End a control connection that ended or sent an invalid message."""
         if connection.number not in self._connections:
             return
@@ -320,11 +331,12 @@ class RendezvousServer:
             logger.info("control connection %d: %s", connection.number, reason)
         connection.outgoing.clear()
         self._forget(connection)
-        self.lost(connection.number)
+        self._board.left(connection.number)
+        self._act(self._state.disconnected(connection.number, monotonic()))
 
     def _count_refusal(self, origin: str, reason: str) -> None:
         """Count a refusal for the log, which gets at most one line a second."""
-        self.refusals.add(origin, reason)
+        self._refusals.add(origin, reason)
         if not self._refused:
             self._reactor.after(_REFUSALS_EVERY_S, self._log_refusals)
         self._refused.add(origin, reason)
@@ -336,59 +348,7 @@ class RendezvousServer:
             self._acceptor.kept_waiting = False
             text += "; their rate is limited, so a new rank may have to wait for some seconds"
         logger.info(text)
-        self.refused_connections(text)
-
-
-class _Connection:
-    """An authenticated control connection: messages in, messages out."""
-
-    def __init__(self, server: RendezvousServer, number: int, sock: socket.socket, session: Session) -> None:
-        self.server = server
-        self.number = number
-        self.sock = sock
-        self.session = session
-        self.reader = MessageReader(MAX_REPORT_BYTES, session)
-        self.outgoing = bytearray()
-        self.closing = False
-
-    def serve(self) -> None:
-        """Send and receive; called when the socket is readable or writable."""
-        try:
-            self._flush()
-            if not self.closing:
-                self._read()
-        except OSError as problem:
-            self.server.lose(self, str(problem.strerror or problem).lower())
-        except ProtocolError as problem:
-            self.server.lose(self, str(problem))
-
-    def _read(self) -> None:
-        try:
-            data = self.sock.recv(65536)
-        except (BlockingIOError, InterruptedError):
-            return
-        if not data:
-            self.server.lose(self, "")
-            return
-        for message in self.reader.feed(data):
-            self.server.received(self.number, message)
-
-    def send_message(self, message: Message) -> None:
-        self.outgoing += encode(message, self.session)
-        try:
-            self._flush()
-        except OSError as problem:
-            # The read that follows fails too, and reports that the connection has ended.
-            logger.debug("control connection %d: %s", self.number, problem)
-
-    def _flush(self) -> None:
-        while self.outgoing:
-            try:
-                sent = self.sock.send(self.outgoing)
-            except (BlockingIOError, InterruptedError):
-                break
-            del self.outgoing[:sent]
-        self.server.rewatch(self)
+        self._notify(Notice("log", text))
 
 
 class Board:
@@ -407,8 +367,7 @@ class Board:
             raise ProtocolError("an entry that is too long, or one too many")
         self._entries[entry] = text
         waiting = sorted(self._waiting.pop(entry, ()))
-        own = _entry_message(connection, entry, text)
-        return [own, *(_entry_message(number, entry, text) for number in waiting)]
+        return [_entry_message(number, entry, text) for number in (connection, *waiting)]
 
     def awaited(self, connection: int, message: Message) -> List[Send]:
         """Send an entry now, or when it is posted. Raises ProtocolError if ranks wait for too many."""

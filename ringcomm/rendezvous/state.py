@@ -24,9 +24,24 @@ from ..errors import ProtocolError
 from ..group.view import NO_VIEW, View, ViewMember
 from ..wire.auth import Claim
 from ..wire.messages import Message
-from .actions import ADDED, REMOVED, Action, Drop, Notice, Seat, Send, Timer, exclude, refuse
 from .epoch import PINGS_PER_LIMIT, Epoch, Phase
-from .membership import Member, Process, Refusal, Stage, named_twice, number_hosts
+from .membership import (
+    ADDED,
+    REMOVED,
+    Action,
+    Drop,
+    Member,
+    Notice,
+    Process,
+    Refusal,
+    Seat,
+    Send,
+    Stage,
+    Timer,
+    exclude,
+    number_hosts,
+    refuse,
+)
 from .root_cause import VANISHED
 from .terms import Assembly, Step, Terms
 
@@ -44,7 +59,6 @@ class Rendezvous:
         self.view: View = NO_VIEW  # the last one that was published
         self.epoch = Epoch()  # of the last view; before the first one it has no members
         self.abort_message: Optional[Message] = None  # sent to every process once the job has failed
-        self.refused_connections = ""  # the connections that failed to authenticate, as text
         self._terms = terms
         self._assembly = Assembly(terms)
         self._processes = self._assembly.processes
@@ -64,6 +78,10 @@ class Rendezvous:
         """Return whether the rendezvous may relay this link now."""
         return self.epoch.relays(link)
 
+    def note_refused(self, text: str) -> None:
+        """Set the text about connections that failed to authenticate."""
+        self._assembly.refused_connections = text
+
     # ---- what the launcher reports ------------------------------------------------------------
 
     def expect(self, number: int, slot: Slot, host: str) -> List[Action]:
@@ -82,23 +100,12 @@ class Rendezvous:
         """Note the launcher's report that a process has ended. ``number`` is its member number, in a job of
         fixed size its rank; ``ok``: a normal end.
         """
-        number, slot = self._assembly.reported(number)
         self._processes.exits[number] = how, ok
         process = self._processes.get(number)
         actions: List[Action] = []
         if process is None:
             actions += self._invite(now_s) if self._holds else []  # perhaps for this one
-        else:
-            is_member = self._with_rank(process.rank) is process and process.stage is not Stage.WAITING
-            slot = process.place.slot if slot is None and is_member and process.place is not None else slot
-            self._exited(process, how, ok)
-        if slot is not None:
-            # Its connection may have ended first; how the process ended is the better root cause.
-            actions += self._relay(self.epoch.process_exited(slot, how, ok, now_s), now_s)
-        return actions + self._advance(now_s)
-
-    def _exited(self, process: Process, how: str, ok: bool) -> None:
-        if process.stage is Stage.WAITING and process.is_new:
+        elif process.stage is Stage.WAITING and process.is_new:
             if self._terms.is_elastic:
                 self._processes.forget(process)
             # Otherwise it waits until its connection ends: it may be alive, on a host that is cut off.
@@ -106,6 +113,9 @@ class Rendezvous:
             self._end(process, how, ok)
         elif process.stage is Stage.LOST and process.why_lost == VANISHED:
             process.why_lost = how
+        # Its connection may have ended first; how the process ended is the better root cause.
+        actions += self._relay(self.epoch.process_exited(number, how, ok, now_s), now_s)
+        return actions + self._advance(now_s)
 
     def exclude(self, number: int, why: str, now_s: float) -> List[Action]:
         """Make a member of an elastic job leave at the next boundary between steps, without an error."""
@@ -147,11 +157,10 @@ class Rendezvous:
             return self._assembly.too_late(connection, message, self.abort_message, self.epoch.had_started)
         if self._over:
             return exclude(connection, "the job has ended")
-        number = message.get("member")
         if known is not None:
             message = {**message, "member": known.number}
-        elif elastic and type(number) is int:
-            known = self._processes.get(number)
+        elif elastic and type(message.get("member")) is int:
+            known = self._processes.get(message["member"])
         stage, old = (None, -1) if known is None else (known.stage, known.connection)
         too_early = stage is Stage.WAITING or (stage is Stage.IN_VIEW and self.epoch.is_linking)
         if old == connection and too_early:
@@ -184,7 +193,7 @@ class Rendezvous:
         waiting = self._processes.among(Stage.WAITING) if self.view.size < self._terms.most else []
         if not waiting:
             return []
-        missing = {place.host for _, place in self._processes.missing()}
+        missing = {place.host for place in self._processes.missing()}
         rest_s = min(
             item.asked_s + TOGETHER_S - now_s if item.is_new and item.host in missing else 0.0
             for item in waiting
@@ -225,15 +234,15 @@ class Rendezvous:
         process = self._processes.at(connection)
         if process is None:
             return []
-        stage, was_here = process.stage, process.is_here
+        stage = process.stage
         self._processes.disconnect(process)
         if stage is Stage.WAITING and process.is_new:
             self._processes.forget(process)
             return self._advance(now_s)
         actions: List[Action] = []
-        if was_here:
+        if process.is_here:
             how, _ = self._processes.exits.get(process.number, (VANISHED, False))
-            process.stage, process.why_lost = Stage.LOST, how
+            self._processes.move(process, Stage.LOST, how)
         if stage is Stage.IN_VIEW:
             actions = self._relay(self.epoch.disconnected(connection, now_s), now_s)
         return actions + self._advance(now_s)
@@ -242,8 +251,7 @@ class Rendezvous:
         """End a process that has been in a view; it has finished if nothing was wrong then."""
         running = self.epoch.phase is Phase.RUNNING
         finished = ok and running and process.stage is Stage.IN_VIEW
-        process.stage = Stage.LEFT if finished else Stage.LOST
-        process.why_lost = how
+        self._processes.move(process, Stage.LEFT if finished else Stage.LOST, how)
 
     # ---- the end of an epoch ------------------------------------------------------------------
 
@@ -276,6 +284,7 @@ class Rendezvous:
             return [*self._abort_waiting(), notice]
         if kind == "mismatch" or (kind == "no_route" and self._before is NO_VIEW):
             return self._fail(kind, notice.text)
+        self._assembly.view_failed(notice.text)
         if self._paused_since_s is None:
             self._paused_since_s = now_s
         self._network_changed = kind != "lost"  # silent hosts and cut links may have another network now
@@ -315,7 +324,7 @@ class Rendezvous:
 
     def _drop(self, process: Process, why: str) -> List[Action]:
         """Go on without a connected process: it does not run, or cannot reach the others."""
-        process.stage, process.why_lost = Stage.LOST, why
+        self._processes.move(process, Stage.LOST, why)
         reason = f"the job has gone on without this process: {why}"
         return [Send(process.connection, {"type": "refused", "reason": reason}), Drop(process.connection)]
 
@@ -351,7 +360,7 @@ class Rendezvous:
         for process in self._processes.among(Stage.WAITING) if self._excludes else ():
             if process.excluded is not None:
                 actions += self._dismiss(process, process.excluded)
-        decision = self._assembly.decide(self.view, self.refused_connections, now_s)
+        decision = self._assembly.decide(self.view, now_s)
         if decision.step is Step.PUBLISH:
             return actions + self._publish(decision.order, now_s)
         if decision.step is Step.FAIL:
@@ -368,34 +377,30 @@ class Rendezvous:
         return [*actions, Notice("ended", "every rank has left")]
 
     def _dismiss(self, process: Process, why: str) -> List[Action]:
-        process.stage, process.why_lost = Stage.LOST, why
+        self._processes.move(process, Stage.LOST, why)
         self._processes.disconnect(process)
         return exclude(process.connection, why)
 
     def _publish(self, order: Tuple[int, ...], now_s: float) -> List[Action]:
         members: List[Member] = []
+        slots: List[Optional[Slot]] = []
         for rank, number in enumerate(order):
             process = self._processes.get(number)
             assert process is not None
-            slot = None if process.place is None else process.place.slot
-            member = Member(process.connection, process.message, slot, process.host)
-            member.rank = process.rank = rank
-            member.number = number if self._terms.is_elastic else -1
-            process.stage, process.heard_s = Stage.IN_VIEW, now_s
-            members.append(member)
-        planned = bool(self._terms.seats)
-        number_hosts(members, planned)
+            slots.append(process.place.slot if self._terms.seats and process.place is not None else None)
+            members.append(Member(process.connection, process.message, process.host, number))
+            members[-1].rank = process.rank = rank
+            self._processes.move(process, Stage.IN_VIEW)
+            process.heard_s = now_s
+        number_hosts(members, slots)
         self._before = self.view
-        joined = (ViewMember(number, item.host, item.pid) for number, item in zip(order, members))
+        joined = (ViewMember(item.number, item.host, item.pid) for item in members)
         self.view = View(self.view.epoch + 1, tuple(joined))
         known = {} if self._network_changed else self.epoch.known
-        self.epoch = Epoch(members, self.view.epoch, known, self._terms.evidence_s, self._terms.relay)
-        for item, number in zip(members, order):
-            self.epoch.had_exited(item, self._processes.exits.get(number))
+        exits = self._processes.exits
+        self.epoch = Epoch(members, self.view.epoch, known, exits, self._terms.evidence_s, self._terms.relay)
         self._network_changed = False
-        text = named_twice(members) if planned and not self._before.members else ""
-        notices: List[Action] = [Notice("warning", text, detail={"topic": "one machine"})] if text else []
-        return notices + self._relay(self.epoch.begin(now_s), now_s) + self._keep_pinging(now_s)
+        return self._relay(self.epoch.begin(now_s), now_s) + self._keep_pinging(now_s)
 
     def _started(self, notice: Notice, now_s: float) -> List[Action]:
         """Report that the members of a view are connected; ask them to the next one if necessary."""
@@ -403,14 +408,14 @@ class Rendezvous:
         present = self._processes.among(Stage.IN_VIEW)
         for process in present:
             process.heard_s = now_s
-        view, members = self.view, self.epoch.members.values()
+        view = self.view
         gone = [item.number for item in view.lost(self._before)]
         left = {item.number for item in self._processes.among(Stage.LEFT)}
         detail: Dict[str, Any] = {
             "epoch": view.epoch,
             "members": [
-                {**item.describe(), "slot": None if item.slot is None else list(item.slot)}
-                for item in members
+                {**item.describe(), "slot": self._slot_of(item.number)}
+                for item in self.epoch.members.values()
             ],
             "joined": [item.number for item in view.joined(self._before)],
             "lost": [number for number in gone if number not in left],
@@ -423,6 +428,10 @@ class Rendezvous:
             text = f"going on with {text} after {now_s - since_s:.1f} s"
         change = self._ask(REMOVED) if any(item.excluded for item in present) else []
         return [Notice("view", text, detail=detail), *change, *self._invite(now_s)]
+
+    def _slot_of(self, number: int) -> Optional[List[int]]:
+        process = self._processes.get(number)
+        return None if process is None or process.place is None else list(process.place.slot)
 
     # ---- time ---------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 An :class:`Algorithm` says which collective it computes, how to build one rank's schedule for a
 :class:`Problem`, and where it may be considered. :mod:`ringcomm.schedule.select` prices every registered
 algorithm that is usable for a call and takes the cheapest. So a new algorithm is one module, a line in
-``ringcomm.configuration.parsing.ALGORITHMS`` (which names the module), and its test.
+``ringcomm.configuration.settings.ALGORITHMS`` (which names the module), and its test.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from ..configuration.parsing import ALGORITHMS
+from ..configuration.settings import ALGORITHMS
 from . import direct, hierarchy
 from .calibration import coarse_model
 from .cost import CostModel, predict

@@ -14,7 +14,7 @@ from ..engine.waiters import set_owner
 from ..errors import RingcommError
 from ..group.view import Peer
 from ..job.context import Context
-from ..rendezvous.actions import Notice, Seat
+from ..rendezvous.membership import Notice, Seat
 from ..rendezvous.server import RendezvousServer
 from ..storage.keys import make_certificate
 from ..transport.base import Channels, Fabric

@@ -8,9 +8,8 @@ import torch
 from torch.utils.data import Sampler
 
 from ..elastic import samples
-from ..elastic.parts import PartsState
-from ..elastic.samples import SamplerPart
-from ..elastic.state import DictPart, ObjectState, State, StatePart, run
+from ..elastic.parts import DictPart, PartsState, SamplerPart, StatePart
+from ..elastic.state import ObjectState, State, run
 from .local_sgd import LocalSGD
 from .optimizer import LocalDistributed
 from .state import broadcast_optimizer_state, broadcast_parameters

@@ -20,7 +20,7 @@ from .._adapter.reduction import Groups, Reduction, checked_passes, is_coded, of
 from ..balance.batches import Balanced
 from ..balance.pace import weight_of_steps
 from ..calls.process_set import ProcessSet, global_process_set
-from ..configuration.without_effect import use
+from ..configuration.settings import use
 from ..docstrings import documented
 from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of

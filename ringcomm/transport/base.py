@@ -200,14 +200,11 @@ class Fabric(ABC):
         rank: this rank.
         size: number of ranks.
         watch: interrupts waits, or None.
-        slow_links: to be called from time to time; returns a line of text for each link between these ranks
-            that turns out to be slow although there is a faster network; None where links are not monitored.
     """
 
     rank: int
     size: int
     watch: Optional[Watch] = None
-    slow_links: Optional[Callable[[], Sequence[str]]] = None
 
     @abstractmethod
     def link(self, peer: int) -> Link:

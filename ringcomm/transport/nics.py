@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from ..configuration.endpoints import is_loopback
+from ..configuration.membership import is_loopback
 from ..errors import ConfigError
 
 logger = logging.getLogger(__name__)

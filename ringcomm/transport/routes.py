@@ -1,4 +1,4 @@
-"""Chooses the addresses between the ranks of two hosts, and later finds links that have become slow. Pure.
+"""Chooses the addresses between the ranks of two hosts. Pure.
 
 An *attempt* is the result of one host's first rank dialling one address of another host's first rank. Only
 attempts that proved to reach the right rank of the right job count, so an address that exists everywhere
@@ -10,22 +10,15 @@ directions, and the slower direction counts. Wired ones come before wireless one
 first of equal ones wins. A measurement overrules that order only if the difference is large and a second one
 agrees. Wires of the same kind also need two measurements: nothing else shows which of them is slow, and a
 moment without a processor makes a fast one look slow.
-
-If a link stays far below the speed that it was chosen for, and another network would be faster, the user
-gets a warning that names the other one. The system counts the bytes of a connection, the time they took,
-and whether the other end or this program delayed them; so a rank that is late makes no link look slow. Only
-a link with more to send than it can take shows its speed: a look counts only if bytes wait that the system
-could not send yet, and the bytes sent since the last look went out in full segments.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import ProtocolError
 from .nics import PREFERENCE, WIRED, WIRELESS, worse_kind
-from .tcp import Counted
 
 SAME_KIND_RATIO = 1.6
 """A wire must be this many times as fast as one of its kind that comes before it in the fixed order."""
@@ -36,16 +29,6 @@ PLENTY_MB_PER_S = 625.0
 IMPLAUSIBLE_MB_PER_S = {WIRELESS: 300.0}
 """A wire of this kind counts as no faster: the other one may have been slow for lack of a processor."""
 MAX_MEASUREMENTS = 3
-QUARTER = 0.25
-"""A link below this fraction of its expected speed is slow."""
-MAX_EXPECTED_MB_PER_S = 200.0
-"""Above this, processors decide how fast a link is as often as the network."""
-_LOOKS = 3
-_MIN_BYTES = 256 * 1024
-"""Minimum bytes between two looks that count."""
-_MAX_HELD = 0.25
-_FULL = 0.5
-"""Segments of at least this fraction of the largest size are those of long messages."""
 
 
 class Attempt(NamedTuple):
@@ -195,83 +178,3 @@ def pairings(members: Sequence[int], most: Optional[int] = None) -> List[List[Tu
         rounds.append(sorted((min(pair), max(pair)) for pair in pairs if -1 not in pair))
         circle.insert(1, circle.pop())
     return rounds
-
-
-# -- slow links ------------------------------------------------------------------------------------
-
-
-class Expected(NamedTuple):
-    """The MB/s that a link was chosen for, measured at the start, and those of the host's other networks."""
-
-    peer: int
-    mb_per_s: float
-    iface: str
-    others: Tuple[Tuple[str, float], ...]
-
-    @classmethod
-    def of(cls, peer: int, route: Mapping[str, Any]) -> Optional[Expected]:
-        """Return the expectation from a route of the rendezvous; None if there was no choice."""
-        measured = route.get("measured") or {}
-        iface = str(route.get("own_iface", ""))
-        others = tuple(sorted((name, float(speed)) for name, speed in measured.items() if name != iface))
-        return cls(peer, float(measured[iface]), iface, others) if others and iface in measured else None
-
-    def complaint(self, mb_per_s: float, shared: int = 1) -> str:
-        """Return the interface to use instead if the link has this speed and ``shared`` streams may share its
-        interface; empty if the speed is fine. As in the choice at the start, the other network must be much
-        faster than this one is now.
-        """
-        enough = min(self.mb_per_s, MAX_EXPECTED_MB_PER_S) * QUARTER / shared
-        better = [(speed, name) for name, speed in self.others if speed >= OTHER_KIND_RATIO * mb_per_s]
-        return max(better)[1] if better and mb_per_s < enough else ""
-
-
-class Paces:
-    """Looks at links from time to time, and reports each slow one once."""
-
-    def __init__(
-        self,
-        expected: Sequence[Expected],
-        read: Callable[[int], Sequence[Optional[Counted]]],  # connections to a peer, in a fixed order
-        describe: Callable[[Expected, float, str], str],  # of the speed in MB/s and the better interface
-        shared: int = 1,  # streams that may share an interface
-    ) -> None:
-        self._expected = {item.peer: item for item in expected}
-        self._read = read
-        self.describe = describe
-        self._shared = shared
-        self._last: Dict[int, List[Optional[Counted]]] = {}
-        self._slow: Dict[int, int] = {}
-
-    def look(self) -> List[str]:
-        """Return a line of text for each link that has just been found slow."""
-        said = []
-        for peer, expected in list(self._expected.items()):
-            now = self._read(peer)
-            before = self._last.setdefault(peer, list(now))
-            known = []
-            for index, (then, seen) in enumerate(zip(list(before), now)):
-                if then is None or seen is None or seen.acked_bytes - then.acked_bytes >= _MIN_BYTES:
-                    before[index] = seen
-                    known += _speed(then, seen)
-            if not known:
-                continue
-            better = expected.complaint(max(known), self._shared)
-            self._slow[peer] = self._slow.get(peer, 0) + 1 if better else 0
-            if self._slow[peer] >= _LOOKS:
-                del self._expected[peer]  # once for each link
-                said.append(self.describe(expected, max(known), better))
-        return said
-
-
-def _speed(before: Optional[Counted], now: Optional[Counted]) -> List[float]:
-    """Return the MB/s between two looks; empty if they say nothing about the network."""
-    if before is None or now is None:
-        return []
-    moved, busy_us = now.acked_bytes - before.acked_bytes, now.busy_us - before.busy_us
-    held_us = now.held_us - before.held_us
-    if now.idle or not now.unsent_bytes or held_us > _MAX_HELD * busy_us:
-        return []
-    if moved < _FULL * now.segment_bytes * (now.segments - before.segments):
-        return []
-    return [max(now.rate / 1e6, moved / max(busy_us - held_us, 1))]

@@ -57,7 +57,6 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "entry": {"entry": (str,), "text": (str,)},
     "refused": {"reason": (str,)},
     "probe": {"rank": (int,), "generation": (int,), "members": (list,), "targets": (list,)},
-    "probe_again": {"targets": (list,)},
     "measure": {"pairs": (list,)},
     "link": {"routes": (list,)},
     "go": {"table": (str,)},
@@ -109,7 +108,6 @@ _ITEMS: Mapping[Tuple[str, str], Mapping[str, Tuple[type, ...]]] = {
     ("measured", "speeds"): {"rank": (int,), "address": (str,), "iface": (str,), "mb_per_s": (float, int)},
     ("measure", "pairs"): {"rank": (int,), "wires": (list,)},
     ("probe", "targets"): {"rank": (int,), "addresses": (list,)},
-    ("probe_again", "targets"): {"rank": (int,), "addresses": (list,)},
     ("link", "routes"): {"peer": (int,), "dial": (bool,), "addresses": (list,), "iface": (str,)},
 }  # fmt: skip
 

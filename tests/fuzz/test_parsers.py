@@ -22,17 +22,17 @@ import pytest
 
 from ringcomm.calls.objects import Objects
 from ringcomm.config import Membership, Slot
-from ringcomm.configuration.endpoints import parse_endpoint
+from ringcomm.configuration.membership import parse_endpoint
 from ringcomm.engine.coordinator import Coordinator
 from ringcomm.engine.peer_channels import ControlMessages
 from ringcomm.engine.process_sets import ProcessSets
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError, RingcommError, StartupError
 from ringcomm.group.message_channel import OVERHEAD_BYTES, Channel, Disagreement, Matcher, Receive
 from ringcomm.ops import Collective, ReduceOp
-from ringcomm.rendezvous import launched
-from ringcomm.rendezvous.actions import Seat
+from ringcomm.rendezvous import embedded as launched
 from ringcomm.rendezvous.control import error_from
 from ringcomm.rendezvous.measuring import Echo
+from ringcomm.rendezvous.membership import Seat
 from ringcomm.rendezvous.server import Board
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.rendezvous.terms import Terms

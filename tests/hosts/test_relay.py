@@ -15,7 +15,7 @@ import pytest
 from ringcomm.config import Membership, Settings
 from ringcomm.errors import RingcommError
 from ringcomm.job.context import Context
-from ringcomm.rendezvous.actions import Notice
+from ringcomm.rendezvous.membership import Notice
 from ringcomm.rendezvous.server import RendezvousServer
 from ringcomm.storage.keys import key_text, make_certificate
 from ringcomm.transport.secure import encryption_of

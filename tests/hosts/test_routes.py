@@ -14,11 +14,11 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import pytest
 
-from tests.hosts.job import ROOT, Job
+from tests.hosts.job import ROOT
 from tests.hosts.netlab import LOCALHOST, Host, Lab
 from tests.support.busy import busy
 
@@ -153,22 +153,3 @@ def test_the_right_network(bridged_lab: Lab, name: str, request: pytest.FixtureR
         f"{statistics.median(times_s):.2f} s (median), {max(times_s):.2f} s at most"
     )
     assert not wrong, "\n".join(wrong[0][0]["links"])
-
-
-def test_a_link_that_becomes_slow_is_pointed_out(make_lab: Callable[..., Lab]) -> None:
-    """The wire is the right choice, and then it carries 4 Mbit/s, and the radio would be faster."""
-    lab = make_lab("jetson1", docker=False)
-    for host in (LOCALHOST, "jetson1"):
-        lab.unlimit(host, "wlan")
-    options = ["--dead-after", 3, REDUCE, "--repeat", 100_000, "--items", 200_000]
-    with Job(lab, "-H", f"{LOCALHOST},jetson1", *options) as job:
-        job.wait_for_line("is running")
-        assert "connects them, too" not in job.output
-        lab.shape("jetson1", "eth", "4mbit", "16kb", "50ms")
-        said = job.wait_for_line(
-            r"reaches rank \d \((\w+)\) over (\S+) at ([\d.]+) MB/s.*start with (.*) \(on"
-        )
-    assert float(said[3]) < 1.0
-    assert said[2] in (lab.iface(LOCALHOST), lab.iface("jetson1"))
-    host = "jetson1" if said[1] == LOCALHOST else LOCALHOST
-    assert said[4] == f"--iface '{host}=!{said[2]}'"

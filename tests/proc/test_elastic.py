@@ -92,22 +92,6 @@ def test_a_stopped_process_is_left_behind_and_refused_when_it_runs_again() -> No
         assert [worker.end() for worker in workers if worker is not victim] == [0, 0], job.output()
 
 
-@pytest.mark.release
-def test_below_the_least_size_the_job_waits_for_a_new_process() -> None:
-    with ElasticJob("--min-np", "2", program=PROGRAM, STEPS=STEPS, COUNT="1000") as job:
-        first, second = job.start(2)
-        job.wait_for(lambda _, line: line.startswith("step"), 2)
-        second.kill()
-        job.wait_for_notice("waiting")
-        job.start(1)
-        job.wait_for(lambda _, line: line.startswith("step") and "epoch=1" in line, 2)
-        assert first.end() == 0, job.output()
-        assert job.workers[2].end() == 0, job.output()
-        assert first.said("done") == job.workers[2].said("done"), job.output()
-
-
-
-
 @pytest.mark.full
 def test_a_wrong_key_disturbs_no_rank() -> None:
     with ElasticJob("--min-np", "2", program=PROGRAM, STEPS=STEPS, COUNT="10") as job:

@@ -86,17 +86,6 @@ def test_a_killed_rank_is_replaced_and_the_others_go_on_in_their_processes() -> 
 
 
 @pytest.mark.full
-def test_a_frozen_rank_is_lost_after_the_time_limit_and_its_process_is_ended() -> None:
-    done = ringrun(
-        "-np", "3", "--min-np", "2", "--max-np", "3", "--dead-after", "2", PROGRAM,
-        env={"DIE": "2:10:stop", "UNTIL": "3"},
-    )  # fmt: skip
-    assert done.process.returncode == 0, done.err
-    assert re.search(r"rank 2 \(localhost\) lost: .*2 s.*; going on with 2 ranks after", done.err), done.err
-    assert endings(done.out) == 3
-
-
-@pytest.mark.full
 def test_hosts_of_the_script_come_and_go(tmp_path: Path, go_on: Path) -> None:
     hosts, out = tmp_path / "hosts", tmp_path / "out"
     hosts.write_text("localhost:2\n")

@@ -11,9 +11,9 @@ import random
 from typing import Any, Dict, List, Optional, Tuple
 
 from ringcomm.config import Slot
-from ringcomm.configuration.limits import Limits
+from ringcomm.configuration.membership import Limits
 from ringcomm.errors import ProtocolError, RingcommError
-from ringcomm.rendezvous.actions import Drop, Notice, Send, Timer
+from ringcomm.rendezvous.membership import Drop, Notice, Send, Timer
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.rendezvous.terms import Terms
 from ringcomm.testing.faulty import Faults, Turns

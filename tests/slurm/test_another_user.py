@@ -17,14 +17,14 @@ from tests.support.another_user import KNOCKS, LOOKS, OTHER_USER, become
 
 PROGRAM = f"""
 import os, runpy, sys
-from ringcomm.rendezvous import launched
+from ringcomm.rendezvous import embedded as launched
 
 def keep(text):
     with open(os.open(sys.argv.pop(), os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
         file.write(text)
 
 publish = launched.FileNotice.publish
-launched.FileNotice.publish = lambda self, text, deadline: (keep(text), publish(self, text, deadline))
+launched.FileNotice.publish = lambda self, text: (keep(text), publish(self, text))
 if "RINGCOMM_KEY_FD" in os.environ:
     keep(os.pread(int(os.environ["RINGCOMM_KEY_FD"]), 65536, 0).decode())
 sys.argv[0] = {str(MEMBER)!r}

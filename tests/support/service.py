@@ -18,7 +18,7 @@ import psutil
 from ringcomm.clock import Deadline
 from ringcomm.config import Membership, Settings, Slot
 from ringcomm.job.context import Context
-from ringcomm.rendezvous.actions import Notice, Seat
+from ringcomm.rendezvous.membership import Notice, Seat
 from ringcomm.rendezvous.server import RendezvousServer
 from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.accept import PLACE_S, Acceptor

@@ -11,9 +11,9 @@ import ipaddress
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ringcomm.rendezvous.links import PROBE_AGAIN_S, PROBE_S
-from ringcomm.rendezvous.membership import as_target
-from ringcomm.rendezvous.routing import Pair, Routing, with_second_round
+from ringcomm.rendezvous.links import PROBE_S
+from ringcomm.rendezvous.membership import Located, as_target
+from ringcomm.rendezvous.routing import Pair, Routing
 from ringcomm.transport.routes import Attempt, pairings
 
 from ..plan.job import Job
@@ -24,17 +24,6 @@ SLOW_MB_PER_S = 30.0
 """A slower route is reported, if it is that slow in each of :data:`MEASUREMENTS`: other load on the hosts
 makes a route look slower, never faster."""
 MEASUREMENTS = 3
-
-
-class ProbedHost(NamedTuple):
-    """A host in the form of a job's rendezvous: each has one rank, with the host's number."""
-
-    rank: int
-    host: str
-    host_index: int
-    local_rank: int
-    machine: str
-    addresses: List[Dict[str, Any]]
 
 
 class Route(NamedTuple):
@@ -99,7 +88,7 @@ class _Network:
 
     def __init__(self, probes: Sequence[HostProbe], pool: Executor, found: Examination) -> None:
         self._probes, self._pool, self._found = probes, pool, found
-        self._places: Dict[int, ProbedHost] = {}
+        self._places: Dict[int, Located] = {}
 
     def examine(self) -> None:
         self._listen()
@@ -126,7 +115,7 @@ class _Network:
                 found.unheard[index] = answer["problem"]
             else:
                 offers, machine = answer.get("addresses", []), answer.get("machine", "")
-                self._places[index] = ProbedHost(index, found.hosts[index], index, 0, machine, offers)
+                self._places[index] = Located(index, found.hosts[index], index, 0, machine, offers)
 
     def _probe(self, targets: Mapping[int, List[Dict[str, Any]]], limit_s: float) -> Dict[int, List[Attempt]]:
         asked = {
@@ -139,17 +128,13 @@ class _Network:
         }
 
     def _dial(self) -> Routing:
-        """Run both rounds of probes, as a job does."""
+        """Have all hosts dial each other, as a job does."""
         places = self._places
         everything = {
             index: [as_target(other) for other in places.values() if other.rank != index] for index in places
         }
         reports = self._probe(everything, PROBE_S)
-        leaders = list(places.values())
-        again = Routing(leaders, reports).to_probe_again()
-        for index, attempts in self._probe(again, PROBE_AGAIN_S).items():
-            reports[index] = with_second_round(reports.get(index, ()), attempts)
-        return Routing(leaders, reports)
+        return Routing(list(places.values()), reports)
 
     def _choose(self, routing: Routing) -> None:
         """Measure where there is a choice, and choose, as a job does."""

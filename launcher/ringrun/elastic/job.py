@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
-from ringcomm.configuration.limits import Limits
+from ringcomm.configuration.membership import Limits
 from ringcomm.errors import ConfigError
 
 from ..plan import horovod

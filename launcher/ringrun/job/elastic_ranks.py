@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
-from ringcomm.rendezvous.actions import Notice
+from ringcomm.rendezvous.membership import Notice
 
 from ..agent import processes, threads
 from ..diagnosis.failure_report import local_file_hint, missing_module_hint

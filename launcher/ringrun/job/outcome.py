@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
-from ringcomm.rendezvous.actions import Notice
+from ringcomm.rendezvous.membership import Notice
 
 from ..agent import threads
 from ..diagnosis import failure_report

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
-from ringcomm.configuration.endpoints import format_endpoint, is_loopback, numeric
+from ringcomm.configuration.membership import format_endpoint, is_loopback, numeric
 from ringcomm.errors import ConfigError
-from ringcomm.rendezvous.actions import Notice, Seat
+from ringcomm.rendezvous.membership import Notice, Seat
 
 from ..elastic.job import ElasticJob
 from ..plan.job import HostJob, Job

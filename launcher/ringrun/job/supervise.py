@@ -25,7 +25,7 @@ from typing import (
 
 from ringcomm.clock import monotonic
 from ringcomm.errors import ConfigError
-from ringcomm.rendezvous.actions import Notice
+from ringcomm.rendezvous.membership import Notice
 
 from ..agent import framing, processes, threads
 from ..diagnosis.failure_report import NO_DIAGNOSIS, host_problem, ranks_text

@@ -12,7 +12,7 @@ import sys
 from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
 from ringcomm.clock import monotonic
-from ringcomm.configuration.endpoints import format_endpoint
+from ringcomm.configuration.membership import format_endpoint
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
 from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.secure import SecureSocket

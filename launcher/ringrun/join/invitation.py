@@ -18,7 +18,7 @@ from collections import deque
 from typing import IO, Any, Callable, Collection, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ringcomm.clock import monotonic
-from ringcomm.configuration.endpoints import format_endpoint
+from ringcomm.configuration.membership import format_endpoint
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
 from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.connect import listen

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence
 
-from ringcomm.configuration.endpoints import Numeric, numeric
+from ringcomm.configuration.membership import Numeric, numeric
 from ringcomm.errors import ConfigError
 
 from ..plan.allocations import Allocation, find_allocation

@@ -20,7 +20,7 @@ from ...arrays.torch_tensors import TensorOperand
 from ...collective.reduce import multiply
 from ...collective.rows import check_rows, cumulative, row_counts
 from ...collective.runner import Runner
-from ...configuration.bucket_sizes import LISTED_BYTES
+from ...configuration.settings import LISTED_BYTES
 from ...dtypes import Array
 from ...errors import Misuse, UnsupportedDtypeError
 from ...ops import Bitwise, Collective, ReduceOp

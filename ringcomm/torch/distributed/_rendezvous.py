@@ -36,7 +36,7 @@ from ...config import (
     launchers_rank_from_environment,
     torchrun_from_environment,
 )
-from ...configuration.endpoints import is_loopback, numeric
+from ...configuration.membership import is_loopback, numeric
 from ...errors import ConfigError, RingcommError, StartupError, describe_error
 from ...job.context import Context
 from ...rendezvous.client import Joined, join

@@ -9,7 +9,7 @@ import ringcomm as rc
 from ringcomm._adapter.compression import Compression
 from ringcomm._adapter.graph_callbacks import Batch, Operation
 from ringcomm._adapter.reduction import Reduction
-from ringcomm.balance.step_weight import StepWeight
+from ringcomm.balance.plan import StepWeight
 from ringcomm.calls.process_set import global_process_set
 from ringcomm.ops import ReduceOp
 

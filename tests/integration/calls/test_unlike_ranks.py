@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ringcomm as rc
-from ringcomm.configuration.bucket_sizes import ALONE_BYTES
+from ringcomm.configuration.settings import ALONE_BYTES
 from ringcomm.errors import MismatchError
 
 

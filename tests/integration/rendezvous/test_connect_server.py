@@ -6,10 +6,9 @@ import socket
 
 import pytest
 
+from ringcomm.configuration.membership import format_endpoint
 from ringcomm.rendezvous import connect_server as module
 from ringcomm.rendezvous.connect_server import reach
-from ringcomm.transport.nics import LOOPBACK, Interface, machine
-from ringcomm.transport.reactor import Reactor
 from tests.support.service import CLAIM, JOB, KEY, Service
 
 
@@ -48,13 +47,6 @@ def test_an_address_of_this_machine_does_not_lead_to_another(reactor, listener):
     assert not dialled(listener)
 
 
-def test_what_is_for_later_is_not_dialled_while_others_answer(reactor, server, listener):
-    found = reach(reactor, [server], KEY, CLAIM, None, 5.0, later=[listener.getsockname()])
-    assert found.sock is not None
-    assert not dialled(listener)
-    found.sock.close()
-
-
 @pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
 def test_what_is_for_later_is_dialled_when_no_other_answers(reactor, server, silent, monkeypatch):
     monkeypatch.setattr(module, "_LATER_S", 0.05)
@@ -67,25 +59,6 @@ def test_what_is_for_later_is_dialled_when_no_other_answers(reactor, server, sil
         found.sock.close()
 
 
-def test_a_host_does_not_probe_an_address_that_it_has_itself(no_leaks, listener):
-    """The first rank of another host offers 127.0.0.2, say, which is this machine's as well."""
-    from ringcomm.rendezvous.links import LinkSetup
-
-    told = []
-    where = listener.getsockname()
-    offer = {"address": where[0], "port": where[1], "iface": "docker0", "kind": "virtual"}
-    for there, wanted in (("elsewhere", False), (machine(), True)):
-        mesh = LinkSetup(Reactor(), [Interface("lo", "127.0.0.1", LOOPBACK, 0)], KEY, JOB, told.append)
-        mesh.assign_rank(0, 0)
-        mesh.probe([{"rank": 1, "addresses": [offer], "machine": there}])
-        mesh.reactor.run_once(0.05)
-        assert dialled(listener) == wanted
-        mesh.close()
-        mesh.reactor.close()
-    (attempt,) = told[0]["attempts"]
-    assert attempt["why"] == "not dialled, because that host has this address itself"
-
-
 @pytest.mark.parametrize("host", ["desk..local", "x" * 70 + ".local"])
 def test_a_name_that_can_be_none_is_a_line_among_what_was_tried(reactor, server, host):
     """Python refuses to look it up by a UnicodeError, which is no OSError."""
@@ -96,18 +69,12 @@ def test_a_name_that_can_be_none_is_a_line_among_what_was_tried(reactor, server,
     assert line.startswith(f"  {host}: ") and "label" in line
 
 
-def test_of_two_that_answer_one_is_kept(reactor, server):
-    found = reach(reactor, [server, server], KEY, CLAIM, None, 5.0)
-    assert found.sock is not None and found.tried == []
-    found.sock.close()
-
-
 def test_a_server_with_another_key_is_told_from_one_that_is_silent(reactor, server, listener):
     found = reach(reactor, [server], b"x" * 32, CLAIM, None, 30.0)
     assert found.sock is None and not found.silent
-    where, reason = found.refused_by
+    where, reason = format_endpoint(*found.refused.address), found.refused.reason
     assert where == f"127.0.0.1:{server[1]}" and "does not hold this job's key" in reason
     assert found.tried == [f"  {where}: {reason}"]
     found = reach(reactor, [listener.getsockname()], KEY, CLAIM, None, 0.05)
-    assert found.sock is None and found.silent and found.refused_by is None
+    assert found.sock is None and found.silent and found.refused is None
     assert found.tried == [f"  127.0.0.1:{listener.getsockname()[1]}: no answer within 0.05 s"]

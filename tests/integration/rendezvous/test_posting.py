@@ -6,10 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ringcomm.config import Membership
 from ringcomm.errors import StartTimeoutError, StartupError
 from ringcomm.rendezvous.connect_server import await_entry, post
-from ringcomm.rendezvous.server import RendezvousServer
 from tests.support.relay import Relay
 from tests.support.service import Service
 
@@ -44,31 +42,7 @@ def test_a_relay_is_refused_or_passes_on_ciphertext(service):
         post(service.membership(0, rendezvous=(relay.at,)), "group 4", "elsewhere", 5.0)
 
 
-class Odd(RendezvousServer):
-    """A program with the key that does not answer as a rendezvous does."""
-
-    def __init__(self, key, job, answer):
-        super().__init__(
-            key=key, job=job, size=2, addresses=["127.0.0.1"], start_timeout_s=20.0, notify=print
-        )
-        self.answer = answer
-
-    def received(self, number, message):
-        self.answer(self, number, message)
-
-
 ANSWERS = (
     (lambda odd, number, message: odd.drop(number), "it closed the connection"),
     (lambda odd, number, message: odd.send_message(number, {"type": "ping"}), "it sent 'ping'"),
 )
-
-
-def test_a_rendezvous_that_does_not_answer_a_request_is_an_error(no_leaks):
-    for answer, words in ANSWERS:
-        odd = Odd(b"k" * 32, "job", answer)
-        membership = Membership(2, tuple(odd.start()), b"k" * 32, "job")
-        try:
-            with pytest.raises(StartupError, match=f"has ended during a request: {words}"):
-                post(membership, "group 6", "x", 20.0)
-        finally:
-            odd.stop()

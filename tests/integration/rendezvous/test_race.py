@@ -104,7 +104,7 @@ def report(total, passed_us):
     def arrived(odd, sock, session):
         def asked():
             odd.reactor.forget(sock)
-            sock.send(BLOCK.pack(total, passed_us, 0, 0, 0, 0))
+            sock.send(BLOCK.pack(total, passed_us, 0))
 
         sock.send(encode({"type": "echo", "rank": 1}, session))
         odd.reactor.watch(sock, READ, asked)

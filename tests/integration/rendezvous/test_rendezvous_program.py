@@ -85,12 +85,6 @@ def run_main(monkeypatch, *arguments, **variables):
         return end.code
 
 
-def test_a_rendezvous_needs_two_ranks_and_an_elastic_one_at_least_one(monkeypatch, capsys):
-    for arguments, words in (([], "two or more ranks"), (["--min-np", "0"], "must be at least 1")):
-        assert run_main(monkeypatch, *arguments, RINGCOMM_SIZE="1") == 2
-        assert words in capsys.readouterr().err
-
-
 def test_rendezvous_as_a_program_when_a_rank_fails(served):
     server = served("-m", "ringcomm.rendezvous")
     assert server.stdout.readline().startswith("rendezvous of 2 ranks at 127.0.0.1:")

@@ -16,9 +16,9 @@ import pytest
 
 from ringcomm import newkey
 from ringcomm.clock import Deadline
-from ringcomm.configuration.other_launchers import Launched
+from ringcomm.configuration.membership import Launched
 from ringcomm.errors import ConfigError
-from ringcomm.rendezvous.launched import FileNotice
+from ringcomm.rendezvous.embedded import FileNotice
 from ringcomm.storage.files import open_named
 from ringcomm.storage.keys import read_key
 from ringrun import project
@@ -84,7 +84,7 @@ class Notice(Row):
     reads = True
 
     def make(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.notice(0).publish(GOOD, Deadline(0.0))
+        self.notice(0).publish(GOOD)
         (self.target,) = self.parent.iterdir()
 
     def notice(self, rank: int) -> FileNotice:
@@ -101,7 +101,7 @@ class NoticeOfRank0(Notice):
     reads = False
 
     def use(self) -> str:
-        self.notice(0).publish(GOOD, Deadline(0.0))
+        self.notice(0).publish(GOOD)
         return self.target.read_text()
 
 

@@ -9,21 +9,11 @@ from hypothesis import strategies as st
 
 import ringcomm as rc
 from ringcomm.balance.advise import compare, reduce_s
-from ringcomm.balance.plan import ComputeTime, ShareLimits
+from ringcomm.balance.plan import ComputeTime
 from ringcomm.errors import ConfigError
 from ringcomm.schedule.cost import CostModel
 
 RESNET_BYTES = 102_000_000
-
-
-def test_a_slow_board_on_a_quick_network_helps():
-    advice = rc.advise(
-        [0, 0, 0], [0.01, 0.03, 0.03], 4_000_000, [1000] * 3, 96, ["desk", "jetson1", "jetson2"]
-    )
-    assert advice.best.hosts == ("desk", "jetson1", "jetson2")
-    assert advice.best.shares == (58, 19, 19)
-    assert advice.text.startswith("use desk, jetson1 and jetson2: 0.5")
-    assert len(advice.rows) == 7
 
 
 def test_one_machine_alone_is_fastest_where_the_network_costs_more_than_others_compute():
@@ -47,24 +37,6 @@ def test_less_bytes_can_make_another_machine_pay():
     advice = rc.advise(*arguments, codecs={"float32": 1.0, "bf16": 0.5, "int8": 0.254})
     assert advice.best.hosts == ("a", "b") and advice.best.codec == "int8"
     assert len(advice.rows) == 9
-
-
-def test_a_rank_alone_is_in_the_table_once_and_others_with_every_codec():
-    codecs = {"float32": 1.0, "bf16": 0.5, "int8": 0.254}
-    advice = rc.advise([0] * 3, [0.01] * 3, RESNET_BYTES, [118] * 3, 96, ["a", "b", "b"], codecs=codecs)
-    lines = [line.split() for line in advice.table().splitlines()[1:]]
-    rows = [("any", "a"), *(row for codec in codecs for row in ((codec, "b"), (codec, "a, b")))]
-    assert sorted((line[3], " ".join(line[5:])) for line in lines) == sorted(rows)
-
-
-def test_hidden_communication_costs_nothing():
-    hidden = rc.advise([0, 0], [0.02, 0.02], 10_000_000, [118] * 2, 96, overlap=0.6)
-    assert hidden.best.step_s == pytest.approx(0.96)
-
-
-def test_ranks_of_one_host_are_used_together():
-    advice = rc.advise([0] * 3, [0.01] * 3, 1000, [118] * 3, 96, ["a", "a", "b"])
-    assert sorted(row.hosts for row in advice.rows) == [("a",), ("a", "b"), ("b",)]
 
 
 def test_a_batch_that_is_far_from_what_was_measured_is_rough():
@@ -101,42 +73,6 @@ def test_never_worse_than_any_machine_alone(machines, global_batch):
     alone = min(fixed + sample * global_batch for fixed, sample in machines)
     assert advice.best.step_s <= alone / 0.95 + 1e-9
     assert advice.rows[0].step_s <= alone + 1e-9
-
-
-def test_ranks_that_would_have_too_few_samples_are_not_considered():
-    speeds = [ComputeTime(0.0, 0.01)] * 3
-    model = CostModel(1e-5, 1e-9, 1e-10, hosts=(0, 1, 2), wire_latency_s=1e-4, wire_byte_s=(1e-8,) * 3)
-    limits = ShareLimits(min_batch=8)
-    advice = compare(["a", "b", "c"], speeds, model, 1000, 16, {"float32": 1.0}, limits=limits)
-    assert {len(row.hosts) for row in advice.rows} == {1, 2}
-    assert advice.best.hosts == ("a", "b")
-    assert advice.text.startswith("use a and b: 0.08") and "the global batch is too small" in advice.text
-    with pytest.raises(ConfigError, match="no machine can compute a global batch of 4 by itself"):
-        compare(["a", "b", "c"], speeds, model, 1000, 4, {"float32": 1.0}, limits=limits)
-
-
-def test_of_many_machines_only_the_fastest_are_combined():
-    """All of them together are considered, too."""
-    count = 12
-    sample_s = [0.01 + 0.001 * (number % 7) for number in range(count)]
-    hosts = [f"h{number}" for number in range(count)]
-    advice = rc.advise([0.0] * count, sample_s, 1000, [1000] * count, 960, hosts)
-    assert len(advice.rows) == 2**8 - 1 + 1
-    assert max(len(row.hosts) for row in advice.rows if len(row.hosts) < count) == 8
-    combined = {host for row in advice.rows if len(row.hosts) < count for host in row.hosts}
-    slowest = max(range(count), key=sample_s.__getitem__)
-    assert f"h{slowest}" not in combined and len(combined) == 8
-    assert advice.best.hosts == tuple(hosts)
-
-
-@pytest.mark.parametrize("per_host", [1, 20])
-def test_more_ranks_than_the_model_replays(per_host):
-    ranks = 40
-    names = [f"host {rank // per_host}" for rank in range(ranks)]
-    advice = rc.advise([0.0] * ranks, [0.01] * ranks, 4_000_000, [1000] * ranks, 400, names)
-    every = next(row for row in advice.rows if len(row.hosts) == ranks // per_host)
-    assert every.shares == (10,) * ranks
-    assert 0.1 < every.step_s < 0.2
 
 
 NAN, INF = float("nan"), float("inf")

@@ -30,19 +30,6 @@ class TestEpochs:
             epochs.append(seen)
         assert epochs[0] != epochs[1], "shuffled anew"
 
-    def test_a_data_set_counts_as_its_length_and_may_stay_in_order(self):
-        data = batches("abcde", 2, shuffle=False, drop_last=True)
-        assert [mine.tolist() for mine in data] == [[0, 1], [2, 3]]
-
-    def test_the_next_epoch_can_be_chosen(self):
-        data, same = batches(), batches()
-        data.set_epoch(5)
-        found = [mine.tolist() for mine in data]
-        same.pace.begin(5, 0)
-        assert data.epoch == 5 and found[0] == same.pace.take(5, 0).tolist()
-        list(data)
-        assert data.epoch == 6
-
     def test_an_iteration_that_was_left_counts_no_more_steps(self):
         data = batches()
         left = iter(data)
@@ -68,19 +55,6 @@ class TestPositions:
         other.set_epoch(0)  # as training loops do, and the position stays
         assert [mine.tolist() for mine in other] == whole[1:]
         assert other.state_dict()["epoch"] == 1 and other.state_dict()["step"] == 0
-
-    def test_another_epoch_begins_at_its_first_batch(self):
-        data = batches()
-        data.load_state_dict({**data.state_dict(), "step": 2})
-        data.set_epoch(3)
-        assert len(list(data)) == 3 and data.epoch == 3
-
-    def test_steps_of_all_epochs_count(self):
-        data = batches()
-        list(data)
-        data.set_step(7)
-        assert (data.state_dict()["epoch"], data.state_dict()["step"]) == (2, 1)
-        assert len(list(data)) == 2
 
     @pytest.mark.parametrize("name", ["seed", "global_batch", "count"])
     def test_the_position_in_other_data_is_refused(self, name):

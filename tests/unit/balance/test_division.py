@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringcomm.balance.division import SampleDivision, limits_of
+from ringcomm.balance.division import SampleDivision
 from ringcomm.balance.plan import ShareLimits
 from ringcomm.errors import BrokenInvariantError, ConfigError
 
@@ -76,32 +76,17 @@ def test_shares_that_have_been_taken_do_not_change():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"count": -1}, "-1 samples"),
+        ({"count": -1}, "count=-1"),
+        ({"count": 9.5}, "count=9.5"),
+        ({"speeds": ["3", "1"]}, "speeds"),
         ({"global_batch": 0}, "global_batch=0"),
         ({"speeds": [3, 1]}, "has 2 numbers, not one per rank"),
         ({"speeds": "guess"}, "measure"),
+        ({"speeds": [0, 0, 0]}, "not all 0"),
         ({"limits": ShareLimits(min_batch=40)}, "at least 40"),
+        ({"limits": ShareLimits(0, [3, 3, 3])}, "does not fit"),
     ],
 )
 def test_what_cannot_be_dealt(arguments, text):
     with pytest.raises(ConfigError, match=text):
         SampleDivision(**{"count": 100, "global_batch": 96, "size": 3, **arguments})
-
-
-@pytest.mark.parametrize("arguments", [(-1, None, 1), (0, [3], 1), (0, -2, 1), (0, None, 0)])
-def test_what_are_no_limits(arguments):
-    with pytest.raises(ConfigError):
-        limits_of(*arguments, 2)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"count": 9.5}, {"count": None}, {"global_batch": 2.5}, {"global_batch": "8"}, {"seed": "x"},
-        {"seed": 1.5}, {"seed": None}, {"speeds": 3}, {"speeds": None}, {"speeds": ["a", "b"]},
-        {"speeds": ["3", "1"]},
-    ],
-)  # fmt: skip
-def test_arguments_of_other_types_are_refused_by_name(arguments):
-    with pytest.raises(ConfigError, match=next(iter(arguments))):
-        SampleDivision(**{"count": 41, "global_batch": 16, "size": 2, **arguments})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +10,6 @@ from ringcomm.balance import pace as module
 from ringcomm.balance.batches import Balanced
 from ringcomm.balance.division import SampleDivision
 from ringcomm.balance.pace import Pace, weight_of_steps
-from ringcomm.balance.probe import Probe
 from ringcomm.balance.replan import NewShares, Replanner
 from ringcomm.collective.measure import CODECS, Rates
 from ringcomm.errors import ConfigError
@@ -85,14 +83,6 @@ class TestReports:
         assert number == 3 and [report.samples for report in reports] == [8, 8]
         assert reports[0].compute_s == pytest.approx(0.4) and reports[0].most == 0
 
-    def test_a_rank_without_samples_has_measured_nothing(self, clock):
-        job = Job(rank=1, size=2)
-        pace, _ = pace_of(job)
-        pace.division.change(0, (TOTAL, 0))
-        for _ in range(2):
-            step(pace, job, clock)
-        assert job.asked[0][1][:5] == [0, 0.0, 0.0, 1, 0]
-
     def test_a_step_without_memory_counts_nothing_but_its_size(self, clock):
         job = Job(size=2)
         pace, _ = pace_of(job)
@@ -108,15 +98,6 @@ class TestReports:
         pace.lose()  # a larger share, of which nine tenths are more than did not fit before
         step(pace, job, clock)
         assert job.asked[-1][1][4] == 7 and pace.samples == 8 + 8 * 8 + 12
-
-    def test_a_short_global_batch_is_no_measurement(self, clock):
-        job = Job(size=2)
-        pace = Pace(SampleDivision(TOTAL + 4, TOTAL, size=2), job)
-        pace.replanner = Decisions()
-        pace.begin(0, 0)
-        step(pace, job, clock)
-        step(pace, job, clock)
-        assert job.asked[0][1][:3] == [8, 0.0, 0.0] and pace.samples == 8 + 2
 
 
 class TestChanges:
@@ -142,12 +123,6 @@ class TestChanges:
 
 
 class TestJobs:
-    def test_measured_speeds_need_several_ranks(self):
-        assert isinstance(Pace(SampleDivision(96, 8, size=2), Job(size=2)).replanner, Replanner)
-        assert isinstance(Pace(SampleDivision(96, 8, size=2), Job(size=2, advise=True)).replanner, Probe)
-        assert Pace(SampleDivision(96, 8), Job()).replanner is None
-        assert Pace(SampleDivision(96, 8, size=2, speeds=[2, 1]), Job(size=2)).replanner is None
-
     def test_in_the_next_job_measuring_begins_anew_with_its_ranks(self, clock):
         first, second = Job(size=2), Job(rank=2, size=3)
         jobs = [first]
@@ -171,21 +146,6 @@ class TestSteps:
         for number in (-1, 3):
             with pytest.raises(ConfigError, match=f"Step {number + 1} of an epoch of 3 global batches"):
                 pace.share(number)
-
-    def test_samples_are_those_of_this_epoch_or_at_its_beginning_of_the_last(self, clock):
-        job = Job(size=2)
-        pace, _ = pace_of(job, steps=2)
-        assert pace.samples == 0
-        step(pace, job, clock)
-        assert pace.samples == 8
-        step(pace, job, clock)
-        pace.begin(1, 0)
-        assert pace.samples == 16
-        step(pace, job, clock)
-        assert pace.samples == 8
-        pace.begin(2, 0)
-        pace.begin(2, 0)  # an epoch without a step keeps what is known
-        assert pace.samples == 8
 
     @pytest.mark.parametrize(
         "rank, size, total, warned", [(0, 2, 8, True), (1, 2, 8, False), (0, 1, 4, False), (0, 2, 16, False)]
@@ -225,12 +185,6 @@ class TestCursors:
         with pytest.raises(ConfigError, match="Step 4 of an epoch of 3"):
             first.now()
 
-    def test_tapes_share_the_one_that_counts(self):
-        batches = Balanced(20, 8, context=Job())
-        one = weight_of_steps(batches, Average, shared=True)
-        assert weight_of_steps(batches, Average, shared=True) is one
-        assert weight_of_steps(batches, Average) is not one and batches.pace.counted
-
 
 class TestAdvice:
     def measured(self, job, clock, monkeypatch):
@@ -267,16 +221,3 @@ class TestAdvice:
                 pace.take(0, pace.step + ahead)
                 step(pace, job, clock)
         assert pace.step == 64 + 2 * ahead
-
-    def test_another_thread_than_the_main_one_only_stops(self, clock, monkeypatch, lines):
-        """A training loop in a thread of the program asks ``ended`` itself."""
-        threads = SimpleNamespace(current_thread=lambda: "worker", main_thread=lambda: "main")
-        monkeypatch.setattr(module, "threading", threads)
-        job = Job(rank=1, size=2, advise=True)
-        pace = self.measured(job, clock, monkeypatch)
-        assert pace.ended and job.advised and pace.step < 400
-        for _ in range(100):
-            step(pace, job, clock)
-        assert [name for name, _ in job.asked].count("ringcomm.balance.codecs") == 1, "advice is given once"
-        assert job.asked[-1][0] == "ringcomm.balance.codecs", "and nothing is measured after it"
-        assert lines() == [], "rank 0 says it"

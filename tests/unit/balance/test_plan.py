@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringcomm.balance.order import epoch_order, steps_in
+from ringcomm.balance.division import epoch_order
 from ringcomm.balance.plan import (
     ComputeTime,
     ShareLimits,
@@ -16,7 +16,6 @@ from ringcomm.balance.plan import (
     compute_s,
     fit,
     plan_shares,
-    proportional_shares,
     shorten,
 )
 from ringcomm.errors import ConfigError
@@ -65,15 +64,6 @@ class TestPlanShares:
     def test_a_rank_that_takes_longer_for_nothing_than_others_for_all_gets_nothing(self):
         assert plan_shares([ComputeTime(0.0, 0.01), ComputeTime(5.0, 0.01)], 96) == (96, 0)
 
-    def test_too_many_for_too_few(self):
-        with pytest.raises(ConfigError, match="at least 40 samples"):
-            plan_shares([ComputeTime(0.0, 1.0)] * 3, 96, ShareLimits(min_batch=40))
-
-    @pytest.mark.parametrize("ratios", [[], [0, 0], [1, -1], [float("inf"), 1]])
-    def test_what_are_no_proportions(self, ratios):
-        with pytest.raises(ConfigError, match="speeds"):
-            proportional_shares(ratios, 9)
-
 
 class TestShorten:
     @settings(deadline=None)
@@ -94,9 +84,6 @@ class TestFit:
         assert found.sample_s == pytest.approx(sample_s, rel=1e-3)
         assert found.fixed_s == pytest.approx(fixed_s, abs=1e-3 * max(1.0, sample_s * max(sizes)))
 
-    def test_one_size_only_is_proportional(self):
-        assert fit([TimedShare(10, 2.0), TimedShare(10, 4.0)]) == ComputeTime(0.0, pytest.approx(0.3))
-
     @settings(deadline=None)
     @given(
         st.lists(
@@ -112,18 +99,6 @@ class TestFit:
         mean_s = sum(item.steps * item.compute_s for item in observations) / steps
         assert found.compute_s(mean_samples) == pytest.approx(mean_s, rel=1e-6)
 
-    def test_observations_of_many_steps_weigh_more(self):
-        few, many = TimedShare(10, 2.0, 4), TimedShare(10, 1.0, 20)
-        assert fit([few, many]).compute_s(10) == pytest.approx((4 * 2.0 + 20 * 1.0) / 24)
-
-    def test_sizes_that_hardly_differ_say_little_about_the_fixed_part(self):
-        """An error of 5 % in one of two sizes near each other is not taken for a fixed part."""
-        near = [TimedShare(20, 2.1), TimedShare(22, 2.2)]
-        assert fit(near).fixed_s == pytest.approx(1.1)
-        assert fit(near, 0.2).fixed_s < 0.1
-        far = [TimedShare(20, 1.0 + 2.0), TimedShare(80, 1.0 + 8.0)]
-        assert fit(far, 0.2).fixed_s == pytest.approx(1.0, rel=0.2)
-
 
 class TestOrder:
     @settings(deadline=None)
@@ -136,12 +111,6 @@ class TestOrder:
         assert epoch_order(10, 0, 0).tolist() == PINNED
         assert epoch_order(10, 0, 1).tolist() != PINNED
         assert epoch_order(10, 1, 0).tolist() != PINNED
-
-    def test_without_shuffling(self):
-        assert epoch_order(4, 9, 3, shuffle=False).tolist() == [0, 1, 2, 3]
-
-    def test_steps(self):
-        assert (steps_in(10, 4), steps_in(10, 4, True), steps_in(8, 4), steps_in(0, 4)) == (3, 2, 2, 0)
 
 
 PINNED = [0, 3, 5, 7, 9, 6, 2, 8, 1, 4]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ringcomm.balance.advise import Probe
 from ringcomm.balance.plan import ComputeTime, ShareLimits, compute_s, proportional_shares
-from ringcomm.balance.probe import Probe
 from ringcomm.balance.replan import RankTimes
 from ringcomm.collective.measure import Rates
 from ringcomm.schedule.closed_form import CODEC_SHARE
@@ -49,20 +49,3 @@ def test_communication_is_what_it_is_when_all_ranks_arrive_at_once(hidden_s):
     advice, shares = advised(SPEEDS, 0.05, hidden_s)
     row = next(row for row in advice.rows if len(row.hosts) == 3 and row.codec == "float32")
     assert row.step_s == pytest.approx(compute_s(SPEEDS, shares[-1]) + 0.05)
-
-
-def test_a_rank_that_gets_no_samples_does_not_make_communication_free():
-    speeds = [ComputeTime(0.0, 0.001), ComputeTime(0.0, 0.001), ComputeTime(5.0, 0.001)]
-    advice, shares = advised(speeds, 0.05)
-    assert shares[-1][2] == 0
-    pair = next(row for row in advice.rows if row.hosts == ("desk", "jetson1") and row.codec == "float32")
-    assert pair.step_s > 0.06
-
-
-def test_codecs_take_time_too():
-    """With a rank that encodes slowly int8 is worse than bf16, which sends more."""
-    rows = {(row.codec, row.hosts): row.step_s for row in advised(SPEEDS, 0.05)[0].rows}
-    pair, all_of_them = ("desk", "jetson1"), tuple(HOSTS)
-    assert rows["int8", pair] < rows["bf16", pair] < rows["float32", pair]
-    assert rows["bf16", all_of_them] < rows["int8", all_of_them]
-    assert len({rows[codec, ("desk",)] for codec in CODEC_SHARE}) == 1

@@ -7,8 +7,7 @@ from statistics import median
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ringcomm.balance.plan import ShareLimits, Shares, proportional_shares
-from ringcomm.balance.replan import RankTimes, Replanner
-from ringcomm.balance.window import typical_s
+from ringcomm.balance.replan import RankTimes, Replanner, typical_s
 
 COMMUNICATION_S = 0.004
 AHEAD = 1

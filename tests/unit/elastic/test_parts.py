@@ -9,7 +9,6 @@ import pytest
 import ringcomm
 from ringcomm import api
 from ringcomm.elastic import parts, state
-from ringcomm.elastic.state import DictPart
 from ringcomm.errors import ConfigError, PeerLostError
 
 
@@ -41,7 +40,7 @@ def test_a_loss_between_two_parts_leaves_no_state_that_counts_as_whole(
 ) -> None:
     """Two processes with equal positions have equal states: one with half of a newer state has none."""
     first, second = Thing(5), Thing(5)
-    made = parts.PartsState({"first": DictPart(first), "second": DictPart(second)})
+    made = parts.PartsState({"first": parts.DictPart(first), "second": parts.DictPart(second)})
     made._position, sent = 5, [6]
 
     def broadcast(value: Any, *_: Any, **__: Any) -> Any:
@@ -50,7 +49,7 @@ def test_a_loss_between_two_parts_leaves_no_state_that_counts_as_whole(
         return sent.pop()
 
     monkeypatch.setattr(api, "gather_positions", lambda position: [6, position])
-    monkeypatch.setattr(state, "broadcast_object", broadcast)
+    monkeypatch.setattr(parts, "broadcast_object", broadcast)
     with pytest.raises(PeerLostError):
         state._synchronize(made)
     made.restore()
@@ -92,26 +91,6 @@ def one_rank():
     ringcomm.shutdown()
 
 
-def test_variables_that_were_made_after_the_save_keep_their_values():
-    layer: Any = Layer(1.0)
-    part = part_of(layer, [])
-    layer.variables.append(Variable(5.0))
-    layer.variables[0].number = 2.0
-    part.restore()
-    assert numbers_of(layer.variables) == [1.0, 5.0]
-
-
-def test_what_was_sent_is_saved():
-    layer, sent = Layer(1.0), []
-    part = part_of(layer, sent)
-    assign(layer.variables, [6.0])
-    part.sync()
-    assert sent == [layer.variables]
-    assign(layer.variables, [0.0])
-    part.restore()
-    assert numbers_of(layer.variables) == [6.0]
-
-
 def test_a_state_of_parts_and_values(one_rank: None):
     layer, sent = Layer(1.0), []
     state: Any = parts.PartsState({"layer": part_of(layer, sent)}, epoch=3)
@@ -126,33 +105,6 @@ def test_a_state_of_parts_and_values(one_rank: None):
     assert (state.epoch, layer.variables[0].number) == (5, 2.0)
     state.sync()
     assert sent == [layer.variables]
-
-
-def test_an_attribute_that_is_a_part_can_be_replaced(one_rank: None):
-    first, second = Layer(1.0), Layer(2.0)
-    state: Any = parts.PartsState({"layer": part_of(first, [])})
-    state.layer = second
-    second.variables[0].number = 8.0
-    state.save()
-    second.variables[0].number = 0.0
-    state.restore()
-    assert state.layer is second and second.variables[0].number == 8.0 and first.variables[0].number == 1.0
-
-
-def test_an_optimizer_is_built_once():
-    model, optimizer = Model(), Optimizer()
-    assert parts.check_built(model, optimizer) is optimizer and optimizer.built
-    assert optimizer.variables == model.trainable_variables
-    optimizer.variables = []
-    parts.build(optimizer, model)
-    assert optimizer.variables == [], "it was built already"
-
-
-def test_the_models_own_optimizer_counts_where_none_is_given():
-    model = Model()
-    assert parts.check_built(model, None) is None
-    model.optimizer = Optimizer()
-    assert parts.check_built(model, None) is model.optimizer and model.optimizer.built
 
 
 def test_a_model_that_is_not_built_cannot_be_saved():

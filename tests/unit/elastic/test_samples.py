@@ -139,23 +139,3 @@ def test_samples_are_divided_anew_although_no_state_is_sent(monkeypatch: pytest.
     assert list(sampler) == [2, 3, 4, 5, 6, 7]
     sampler.record_batch(1, 1)
     assert sampler.processed_num == 3
-
-
-def test_a_data_set_counts_as_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    Place(monkeypatch)
-    assert list(ElasticSampler("abc", shuffle=False)) == list(ElasticSampler(3, shuffle=False)) == [0, 1, 2]
-
-
-def test_an_epoch_has_all_samples_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(monkeypatch)
-    place.size = 2
-    sampler = ElasticSampler(20, seed=3)
-    first = list(sampler)
-    sampler.record_batch(0, 4)
-    sampler.reset()
-    assert len(sampler) == len(list(sampler)) == 6 and sampler.total_size == 12
-    sampler.set_epoch(1)
-    assert len(sampler) == 10 and sampler.processed_num == 0
-    assert list(sampler) != first and sorted(sampler.remaining_indices) == list(range(20))
-    sampler.set_epoch(0)
-    assert list(sampler) == first

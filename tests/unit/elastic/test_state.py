@@ -7,7 +7,7 @@ import pytest
 import ringcomm as rc
 from ringcomm import api
 from ringcomm.calls import direct
-from ringcomm.elastic.state import DictPart, ObjectState, run
+from ringcomm.elastic.state import ObjectState, run
 
 
 def state(**values):
@@ -23,18 +23,6 @@ class Counter:
 
     def load_state_dict(self, state):
         (self.count,) = state["count"]
-
-
-def test_values_are_attributes_that_can_be_saved_and_restored():
-    kept = state(epoch=1, name="a")
-    kept.epoch = 2
-    kept.restore()
-    assert (kept.epoch, kept.name) == (1, "a")
-    kept.epoch = 3
-    kept.commit()
-    kept.epoch = 4
-    kept.restore()
-    assert kept.epoch == 3
 
 
 def test_rank_0_decides():
@@ -75,20 +63,6 @@ def test_processes_that_are_being_started_interrupt_nothing():
     kept._take_change(2, False)
     kept.on_reset()
     kept.check_host_updates()
-
-
-def test_parts():
-    counter = Counter()
-    part = DictPart(counter, lambda value: setattr(value, "count", 9))
-    counter.count = 5
-    part.restore()
-    assert counter.count == 0
-    part.sync()
-    counter.count = 1
-    part.restore()
-    assert counter.count == 9
-    part.set_value(Counter())
-    assert part.value.count == 0
 
 
 def test_a_loss_restores_the_last_commit_and_changed_hosts_do_not():
@@ -159,18 +133,3 @@ def test_what_the_launcher_reports_interrupts_training(monkeypatch):
         with pytest.raises(rc.HostsUpdatedInterrupt) as caught:
             kept.check_host_updates()
         assert caught.value.skip_sync is skip_sync
-
-
-def test_without_another_way_the_ranks_connect_again_by_the_jobs_own(monkeypatch):
-    positions = []
-    monkeypatch.setattr(api, "restart", positions.append)
-
-    @run
-    def train(kept):
-        kept.step += 1
-        if kept.step == 1:
-            kept.commit()
-            raise rc.PeerLostError("gone")
-        return kept.step
-
-    assert train(state(step=0)) == 2 and len(positions) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringcomm.config import Slot
-from ringcomm.configuration.limits import Limits
+from ringcomm.configuration.membership import Limits
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.rendezvous.terms import Terms
 from ringcomm.wire.messages import validate

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from ringcomm.config import Slot
-from ringcomm.rendezvous.actions import Drop, Notice, Seat, Send, Timer
 from ringcomm.rendezvous.epoch import Phase
+from ringcomm.rendezvous.membership import Drop, Notice, Seat, Send, Timer
 from ringcomm.rendezvous.routing import NO_RELAY
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.rendezvous.terms import Terms

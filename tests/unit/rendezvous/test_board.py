@@ -6,7 +6,7 @@ import pytest
 
 from ringcomm.errors import ProtocolError
 from ringcomm.rendezvous import server
-from ringcomm.rendezvous.actions import Send
+from ringcomm.rendezvous.membership import Send
 from ringcomm.rendezvous.server import Board
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.rendezvous.actions import ADDED, REMOVED
+from ringcomm.rendezvous.membership import ADDED, REMOVED
 from ringcomm.rendezvous.state import TOGETHER_S
 from tests.unit.calls import calls_in
 from tests.unit.rendezvous.elastic_job import ElasticJob
@@ -24,16 +24,6 @@ def test_the_first_view_waits_for_the_start_size():
     assert [item["rank"] for item in view.detail["members"]] == [0, 1, 2]
 
 
-def test_the_first_view_begins_with_fewer_after_the_start_timeout():
-    job = ElasticJob(min_np=1, start_np=3, start_timeout_s=60.0)
-    job.join(0)
-    job.join(1)
-    job.pass_time(59.0, answering=(0, 1))
-    assert job.state.view.epoch == -1
-    job.pass_time(2.0, answering=(0, 1))
-    assert job.members() == (0, 1)
-
-
 def test_the_first_view_waits_for_all_that_the_launcher_has_announced():
     job = ElasticJob(launched=True, min_np=1)
     job.expect(0, 1, 2)
@@ -49,28 +39,6 @@ def test_only_announced_processes_may_join():
     job.join(7)
     assert job.last(7)["type"] == "refused" and "launcher" in job.last(7)["reason"]
     assert 7 in job.dropped
-
-
-def test_a_new_process_joins_at_the_next_boundary():
-    job = ElasticJob(launched=True).start(2)
-    job.expect(2)
-    assert job.last(0) == {"type": "announced"} == job.last(1)
-    job.join(2)
-    assert job.last(0) == {"type": "updated", "change": ADDED} == job.last(1)
-    assert job.state.view.epoch == 0
-    job.again(0, 1)
-    assert job.members() == (0, 1, 2) and job.state.view.epoch == 1
-    assert job.last(2)["type"] == "link"
-
-
-def test_above_the_largest_size_new_processes_wait_as_spares():
-    job = ElasticJob(launched=True, max_np=2).start(2)
-    job.expect(2)
-    job.join(2)
-    assert "updated" not in job.kinds(0)
-    job.exit(0)
-    job.again(1)
-    assert job.members() == (1, 2)
 
 
 def test_an_excluded_member_ends_quietly_at_the_next_boundary():
@@ -91,18 +59,6 @@ def test_another_process_cannot_take_a_members_number():
     assert job.members() == (0, 1) and not job.all("lost")
 
 
-def test_the_job_ends_when_all_have_finished():
-    job = ElasticJob(launched=True).start(2)
-    job.expect(2)
-    job.join(2)
-    job.leave(0)
-    job.leave(1)
-    assert [item.kind for item in job.notices][-1] == "ended"
-    assert job.last(2)["type"] == "excluded"
-    job.join(3, member=3)
-    assert job.last(3)["type"] == "excluded"
-
-
 def test_a_defect_of_the_program_ends_the_job():
     job = ElasticJob(launched=True).start(2)
     job.relay(0, {"type": "mismatch", "peer": 1, "text": "rank 0: allreduce(8)"})
@@ -113,41 +69,6 @@ def test_a_defect_of_the_program_ends_the_job():
     assert job.last(0)["kind"] == "mismatch"
 
 
-def test_a_process_with_another_version_is_refused():
-    job = ElasticJob()
-    job.join(0, version="9.9.9")
-    assert "host0 has ringcomm 9.9.9, but this job runs 1.2.3" in job.last(0)["reason"]
-    assert job.last(0)["type"] == "refused" and 0 in job.dropped
-
-
-@pytest.mark.parametrize("end", ["hang_up", "leave"])
-def test_a_process_that_ends_before_it_was_in_a_view_is_forgotten(end):
-    job = ElasticJob(min_np=2, start_np=2)
-    job.join(0)
-    getattr(job, end)(0)
-    job.join(1)
-    assert job.state.view.epoch == -1
-    job.join(2)
-    assert job.members() == (1, 2)
-
-
-def test_the_others_learn_of_a_member_that_leaves_because_of_an_error():
-    job = ElasticJob(launched=True).start(3)
-    job.leave(1, ok=False)
-    assert [job.last(other)["type"] for other in (0, 2)] == ["abort", "abort"]
-    assert job.last(0)["rank"] == 1
-
-
-def test_a_new_process_that_is_excluded_ends_at_once():
-    job = ElasticJob(launched=True).start(1)
-    job.expect(1)
-    job.join(1)
-    job.take(job.state.exclude(1, "its host was removed", job.now_s))
-    assert job.last(1) == {"type": "excluded", "reason": "its host was removed"} and 1 in job.dropped
-    job.again(0)
-    assert job.members() == (0,)
-
-
 def test_a_member_that_is_excluded_after_it_has_asked_is_not_in_the_next_view():
     job = ElasticJob(launched=True).start(2)
     job.again(0)
@@ -156,23 +77,12 @@ def test_a_member_that_is_excluded_after_it_has_asked_is_not_in_the_next_view():
     assert job.last(0)["type"] == "excluded" and job.members() == (1,)
 
 
-def test_a_member_may_ask_on_a_connection_of_its_own():
-    """Its old one is dropped: it is the same process."""
-    job = ElasticJob(launched=True).start(2)
-    job.join(5, member=0, position=1)
-    assert job.dropped == [0]
-    job.hang_up(0)
-    job.again(1)
-    assert job.members() == (0, 1) and job.state.view.epoch == 1 and not job.all("lost")
-    assert job.last(5)["type"] == "link"
-
-
 def test_a_first_view_that_never_has_enough_says_what_is_missing():
     job = ElasticJob(launched=True, min_np=2, timeout_s=30.0)
     job.expect(0)
     job.expect(1, host="jetson1")
     job.join(0)
-    job.state.refused_connections = "3 connections (mostly 10.0.0.9: no answer)"
+    job.state.note_refused("3 connections (mostly 10.0.0.9: no answer)")
     job.pass_time(31.0, answering=(0,))
     (failed,) = job.all("failed")
     assert failed.text == (
@@ -215,14 +125,6 @@ def test_processes_of_one_host_join_together():
     assert job.members() == (0, 1, 2, 3) and job.state.view.epoch == 1
 
 
-def test_a_process_does_not_wait_for_those_of_other_hosts():
-    job = started()
-    job.expect(2, host="jetson1")
-    job.expect(3, host="jetson2")
-    job.join(2)
-    assert job.last(0) == ASKED
-
-
 def test_a_process_waits_for_its_hosts_others_for_a_limited_time():
     job = started()
     job.expect(2, 3, host="jetson1")
@@ -231,21 +133,6 @@ def test_a_process_waits_for_its_hosts_others_for_a_limited_time():
     assert ASKED in (job.last(0), job.last(1))
     job.again(0, 1)
     assert job.members() == (0, 1, 2)
-
-
-def test_a_process_that_ends_is_not_waited_for():
-    job = started()
-    job.expect(2, 3, host="jetson1")
-    job.join(2)
-    assert job.last(0) != ASKED
-    job.exit(3)
-    assert job.last(0) == ASKED
-
-
-def test_a_process_asks_for_the_size_before_it_joins():
-    for job, size in ((started(), 2), (ElasticJob(launched=True), 0)):
-        job.take(job.state.handle(9, {"type": "count"}, job.now_s))
-        assert job.last(9) == {"type": "counted", "size": size}
 
 
 MORE = 1.15

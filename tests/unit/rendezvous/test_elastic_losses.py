@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ringcomm.rendezvous.routing import ranges_of
+from ringcomm.rendezvous.terms import MAX_FAILED_VIEWS
 from tests.unit.rendezvous.elastic_job import ElasticJob
 
 
@@ -46,37 +47,6 @@ def test_rank_0_is_a_survivor_with_the_newest_state():
     assert job.members() == (1, 0, 2)
 
 
-def test_a_second_loss_before_all_have_asked():
-    job = ElasticJob(launched=True).start(4)
-    job.exit(1)
-    job.again(0, 2)
-    job.exit(3)
-    assert job.members() == (0, 2)
-
-
-def test_a_loss_while_links_are_built():
-    job = ElasticJob(launched=True).start(3)
-    job.exit(1)
-    job.again(0, 2)
-    assert job.members() == (0, 2) and job.state.view.epoch == 1
-    job.exit(2)
-    assert job.last(0)["type"] == "abort" and job.last(0)["epoch"] == 1
-    job.again(0)
-    assert job.members() == (0,) and job.state.view.epoch == 2
-
-
-def test_messages_of_an_old_epoch_are_ignored():
-    job = ElasticJob(launched=True).start(3)
-    job.exit(1)
-    job.again(0)
-    lost = {"type": "lost", "peer": 0, "doing": "", "why": "reset", "kind": "lost"}
-    job.relay(0, lost)
-    job.again(2)
-    job.link(0, 2)
-    job.pass_time(3.0, answering=(0, 2))
-    assert len(job.all("lost")) == 1 and job.state.view.epoch == 1
-
-
 def test_a_member_that_was_left_behind_is_refused():
     job = ElasticJob(launched=True, min_np=1).start(3)
     report = {"type": "lost", "peer": 1, "doing": "allreduce", "why": "no heartbeat", "kind": "silent"}
@@ -101,14 +71,6 @@ def test_below_the_least_size_the_job_waits_and_then_ends():
     (failed,) = job.all("failed")
     assert failed.detail["kind"] == "timeout" and "within 30 s" in failed.text
     assert job.last(0)["type"] == "abort"
-
-
-def test_after_one_has_finished_the_rest_does_not_wait():
-    job = ElasticJob(launched=True, min_np=3).start(3)
-    job.leave(0)
-    job.exit(1)
-    job.again(2)
-    assert job.members() == (2,)
 
 
 def test_without_a_survivor_the_state_is_lost():
@@ -141,26 +103,6 @@ def test_a_process_that_stops_while_it_waits_is_left_out():
     assert 2 in job.dropped
     job.again(0, 1)
     assert job.members() == (0, 1)
-
-
-def test_a_second_process_that_stops_does_not_hold_up_the_rest():
-    job = ElasticJob(launched=True, min_np=1).start(3)
-    job.exit(0)
-    job.again(1)
-    job.pass_time(7.0, answering=(1,))
-    assert job.members() == (1,)
-
-
-def test_a_member_that_stops_alone_is_noticed_by_the_rendezvous():
-    job = ElasticJob(launched=True, min_np=1).start(1)
-    job.pass_time(7.0)
-    assert job.all("failed")[0].detail["kind"] == "lost"
-
-
-def test_a_running_view_is_not_ended_by_silence_at_the_rendezvous():
-    job = ElasticJob(launched=True, min_np=1).start(2)
-    job.pass_time(30.0, answering=(0,))
-    assert job.members() == (0, 1) and not job.dropped
 
 
 def cut(job, first, second):
@@ -200,25 +142,6 @@ def test_a_new_process_without_a_link_is_left_out():
     assert job.members() == (0, 1) and job.state.view.epoch == 2
 
 
-def test_the_launchers_report_after_the_end_of_the_connection_names_the_cause_at_once():
-    job = ElasticJob(launched=True).start(3)
-    job.hang_up(1)
-    assert not job.all("lost")
-    job.exit(1)
-    (lost,) = job.all("lost")
-    assert "killed by SIGKILL" in lost.text
-
-
-def test_a_loss_while_two_others_are_still_connecting_costs_neither_of_them():
-    job = ElasticJob(launched=True, min_np=1).start(3)
-    job.again(0, 1, 2)
-    job.take(job.state.handle(0, {"type": "unlinked", "peer": 1, "reason": "no answer yet"}, job.now_s))
-    job.exit(2)
-    assert not job.dropped
-    job.again(0, 1)
-    assert job.members() == (0, 1)
-
-
 def test_a_member_that_stops_while_links_are_built_is_left_out():
     job = ElasticJob(launched=True, min_np=1)
     job.expect(0, 1)
@@ -230,3 +153,28 @@ def test_a_member_that_stops_while_links_are_built_is_left_out():
     assert lost.detail["kind"] == "stalled" and lost.detail["member"] == 1 and job.dropped == [1]
     job.again(0)
     assert job.members() == (0,)
+
+
+def test_views_that_fail_one_after_the_other_without_a_new_step_end_the_job():
+    """For instance if rank 0 fails in every view: a launcher starts lost processes again, without end."""
+    job = ElasticJob(start_np=3).start(3)
+    for number in range(MAX_FAILED_VIEWS + 1):
+        first, *others = [job.state._processes.get(member).connection for member in job.members()]
+        assert job.state.abort_message is None
+        job.join(100 + number, 100 + number, named=True)  # in the place of the last one
+        job.leave(first, ok=False)
+        job.again(*others, position=1)
+        job.link(*(job.state._processes.get(member).connection for member in job.members()))
+    (failed,) = job.all("failed")
+    assert "10 views have failed, one after the other, before any commit or step" in failed.text
+
+
+def test_new_steps_between_failures_keep_the_job_alive():
+    job = ElasticJob(start_np=3).start(3)
+    for number in range(2 * MAX_FAILED_VIEWS):
+        connections = [job.state._processes.get(member).connection for member in job.members()]
+        job.join(100 + number, 100 + number, named=True)
+        job.leave(connections[-1], ok=False)
+        job.again(*connections[:-1], position=1 + number)
+        job.link(*(job.state._processes.get(member).connection for member in job.members()))
+    assert job.state.abort_message is None

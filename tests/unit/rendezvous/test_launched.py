@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ringcomm.clock import Deadline
-from ringcomm.configuration.other_launchers import Launched
-from ringcomm.errors import ConfigError, StartTimeoutError
-from ringcomm.rendezvous.launched import FileNotice
+from ringcomm.configuration.membership import Launched
+from ringcomm.errors import ConfigError
+from ringcomm.rendezvous.embedded import FileNotice
 
 NOW = Deadline(0.0)
 OTHER_USER = 12345
@@ -22,22 +22,15 @@ def notice(folder: Path, turn: int = 0, job: str = "slurm 7.0", rank: int = 1) -
 
 def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
-    notice(folder, rank=0).publish("text", NOW)
+    notice(folder, rank=0).publish("text")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert [stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()] == [0o600]
     assert notice(folder).read(NOW) == "text"
 
 
-def test_what_others_can_read_is_refused(tmp_path: Path) -> None:
-    notice(tmp_path, rank=0).publish("text", NOW)
-    next(tmp_path.iterdir()).chmod(0o640)
-    with pytest.raises(ConfigError, match="its mode is 0640.*RINGCOMM_SHARED_DIR"):
-        notice(tmp_path).read(NOW)
-
-
 @as_root
 def test_what_another_user_has_put_there_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    notice(tmp_path, rank=0).publish("text", NOW)
+    notice(tmp_path, rank=0).publish("text")
     path = next(tmp_path.iterdir())
     path.rename(tmp_path / "other")
     path.symlink_to(tmp_path / "other")
@@ -58,25 +51,12 @@ def test_what_another_user_has_put_there_is_refused_and_not_waited_for(tmp_path:
 
 
 def test_a_file_of_an_earlier_start_is_replaced(tmp_path: Path) -> None:
-    notice(tmp_path, rank=0).publish("old", NOW)
+    notice(tmp_path, rank=0).publish("old")
     reader = notice(tmp_path)
     assert reader.read(NOW) == "old" and not reader.moved()
     writer = notice(tmp_path, rank=0)
-    writer.publish("new", NOW)
+    writer.publish("new")
     assert reader.moved() and reader.read(NOW) == "new" and not reader.moved()
     writer.withdraw()
     writer.withdraw()
     assert not reader.moved() and list(tmp_path.iterdir()) == []
-
-
-def test_jobs_and_turns_do_not_meet(tmp_path: Path) -> None:
-    notice(tmp_path, rank=0).publish("text", NOW)
-    for other in (notice(tmp_path, turn=1), notice(tmp_path, job="slurm 7.1")):
-        with pytest.raises(StartTimeoutError, match="rank 1 of 2.*within 0 s.*RINGCOMM_SHARED_DIR"):
-            other.read(NOW)
-
-
-def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot write in .*file"):
-        notice(tmp_path / "file", rank=0).publish("text", NOW)

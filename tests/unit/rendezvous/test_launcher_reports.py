@@ -11,14 +11,6 @@ def join_slots(job, *ranks):
         job.join(connection, rank=rank, slot=(0, rank), pid=100 + rank)
 
 
-def test_without_a_plan_the_launcher_reports_ranks_and_not_the_order_of_joining():
-    job = Job(3)
-    join_slots(job, 2, 1, 0)
-    job.link_all(range(3))
-    job.exit(2, "ValueError: x")
-    assert job.root_cause()["rank"] == 2
-
-
 def test_a_rank_that_fails_before_it_joins_drops_no_other():
     job = Job(3)
     join_slots(job, 2, 1)
@@ -51,16 +43,3 @@ def test_an_exit_that_was_reported_before_the_rank_joined_is_its_cause():
         job.join_seat(rank, rank)
     job.hang_up(1)
     assert "rank 1 was lost: killed by SIGSEGV" in job.root_cause()["text"].replace(" (host0)", "")
-
-
-def test_the_end_of_a_rank_that_waits_for_the_next_generation_is_known_to_the_present_one():
-    job = Job(3, seats_of(3))
-    job.run_on_one_host()
-    job.leave(0)
-    job.hang_up(0)
-    job.join_seat(10, 0)
-    job.exit(0, "killed by SIGKILL")
-    job.lost(1, peer=0)
-    job.pass_time(3.0)
-    assert "killed by SIGKILL" in job.root_cause()["text"]
-    assert set(job.aborts()) >= {1, 2, 10}

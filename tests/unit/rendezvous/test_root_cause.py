@@ -7,7 +7,6 @@ import random
 
 import pytest
 
-from ringcomm.config import Slot
 from ringcomm.errors import another_call_text
 from ringcomm.rendezvous.membership import Member
 from ringcomm.rendezvous.root_cause import (
@@ -28,7 +27,7 @@ def members():
     """Five ranks, one per host, by rank."""
     found = {}
     for rank in range(5):
-        found[rank] = Member(rank, join_message(f"pc{rank}"), Slot(rank, 0), f"host{rank}")
+        found[rank] = Member(rank, join_message(f"pc{rank}"), f"host{rank}", rank)
         found[rank].rank = rank
     return found
 
@@ -47,13 +46,6 @@ def judge(members, suspicions, now_s=10.0):
     for item in suspicions:
         analysis.suspect(item)
     return analysis.due(members, now_s)
-
-
-def test_a_root_cause_waits_for_its_time(members):
-    analysis = RootCauseAnalysis()
-    analysis.suspect(loss(0, 1, due_s=5.0))
-    assert analysis.due(members, 4.9) is None
-    assert analysis.due(members, 5.0).culprit is members[1]
 
 
 @pytest.mark.parametrize("length", [2, 3, 4, 5])
@@ -90,16 +82,9 @@ def test_a_rank_that_vanished_is_at_fault_even_if_it_reported_another_before(mem
         assert judge(members, order).culprit.rank == 1
 
 
-def test_accusing_each_other_ends(members):
-    cause = judge(members, [loss(0, 1), loss(1, 0)])
-    assert cause.culprit.rank in (0, 1)
-    ring = [loss(rank, (rank + 1) % 5) for rank in range(5)]
-    assert judge(members, ring).culprit in members.values()
-
-
 def test_how_a_process_exited_is_part_of_the_cause(members):
     analysis = RootCauseAnalysis()
-    analysis.exited(Slot(3, 0), "killed by SIGKILL", False)
+    analysis.exited(3, "killed by SIGKILL", False)
     analysis.suspect(loss(0, 3))
     text = analysis.due(members, 10.0).text
     assert text == (
@@ -120,53 +105,10 @@ def test_the_call_is_that_in_which_the_culprit_was_lost(members):
         assert text == f"rank 3 (host3) was lost while others were in allgather(), call number 5: {VANISHED}."
 
 
-def test_if_no_rank_lost_the_culprit_in_a_call_it_is_the_call_of_the_victims(members):
-    reports = [vanished(members, 3), loss(4, 2, doing="barrier()"), loss(2, 3, "closed", doing="")]
-    assert "while others were in barrier(): its connections closed" in judge(members, reports).text
-
-
 # ---- silence ---------------------------------------------------------------------------------
 
 
-def test_stalled(members):
-    cause = judge(members, [loss(0, 3, "stalled", "not a byte for 5 s, 100 bytes into it")])
-    assert (cause.kind, cause.culprit.rank) == ("stalled", 3)
-    assert cause.text == (
-        f"rank 3 (host3) is silent while others were in {DOING}: "
-        "rank 0 (host0) reports: not a byte for 5 s, 100 bytes into it."
-    )
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_a_chain_of_stalls_names_the_rank_that_waits_for_no_other(members, order):
-    chain = [loss(rank, rank + 1, "stalled", "not a byte for 5 s") for rank in range(3)]
-    cause = judge(members, [chain[index] for index in order])
-    assert (cause.kind, cause.culprit.rank) == ("stalled", 3)
-
-
-def test_a_silent_rank_that_turns_out_dead_was_lost(members):
-    cause = judge(members, [loss(0, 3, "stalled", "not a byte for 5 s"), vanished(members, 3)])
-    assert (cause.kind, cause.culprit.rank) == ("lost", 3)
-
-
 # ---- ranks that finished ---------------------------------------------------------------------
-
-
-def test_a_finished_rank_that_others_still_need(members):
-    members[2].left = "it called shutdown()"
-    cause = judge(members, [loss(0, 2)])
-    assert (cause.kind, cause.culprit.rank) == ("lost", 2)
-    assert cause.text == (
-        f"rank 2 (host2) has finished (it called shutdown()) while others were in {DOING}. "
-        "Every rank must make the same calls before it ends; one that has less data than others can train "
-        "inside `with model.join():` (PyTorch's DDP), or use collectives by name and call join()."
-    )
-
-
-def test_join_is_advised_where_it_helps(members):
-    members[2].left = "its program ended"
-    cause = judge(members, [loss(0, 2, doing="allreduce(shape (3,), float32, op=Average) 'conv1'")])
-    assert cause.text.endswith("; one that has less data than others can call join().")
 
 
 # ---- mismatches ------------------------------------------------------------------------------
@@ -193,18 +135,6 @@ def test_ranks_with_one_call_share_a_line_and_a_difference_is_told_once(members)
     ]
     analysis.mismatch(1, another_call_text(1, "allreduce(4)", 0, "kinds (a here, barrier there)"), 5.0)
     assert "barrier there" in analysis.due(members, 6.0).text, "another difference is told"
-
-
-def test_ranks_with_one_call_share_a_line_whichever_rank_each_of_them_met(members):
-    """Rank 1 may meet rank 2 before rank 0 has reported: the difference is the same."""
-    analysis = RootCauseAnalysis()
-    analysis.mismatch(0, another_call_text(0, "allreduce(4)", 1, "sizes (4 here, 3 there)"), 5.0)
-    analysis.mismatch(1, another_call_text(1, "allreduce(3)", 2, "sizes (3 here, 4 there)"), 5.0)
-    analysis.mismatch(2, another_call_text(2, "allreduce(4)", 1, "sizes (4 here, 3 there)"), 5.0)
-    assert analysis.due(members, 6.0).text.splitlines()[1:] == [
-        "ranks 0, 2: allreduce(4); rank 1 makes another call: sizes (4 here, 3 there).",
-        "rank 1: allreduce(3).",
-    ]
 
 
 def test_mismatch_comes_before_the_losses_it_causes(members):
@@ -241,14 +171,6 @@ class TestLinks:
                 both = "rank 1 (host1) and rank 2 (host2)"
                 assert f"{both} are running, but do not receive each other's messages" in cause.text
 
-    def test_on_one_host_no_cable_is_looked_for(self, members):
-        for member in members.values():
-            member.host = "desk"
-        heartbeats = {0: ([1, 2, 3, 4], []), 1: ([0, 3, 4], [2]), 2: ([0, 3, 4], [1]), 3: ([0, 1, 2, 4], [])}
-        cause = root_cause_of(members, [loss(1, 2, "silent", SILENT)], heartbeats)
-        assert cause.kind == "cut" and "cable" not in cause.text
-        assert "All of them are on desk: that host is overloaded" in cause.text
-
     @pytest.mark.parametrize("kind", ["lost", "closed", "still"])
     def test_a_link_that_breaks_between_two_that_live(self, members, kind):
         heartbeats = {rank: ([], []) for rank in range(5)}
@@ -260,12 +182,6 @@ class TestLinks:
         cause = root_cause_of(members, [loss(3, 2, "silent", SILENT)], heartbeats)
         assert (cause.kind, cause.culprit) == ("stalled", members[2])
 
-    def test_a_rank_that_only_the_rendezvous_does_not_reach_is_not_at_fault(self, members):
-        heartbeats = {0: ([2, 3, 4], [1]), 2: ([0, 1, 3, 4], []), 3: ([0, 1, 2, 4], [])}
-        heartbeats[4] = ([0, 1, 2, 3], [])
-        cause = root_cause_of(members, [loss(0, 1, "silent", SILENT)], heartbeats)
-        assert (cause.kind, [member.rank for member in cause.separated]) == ("cut", [0, 1])
-
     def test_a_rank_that_only_the_rendezvous_reaches_is_cut_off(self, members):
         heartbeats = {rank: ([], [2]) for rank in (0, 1, 3, 4)}
         heartbeats[2] = ([], [0, 1, 3, 4])
@@ -273,37 +189,6 @@ class TestLinks:
         assert (cause.kind, cause.culprit) == ("stalled", members[2])
         assert "rank 2 (host2) is cut off from rank 0 (host0)" in cause.text
 
-    def test_a_host_with_several_ranks(self, members):
-        members[3].host = "host2"
-        heartbeats = {rank: ([], [2, 3]) for rank in (0, 1, 4)}
-        heartbeats.update({rank: ([5 - rank], [0, 1, 4]) for rank in (2, 3)})
-        cause = root_cause_of(members, [loss(0, 3, "silent", SILENT)], heartbeats)
-        assert (cause.kind, cause.culprit) == ("stalled", members[2])
-        assert "rank 2 (host2) and rank 3 (host2) are cut off from" in cause.text
-
-    def test_between_two_hosts_with_several_ranks(self, members):
-        members[1].host, members[3].host = "host0", "host2"
-        heartbeats = {rank: ([4], [2, 3]) for rank in (0, 1)}
-        heartbeats.update({rank: ([4], [0, 1]) for rank in (2, 3)})
-        cause = root_cause_of(members, [loss(0, 3, "silent", SILENT)], heartbeats)
-        assert (cause.kind, [member.rank for member in cause.separated]) == ("cut", [0, 1, 2, 3])
-        assert "between host0 and host2" in cause.text
-
-    def test_a_limit_without_a_byte_accuses_although_the_accused_answers(self, members):
-        cause = root_cause_of(members, [loss(0, 1, "stalled", "not a byte for 9 s")], {1: ([], [])})
-        assert (cause.kind, cause.culprit) == ("stalled", members[1])
-
-    def test_late_is_late_although_it_answers(self, members):
-        cause = root_cause_of(members, [loss(0, 1, "late", "it has not come")], {1: ([], [])})
-        assert (cause.kind, cause.culprit) == ("stalled", members[1])
-        assert "rank 1 (host1) is late" in cause.text
-
     def test_a_rank_that_has_left_may_close_its_links(self, members):
         members[1].left = "it called shutdown()"
         assert root_cause_of(members, [loss(0, 1, "closed")], {}) is None
-
-    def test_answers_from_before_the_first_report_do_not_count(self, members):
-        analysis = RootCauseAnalysis()
-        analysis.answered(2, [], [])
-        analysis.suspect(loss(0, 2, "silent", SILENT))
-        assert analysis.due(members, 10.0).culprit is members[2]

@@ -24,16 +24,6 @@ def report_all(job, why=""):
         job.probed(source, *[attempt(source, t, LEADERS[t], why) for t in LEADERS if t != source])
 
 
-def test_probing_ends_when_the_first_rank_of_each_host_has_reported():
-    job = three_hosts()
-    job.probed(0, attempt(0, 1, "10.0.0.1"), attempt(0, 3, "10.0.0.2"))
-    job.probed(2)  # not the first rank of its host: not asked
-    job.probed(1, attempt(1, 0, "10.0.0.0"), attempt(1, 3, "10.0.0.2"))
-    assert job.state.phase is Phase.PROBING
-    job.probed(3, attempt(3, 0, "10.0.0.0"), attempt(3, 1, "10.0.0.1"))
-    assert job.state.phase is Phase.LINKING
-
-
 def routes_sent(job, connection):
     (message,) = [message for message in job.told[connection] if message["type"] == "link"]
     return {
@@ -51,26 +41,6 @@ def test_exactly_one_end_of_each_pair_dials():
         dialler, target = (one, other) if routes[one][other][0] else (other, one)
         assert routes[dialler][target][1], "a rank that dials must get an address"
     assert routes[2][1] == (True, ["127.0.0.1", "10.0.0.1"])
-
-
-def test_the_end_that_got_through_dials():
-    job = Job(2, seats_of(1, 1))
-    for rank in range(2):
-        job.join_seat(rank, rank, addresses=[offer(f"10.0.0.{rank}")])
-    job.probed(0, attempt(0, 1, "10.0.0.1", "no route to host"))
-    job.probed(1, attempt(1, 0, "10.0.0.0"))
-    assert routes_sent(job, 1) == {0: (True, ["10.0.0.0"])}
-    assert routes_sent(job, 0)[1][0] is False
-
-
-def test_a_report_about_another_rank_does_not_count():
-    """A rank reports its own attempts, and not those of another."""
-    job = Job(2, seats_of(1, 1))
-    for rank in range(2):
-        job.join_seat(rank, rank, addresses=[offer(f"10.0.0.{rank}")])
-    job.probed(0, attempt(1, 1, "10.0.0.1"), attempt(99, 98, "10.0.0.1"))
-    job.probed(1)
-    assert routes_sent(job, 0) == {1: (True, ["10.0.0.1"])}
 
 
 # ---- measuring -------------------------------------------------------------------------------
@@ -123,12 +93,6 @@ def test_one_end_measures_where_there_is_a_choice():
     assert routes_sent(job, 0) == {1: (True, ["10.1.0.1"])}
 
 
-def test_one_measurement_will_do_where_kinds_differ():
-    job = measuring(("10.1", "10.3"))
-    job.measured(0, speed(1, "10.1.0.1", 110.0), speed(1, "10.3.0.1", 2.5))
-    assert routes_sent(job, 0) == {1: (True, ["10.1.0.1"])}
-
-
 def run_again(job, *nets):
     """The first generation ends; in the second one the hosts reach each other by these wires."""
     for rank in range(2):
@@ -152,14 +116,6 @@ def test_the_same_wires_are_not_measured_in_the_next_generation():
     assert "measure" not in job.kinds(2)
 
 
-def test_other_wires_are():
-    job = measuring()
-    for _ in range(2):
-        job.measured(0, speed(1, "10.1.0.1", 2.5), speed(1, "10.2.0.1", 110.0))
-    run_again(job, "10.1", "10.3")
-    assert asked(job, 2) == {1: ["10.1.0.1", "10.3.0.1"]}
-
-
 def test_what_overrules_the_order_is_measured_again():
     job = measuring()
     for _ in range(2):
@@ -167,19 +123,6 @@ def test_what_overrules_the_order_is_measured_again():
         job.measured(0, speed(1, "10.1.0.1", 2.5), speed(1, "10.2.0.1", 110.0))
     assert routes_sent(job, 0) == {1: (True, ["10.2.0.1"])}
     assert job.kinds(0).count("measure") == 2
-
-
-def test_each_end_measures_what_only_it_can_dial():
-    job = many_hosts(2)
-    job.probed(0, *wires(0, 1, "10.1"))
-    job.probed(1, *wires(1, 0, "10.2"))
-    for _ in range(2):
-        assert asked(job, 0) == {1: ["10.1.0.1"]}
-        assert asked(job, 1) == {0: ["10.2.0.0"]}
-        job.measured(0, speed(1, "10.1.0.1", 110.0))
-        assert job.state.phase is Phase.PROBING
-        job.measured(1, speed(0, "10.2.0.0", 2.5))
-    assert routes_sent(job, 0) == {1: (True, ["10.1.0.1"])}
 
 
 def test_hosts_take_turns_so_that_no_measurement_disturbs_another():
@@ -200,52 +143,11 @@ def test_hosts_take_turns_so_that_no_measurement_disturbs_another():
     assert job.state.phase is Phase.LINKING
 
 
-def test_many_hosts_do_not_take_turns():
-    job = many_hosts(13)
-    for source in range(13):
-        job.probed(source, *[a for t in range(13) if t != source for a in wires(source, t, "10.1", "10.3")])
-    assert {rank: len(asked(job, rank)) for rank in range(12)} == {rank: 12 - rank for rank in range(12)}
-    for rank in range(12):
-        found = [(t, f"{net}.0.{t}") for t in range(rank + 1, 13) for net in ("10.1", "10.3")]
-        job.measured(rank, *[speed(target, address, 100.0) for target, address in found])
-    assert job.state.phase is Phase.LINKING
-
-
-def test_a_wire_that_breaks_while_it_is_measured_is_not_used():
-    job = measuring()
-    for _ in range(2):
-        job.measured(0, speed(1, "10.2.0.1", 1.0))
-    assert routes_sent(job, 0) == {1: (True, ["10.2.0.1"])}
-
-
-def test_the_table_shows_what_was_measured():
-    job = measuring()
-    for seen in (110.0, 120.0):  # the lower one counts
-        job.measured(0, speed(1, "10.1.0.1", seen), speed(1, "10.2.0.1", 2.5))
-    for rank in range(2):
-        job.linked(rank, {"iface": "eth0", "local": f"10.1.0.{rank}", "peers": [[1 - rank, 1 - rank]]})
-    assert "110 MB/s" in job.told[0][-1]["table"]
-
-
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_an_impossible_speed_is_a_breach(value):
     job = measuring()
     with pytest.raises(ProtocolError, match="measured speed"):
         job.measured(0, speed(1, "10.1.0.1", value))
-
-
-def test_speeds_that_were_not_requested_do_not_count():
-    job = measuring()
-    job.measured(1, speed(0, "10.1.0.0", 1.0))
-    job.measured(7)
-    assert job.state.phase is Phase.PROBING
-    for _ in range(2):
-        job.measured(
-            0, speed(1, "10.1.0.1", 110.0), speed(1, "10.2.0.1", 2.5), speed(1, "10.9.0.1", 900.0, "eth9")
-        )
-    assert routes_sent(job, 0) == {1: (True, ["10.1.0.1"])}
-    job.measured(0, speed(1, "10.1.0.1", 1.0))
-    assert job.state.phase is Phase.LINKING
 
 
 # ---- no way ----------------------------------------------------------------------------------
@@ -269,7 +171,6 @@ def in_vain(job, rank, why="no answer within 3 s", too_slow=True, **more):
 
 
 def test_hosts_that_cannot_reach_each_other_are_relayed():
-    """Without a second round: no connection to them has been established at all."""
     job = three_hosts(("desk", 3))
     job.probed(0, attempt(0, 1, LEADERS[1]), attempt(0, 3, LEADERS[3], "no answer", too_slow=True, local=""))
     job.probed(1, attempt(1, 0, LEADERS[0]), attempt(1, 3, LEADERS[3], "connection refused"))
@@ -280,7 +181,7 @@ def test_hosts_that_cannot_reach_each_other_are_relayed():
     assert all(route["relayed"] and not route["dial"] for route in message["routes"])
     (message,) = [message for message in job.told[2] if message["type"] == "link"]
     assert [(route["dial"], route.get("relayed")) for route in message["routes"]] == [
-        (False, False), (True, None), (True, True)
+        (False, False), (True, False), (True, True)
     ]  # fmt: skip
     epoch = job.state.epoch
     link = Claim(Purpose.DIRECT, b"", epoch.generation, 2, 3)
@@ -305,32 +206,6 @@ def test_more_links_than_a_host_can_relay_are_an_error():
     assert "possible for 2 pairs of ranks, not for 3. Raise the limit of open" in job.root_cause()["text"]
 
 
-def test_hosts_that_took_too_long_to_answer_are_probed_once_more():
-    job = three_hosts()
-    job.probed(0, attempt(0, 1, LEADERS[1]), attempt(0, 3, LEADERS[3], "no answer", too_slow=True))
-    job.probed(1, attempt(1, 0, LEADERS[0]), attempt(1, 3, LEADERS[3], "connection refused"))
-    in_vain(job, 3)
-    assert job.state.phase is Phase.PROBING
-    again = {rank: job.told[rank][-1] for rank in range(4) if "probe_again" in job.kinds(rank)}
-    targets = {
-        rank: [(item["rank"], [offered["address"] for offered in item["addresses"]]) for item in m["targets"]]
-        for rank, m in again.items()
-    }
-    assert targets == {0: [(3, [LEADERS[3]])], 3: [(0, [LEADERS[0]]), (1, [LEADERS[1]])]}
-    in_vain(job, 3)
-    assert job.state.phase is Phase.PROBING  # rank 0 has not answered
-    job.probed(0, attempt(0, 3, LEADERS[3]))
-    assert "host1 and host2 cannot reach each other" in job.root_cause()["text"]
-
-
-def test_a_second_round_that_succeeds_leads_to_links():
-    job = three_hosts()
-    for rank in LEADERS:
-        in_vain(job, rank)
-    report_all(job)
-    assert job.state.phase is Phase.LINKING
-
-
 def test_all_linked_starts_the_job_with_a_table():
     job = three_hosts()
     report_all(job)
@@ -351,22 +226,3 @@ def test_a_link_to_a_rank_that_does_not_exist_is_a_breach(peers):
     report_all(job)
     with pytest.raises(ProtocolError, match="ranks that do not exist"):
         job.linked(0, {"iface": "eth0", "local": "10.0.0.0", "peers": peers})
-
-
-def test_a_rank_that_cannot_connect_ends_it():
-    job = three_hosts()
-    report_all(job)
-    job.unlinked(2, "rank 3 did not answer (10.0.0.3: timed out)", peer=3)
-    job.pass_time(1.0)
-    assert set(job.aborts()) == {0, 1, 2, 3}
-    assert (
-        job.root_cause()["text"]
-        == "rank 2 (host1) could not connect to all ranks: rank 3 did not answer (10.0.0.3: timed out)."
-    )
-
-
-def test_one_host_needs_no_probing():
-    job = Job(3)
-    for connection in range(3):
-        job.join(connection, pid=connection)
-    assert all(job.kinds(connection) == ["probe", "link"] for connection in range(3))

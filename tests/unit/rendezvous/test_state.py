@@ -7,12 +7,11 @@ import random
 
 import pytest
 
-from ringcomm.errors import ProtocolError
-from ringcomm.rendezvous.actions import Notice, Send, Timer
 from ringcomm.rendezvous.epoch import Phase
+from ringcomm.rendezvous.membership import Notice, Send
 from ringcomm.rendezvous.routing import MAX_ROWS, ranges_of
 from ringcomm.wire.messages import MAX_MESSAGE_BYTES, encode
-from tests.unit.rendezvous.simulated import VERSION, Job, attempt, join_message, offer, seats_of, speed
+from tests.unit.rendezvous.simulated import Job, attempt, join_message, offer, seats_of, speed
 
 # ---- joining ---------------------------------------------------------------------------------
 
@@ -32,9 +31,9 @@ def test_the_assignment_names_all_ranks_to_all_ranks():
         job.join_seat(10 + rank, rank, addresses=[offer(f"10.0.0.{rank}")])
     assert job.state.phase is Phase.PROBING
     members = [
-        {"rank": 0, "host": "host0", "host_index": 0, "local_rank": 0, "pid": 100},
-        {"rank": 1, "host": "host0", "host_index": 0, "local_rank": 1, "pid": 101},
-        {"rank": 2, "host": "host1", "host_index": 1, "local_rank": 0, "pid": 102},
+        {"rank": 0, "host": "host0", "host_index": 0, "local_rank": 0, "pid": 100, "member": 0},
+        {"rank": 1, "host": "host0", "host_index": 0, "local_rank": 1, "pid": 101, "member": 1},
+        {"rank": 2, "host": "host1", "host_index": 1, "local_rank": 0, "pid": 102, "member": 2},
     ]
     targets = {
         10: [{"rank": 2, "addresses": [offer("10.0.0.2")], "machine": ""}],
@@ -53,39 +52,6 @@ def test_the_assignment_names_all_ranks_to_all_ranks():
         ]
 
 
-def test_the_first_join_starts_the_clock_and_all_are_announced():
-    job = Job(3)
-    assert job.join(0) == [Notice("joined", "1 of 3 ranks have joined (newest: host0)"), Timer(60.0)]
-    assert job.join(1) == [Notice("joined", "2 of 3 ranks have joined (newest: host0)")]
-
-
-@pytest.mark.parametrize(
-    "seats, message, words",
-    [
-        (
-            (3,),
-            {"slot": (0, 0), "hostname": "x", "pid": 5},
-            "place 0 on host0 is already taken by process 100 on host0",
-        ),
-        ((), {"version": "9.9"}, f"has ringcomm 9.9, but this job runs {VERSION}"),
-    ],
-)
-def test_refused_on_both_sides_and_the_others_go_on(seats, message, words):
-    job = Job(3, seats_of(*seats))
-    join = job.join_seat if seats else (lambda connection, rank: job.join(connection, pid=rank))
-    join(0, 0)
-    job.join(9, **message)
-    assert job.kinds(9) == ["refused"]
-    assert words in job.told[9][0]["reason"]
-    assert words in job.notice("refused").text
-    assert job.dropped == [9]
-    job.hang_up(9)
-    join(1, 1)
-    join(2, 2)
-    job.link_all([0, 1, 2])
-    assert job.kinds(9) == ["refused"]
-
-
 @pytest.mark.parametrize("phase", ["probing", "running"])
 def test_latecomer(phase):
     job = Job(2)
@@ -98,50 +64,6 @@ def test_latecomer(phase):
     assert "the job's 2 ranks are complete; late came too late" in job.told[2][0]["reason"]
     assert job.dropped == [2]
     assert {0: job.told[0], 1: job.told[1]} == before
-
-
-def test_joining_twice_on_one_connection_is_a_breach():
-    job = Job(2, seats_of(2))
-    job.join_seat(0, 0)
-    with pytest.raises(ProtocolError, match="only once"):
-        job.join_seat(0, 1)
-    job.join_seat(1, 1)
-    with pytest.raises(ProtocolError, match="only once"):
-        job.join_seat(0, 0)
-
-
-def test_a_rank_that_leaves_while_waiting_makes_room():
-    job = Job(2, seats_of(2))
-    job.join_seat(0, 0)
-    job.hang_up(0)
-    job.join_seat(1, 0, pid=777)
-    job.join_seat(2, 1)
-    assert job.ranks() == {1: 0, 2: 1}
-    assert job.told[0] == []
-
-
-@pytest.mark.parametrize("end", ["hang_up", "leave"])
-def test_the_clock_starts_anew_when_no_rank_waits_any_more(end):
-    job = Job(2, start_timeout_s=10.0)
-    job.join(0)
-    job.pass_time(9.0)
-    getattr(job, end)(0)
-    job.pass_time(2.0)
-    assert job.notices[-1].kind == "joined"
-    job.join(1)
-    job.pass_time(9.0)
-    assert not job.aborts()
-    job.pass_time(1.0)
-    assert list(job.aborts()) == [1]
-
-
-def test_two_ask_for_the_same_rank():
-    job = Job(2)
-    job.join(0, rank=1, hostname="a")
-    job.join(1, rank=1, hostname="b")
-    assert set(job.aborts()) == {0, 1}
-    assert job.root_cause()["kind"] == "startup"
-    assert "two processes ask for rank 1" in job.root_cause()["text"]
 
 
 # ---- missing ranks ---------------------------------------------------------------------------
@@ -160,14 +82,6 @@ def test_start_timeout_names_the_missing():
     assert job.notice("failed").culprit == 0
 
 
-def test_start_timeout_without_a_plan_names_those_present():
-    job = Job(3, start_timeout_s=30.0)
-    job.join(5, hostname="pc", pid=7)
-    job.pass_time(30.0)
-    assert "Missing: 2 more; these have joined: pc (process 7)" in job.root_cause()["text"]
-    assert job.root_cause()["rank"] is None
-
-
 def test_process_that_ends_before_init_is_named_at_once():
     job = Job(3, seats_of(1, 2))
     job.join_seat(0, 0)
@@ -177,15 +91,6 @@ def test_process_that_ends_before_init_is_named_at_once():
         "rank 2 (host1) ended (exit code 0) before it called ringcomm.init(), while 1 of 3 ranks were "
         "waiting for it" in job.root_cause()["text"]
     )
-
-
-def test_process_that_ended_before_the_first_came_is_named_when_the_first_comes():
-    job = Job(2, seats_of(2))
-    job.exit(1, "killed by SIGSEGV")
-    assert not job.aborts()
-    job.join_seat(0, 0)
-    assert set(job.aborts()) == {0}
-    assert "rank 1 (host0) ended (killed by SIGSEGV)" in job.root_cause()["text"]
 
 
 # ---- any order of events ---------------------------------------------------------------------
@@ -215,8 +120,8 @@ class Storm:
         rank = rng.randrange(self.size)
         if event == "exit":
             if job.seats:
-                slot = job.seats[rank].slot
-                self.ended |= {item.connection for item in job.state.epoch.at(slot)}
+                members = job.state.epoch.members.values()
+                self.ended |= {item.connection for item in members if item.number == rank}
                 job.exit(rank, rng.choice(["exit code 0", "killed by SIGKILL"]), rng.random() < 0.5)
         elif event == "join":
             self.join(rank)
@@ -287,17 +192,6 @@ def test_whatever_happens_all_ranks_are_aborted_exactly_once():
     # The property is worth something: the events lead everywhere.
     assert phases == set(Phase)
     assert root_causes == {"lost", "stalled", "mismatch", "timeout", "no_route", "startup"}
-
-
-def test_a_note_is_shown_if_a_member_wrote_it():
-    job = Job(2)
-    job.run_on_one_host()
-    note = {"type": "note", "text": "allreduce of 0 to 127 bytes: one_shot"}
-    job.take(job.state.handle(1, note, job.now_s))
-    assert job.notices[-1] == Notice("note", note["text"])
-    before = list(job.notices)
-    job.take(job.state.handle(99, note, job.now_s))
-    assert job.notices == before
 
 
 def test_of_each_topic_the_first_warning_is_shown():

@@ -7,11 +7,10 @@ import itertools
 import pytest
 
 from ringcomm.errors import StartupError
-from ringcomm.rendezvous.actions import Drop, Send
 from ringcomm.rendezvous.control import error_from
-from ringcomm.rendezvous.epoch import Phase
+from ringcomm.rendezvous.membership import Send
 from ringcomm.rendezvous.root_cause import EVIDENCE_S, SETTLE_S, VANISHED
-from tests.unit.rendezvous.simulated import Job, seats_of, three_hosts
+from tests.unit.rendezvous.simulated import Job, seats_of
 
 # ---- losing a rank ---------------------------------------------------------------------------
 
@@ -42,16 +41,6 @@ def test_how_its_process_ended_is_known_a_little_later():
     assert VANISHED not in job.root_cause()["text"]
 
 
-def test_how_its_process_ended_is_known_before():
-    job = Job(2, seats_of(2))
-    job.run_on_one_host()
-    job.exit(1, "exit code 3")
-    assert job.root_cause()["text"] == "rank 1 (host0) was lost: exit code 3."
-    job.hang_up(1)
-    job.pass_time(10.0)
-    assert len(job.aborts()) == 2
-
-
 def test_a_rank_that_finishes_while_others_need_it():
     job = Job(3)
     job.run_on_one_host()
@@ -68,13 +57,6 @@ def test_a_rank_that_leaves_with_an_error_ends_it_for_all_at_once():
     job.run_on_one_host()
     job.leave(2, "uncaught ValueError: boom", ok=False)
     assert job.root_cause()["text"] == "rank 2 (host0) was lost: uncaught ValueError: boom."
-
-
-def test_a_rank_that_leaves_during_the_start_ends_it_for_all():
-    job = three_hosts()
-    job.leave(2, "it was interrupted")
-    assert job.root_cause()["rank"] == 2
-    assert set(job.aborts()) >= {0, 1, 3}
 
 
 class TestInterrupted:
@@ -103,13 +85,6 @@ class TestInterrupted:
             "unfinished, so the job cannot go on."
         )
 
-    def test_one_that_leaves_in_peace_was_interrupted_all_the_same(self):
-        job = self.interrupted()
-        job.leave(1)
-        job.pass_time(SETTLE_S)
-        assert "was interrupted (KeyboardInterrupt)" in job.root_cause()["text"]
-        assert job.root_cause()["text"].endswith("it has left the job (it called shutdown()).")
-
     def test_one_that_was_interrupted_because_it_had_lost_another_is_not_the_cause(self):
         job = Job(3)
         job.run_on_one_host()
@@ -134,72 +109,8 @@ class TestComingBack:
         assert "init() cannot start it again" in answer["reason"] and "--restarts N" in answer["reason"]
         assert "ValueError: boom" in answer["reason"]
 
-    def test_without_ringrun_it_is_to_look_for_the_next_rendezvous(self):
-        job = Job(2)
-        job.run_on_one_host()
-        job.leave(1, "uncaught ValueError: boom", ok=False)
-        assert job.join(10) == [Drop(10)] and not job.told[10]
-
-    def test_a_late_rank_reads_why_the_start_has_failed(self):
-        job = Job(3, seats_of(3))
-        job.join_seat(0, 0)
-        job.exit(1)
-        job.join_seat(2, 2)
-        assert [message["type"] for message in job.told[2]] == ["abort"]
-
-
-def test_reports_by_and_about_unknown_ranks_are_ignored():
-    job = Job(2)
-    job.run_on_one_host()
-    for event in (
-        lambda: job.lost(99, peer=0),
-        lambda: job.lost(0, peer=77),
-        lambda: job.mismatch(99, 0, "x"),
-        lambda: job.leave(99),
-        lambda: job.hang_up(99),
-        lambda: job.linked(99),
-        lambda: job.unlinked(99),
-        lambda: job.probed(99),
-    ):
-        assert event() == []
-    job.pass_time(100.0)
-    assert not job.aborts()
-
-
-def test_abort_happens_once():
-    job = Job(3, seats_of(3))
-    job.run_on_one_host()
-    job.leave(2, "boom", ok=False)
-    first = job.root_cause()
-    job.lost(0, peer=1)
-    job.mismatch(1, 0, "different")
-    job.exit(0)
-    job.hang_up(1)
-    job.unlinked(0)
-    job.leave(0, "then another", ok=False)
-    job.pass_time(1000.0)
-    assert job.root_cause() is first
-    job.notice("failed")
-
 
 # ---- the next generation ---------------------------------------------------------------------
-
-
-def test_leave_and_join_again():
-    job = Job(2, seats_of(2))
-    for generation in range(3):
-        first = 10 * generation
-        job.run_on_one_host(first)
-        assert [job.told[first + rank][0]["generation"] for rank in range(2)] == [generation] * 2
-        for rank in range(2):
-            job.leave(first + rank)
-            job.hang_up(first + rank)
-        assert job.state.phase is Phase.JOINING
-    assert [item.kind for item in job.notices if item.kind in ("started", "ended")] == [
-        "started",
-        "ended",
-    ] * 3
-    assert not job.aborts()
 
 
 @pytest.mark.parametrize("seats", [(), (3,)])
@@ -225,62 +136,6 @@ def test_fast_rejoiner_waits_until_the_others_have_left(seats, order):
     assert not job.aborts()
 
 
-def test_only_ranks_that_left_may_come_back():
-    job = Job(2)
-    job.run_on_one_host()
-    job.leave(0)
-    job.join(10, rank=0)
-    assert job.told[10] == []
-    job.join(11, hostname="elsewhere", pid=3)
-    assert "came too late" in job.told[11][0]["reason"]
-
-
-def test_a_process_that_ended_in_peace_is_missed_in_the_next_generation():
-    job = Job(2, seats_of(2))
-    job.run_on_one_host()
-    job.leave(0, "its program ended")
-    job.hang_up(0)
-    job.exit(0, "exit code 0", ok=True)
-    job.leave(1)
-    assert not job.aborts()
-    job.join_seat(11, 1)
-    assert "rank 0 (host0) ended (exit code 0) before it called ringcomm.init()" in job.root_cause()["text"]
-
-
-def test_rejoining_times_out_too():
-    job = Job(2, seats_of(2), start_timeout_s=20.0)
-    job.run_on_one_host()
-    job.leave(0)
-    job.leave(1)
-    job.join_seat(10, 0)
-    job.pass_time(20.0)
-    assert "have joined again within 20 s. Missing: rank 1 (host0)" in job.root_cause()["text"]
-
-
-def test_a_rank_that_waits_for_others_to_return_waits_as_long_as_any():
-    job = Job(2, seats_of(2), start_timeout_s=20.0)
-    job.run_on_one_host()
-    job.leave(0)
-    job.join_seat(10, 0)
-    job.pass_time(15.0)
-    job.leave(1)
-    job.pass_time(19.9)
-    assert not job.aborts()
-    job.pass_time(0.1)
-    assert set(job.aborts()) == {10}
-
-
-def test_reports_of_an_old_generation_do_not_hurt_the_next():
-    job = Job(2, seats_of(2))
-    job.run_on_one_host()
-    job.leave(0)
-    job.lost(1, peer=0)
-    job.leave(1)
-    job.run_on_one_host(10)
-    job.pass_time(100.0)
-    assert not job.aborts()
-
-
 class TestSilence:
     """While links are built, and when only one rank is left, the rendezvous pings."""
 
@@ -293,14 +148,6 @@ class TestSilence:
     def answer(self, job, *connections):
         for connection in connections:
             job.take(job.state.handle(connection, {"type": "pong", "heard": [], "silent": []}, job.now_s))
-
-    def test_members_that_answer_are_not_given_up(self):
-        job = self.joined()
-        for _ in range(20):
-            job.pass_time(1.0)
-            self.answer(job, 0, 1, 2)
-        assert not job.aborts()
-        assert job.kinds(0).count("ping") >= 20
 
     def test_the_one_that_does_not_answer_is_the_cause(self):
         job = self.joined()

@@ -7,7 +7,7 @@ from typing import Any, List, Sequence
 
 import pytest
 
-from ringcomm.rendezvous.actions import Notice
+from ringcomm.rendezvous.membership import Notice
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import REFUSALS_SHOWN, Notices, Outcome
 from ringrun.plan.options import Options

@@ -6,8 +6,9 @@ from typing import Dict, List, Tuple
 
 import pytest
 
+from ringcomm import config
 from ringcomm.config import Membership
-from ringcomm.configuration.other_launchers import DEFAULT_FOLDER, find_launched
+from ringcomm.configuration.membership import DEFAULT_FOLDER, find_launched, is_loopback
 from ringcomm.errors import ConfigError
 from ringcomm.rendezvous import __main__ as rendezvous
 
@@ -91,3 +92,52 @@ def test_a_rendezvous_of_its_own_needs_a_size_and_a_key(
     with contextlib.suppress(AttributeError):
         assert rendezvous.main() == 2
     assert served == [] and "RINGCOMM_SIZE" in capsys.readouterr().err
+
+
+RINGRUN = {
+    "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "4", "RANK": "2", "RINGCOMM_SIZE": "4",
+    "RINGCOMM_MASTER": "10.0.0.1,29500,4",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("environ", "size", "found"),
+    [
+        ({"WORLD_SIZE": "x", "MASTER_ADDR": "a"}, 2, (False, "")),
+        ({"WORLD_SIZE": "2", "MASTER_ADDR": "a"}, 3, (False, "")),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}, 4, (False, "a")),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "a"}, 2, (True, "a")),
+    ],
+)
+def test_torchrun(environ, size, found):
+    assert config.torchrun_from_environment(size, environ) == found
+
+
+@pytest.mark.parametrize(
+    ("change", "rank"),
+    [
+        ({}, 2),
+        ({"MASTER_PORT": "29501"}, None),  # the program has set another meeting point
+        ({"WORLD_SIZE": "2", "RINGCOMM_MASTER": "10.0.0.1,29500,2"}, None),  # not this job's size
+        ({"RANK": "two"}, None),
+        ({"WORLD_SIZE": "1", "RINGCOMM_SIZE": "1", "RINGCOMM_MASTER": "10.0.0.1,29500,1"}, None),
+    ],
+)
+def test_the_launchers_rank_counts_while_its_variables_are_unchanged(change, rank):
+    assert config.launchers_rank_from_environment({**RINGRUN, **change}) == rank
+
+
+def test_what_env_rendezvous_lacks():
+    assert config.env_rendezvous_from_environment(RINGRUN) == ([], 4)
+    assert config.env_rendezvous_from_environment({"WORLD_SIZE": "many", "RANK": ""})[1] == 1
+
+
+@pytest.mark.parametrize(
+    "host, found",
+    [
+        ("127.0.0.9", True), ("::ffff:127.0.0.1", True), ("localhost", True), ("10.0.0.1", False),
+        ("fe80::1%eth0", False), ("desk", False), ("", False),
+    ],
+)  # fmt: skip
+def test_which_hosts_mean_this_machine_only(host, found):
+    assert is_loopback(host) is found
