@@ -59,7 +59,8 @@ KILL: Steps = ((9, 0.0),)
 GRACE_S = 2.0
 """Seconds after the first failure in which the other ranks can end with a typed error."""
 LEAVING_S = 10.0
-"""Further seconds for a rank that has left the job: frameworks are slow, and its exit code counts."""
+"""Further seconds for a rank that has left the job (frameworks are slow, and its exit code counts) or gets no
+processor, and may explain the failure as soon as it does."""
 SAME_S = 1.0
 """A second signal within this time is the same request, unless it is Ctrl-C: ``timeout`` sends it to a
 process and to its group, and systemd SIGHUP after SIGTERM."""
@@ -88,7 +89,7 @@ class Ending:
     def __init__(self, loop: Loop, exits: Mapping[int, Exit], stop: Callable[[Steps], None]) -> None:
         self.reason = ""  # start, failure, interrupt, pipe or abandoned; "" unless the launcher ends the job
         self.signum = 0  # the user's first signal
-        self.leaving: Set[int] = set()  # ranks that have left, and perhaps failed
+        self.leaving: Set[int] = set()  # ranks that have left or are starved, and perhaps failed
         self._loop, self._exits, self._stop = loop, exits, stop
         self._waits_longer = False
         self._signalled_s = 0.0  # when the user's first signal came
@@ -298,7 +299,8 @@ class Supervisor:
 
     def _recorded(self, _: HostJob, frame: Frame) -> None:
         reason = self.inquiry.take(frame.rank, frame.data)
-        if reason == "ended" and not self.inquiry.records.is_victim(frame.rank):
+        victim = self.inquiry.records.is_victim(frame.rank)
+        if reason == "starved" or (reason == "ended" and not victim):
             self.ending.leaving.add(frame.rank)  # its end may fail the others
 
     def _is_ready(self, host: HostJob, _: int, facts: Facts) -> None:
