@@ -92,7 +92,7 @@ class Ending:
         self.leaving: Set[int] = set()  # ranks that have left or are starved, and perhaps failed
         self._loop, self._exits, self._stop = loop, exits, stop
         self._waits_longer = False
-        self._signalled_s = 0.0  # when the user's first signal came
+        self._signalled_s = self._at_once_s = 0.0  # when the user's first and second signal came
         self._asked: Dict[int, Steps] = {}  # by rank that the user ends
 
     def begin(self, reason: str, steps: Steps = END) -> None:
@@ -128,7 +128,7 @@ class Ending:
         if self.signum and signum != signal.SIGINT and now_s - self._signalled_s < SAME_S:
             return ""
         if self.reason == "interrupt" or (self.reason and self.signum):
-            self._asked.clear()
+            self._at_once_s = self._at_once_s or now_s
             self.begin(self.reason, KILL)
             return ""
         self.signum, self._signalled_s = signum, now_s
@@ -153,11 +153,15 @@ class Ending:
         for rank in sorted(self._asked.keys() & self._exits.keys()):
             steps, end = self._asked.pop(rank), self._exits[rank]
             if end.signal == end.sent == signal.SIGKILL:
-                name, limit_s = signal_name(steps[0][0]), steps[-1][1]
-                advice = "; --grace S gives them longer" if name == "SIGTERM" else ""
-                text = f"killed {limit_s:g} s after {name}, while handling it{advice}"
-                found.setdefault(text, []).append(rank)
+                found.setdefault(self._killed_text(steps), []).append(rank)
         return found
+
+    def _killed_text(self, steps: Steps) -> str:
+        name, limit_s, at_once_s = signal_name(steps[0][0]), steps[-1][1], self._at_once_s - self._signalled_s
+        if 0 < at_once_s < limit_s:
+            return f"killed by the second signal, {at_once_s:.1f} s after {name}, while handling it"
+        advice = "; --grace S gives them longer" if name == "SIGTERM" else ""
+        return f"killed {limit_s:g} s after {name}, while handling it{advice}"
 
 
 # -- the supervisor ---------------------------------------------------------------------------
