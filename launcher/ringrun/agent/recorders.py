@@ -201,10 +201,11 @@ def queued_s(pid: int) -> float:
     found = 0
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  as in the rest of the agent
-            # It may have just ended, and not every kernel has the file.
-            with contextlib.suppress(OSError, ValueError, IndexError):
+            try:
                 with open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
                     found += int(file.read().split()[1])
+            except (OSError, ValueError, IndexError):  # it has just ended, or the kernel has no such file
+                continue
     return found / 1e9
 
 
