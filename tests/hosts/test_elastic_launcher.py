@@ -12,7 +12,8 @@ import pytest
 
 from tests.hosts.job import Job
 from tests.hosts.netlab import Lab
-from tests.proc.test_elastic_launcher_jobs import PROGRAM, command, endings, starts
+from tests.proc.test_elastic_launcher_jobs import PROGRAM, endings, starts
+from tests.proc.test_ringrun_support import ringrun
 
 THREE = "localhost,jetson1,jetson2"
 pytestmark = pytest.mark.timeout(300)
@@ -85,9 +86,9 @@ def test_a_host_joins_while_the_others_train(lab: Lab, tmp_path: Path, go_on: Pa
     settings = ("-x", "SLEEP=3", "-x", "SLEEP_FROM=2", "-x", "PAUSE=0.02")
     with elastic(lab, go_on, "-H", "localhost,jetson1", *settings) as job:
         job.wait_for_line(r"\[localhost:0\] member 0 pid .* of 2 from")
-        assert command(tmp_path, "add", "jetson2").returncode == 0
+        assert ringrun("add", "jetson2").code == 0
         job.wait_for_line(r"ringrun: jetson2 joined: 3 ranks", 60.0)
-        assert "leaves at the next commit" in command(tmp_path, "drop", "jetson1").stdout
+        assert "leaves at the next commit" in ringrun("drop", "jetson1").out
         job.wait_for_line(r"ringrun: jetson1 left: 2 ranks")
         finish(job, go_on, 2)
     (line,) = [line for line in starts(job.output)[2] if "of 3" in line]

@@ -22,6 +22,7 @@ from ringrun.agent import framing, processes
 RECORD_LIMIT_BYTES = 4 << 20  # longer input is discarded
 STACKS_LIMIT_BYTES = 64 << 10
 ANSWER_S = 0.7  # time limit of an answer to a request, and to the signal after it
+STARVED = 0.5  # a process is starved if its threads waited for a processor for this share of the time
 SAME_DUMP_S = 0.5  # text within this time of the last piece belongs to the same stacks
 TAKE_PIECES = 1024  # pieces of 64 KiB taken from a rank that has ended
 
@@ -40,6 +41,7 @@ class Recorder:
         self.answers = False  # whether it uses ringcomm and has opened the socket
         self.has_handler = False  # whether SIGUSR1 makes it write its stacks
         self.asked = 0  # 1: request sent, 2: signal sent
+        self.asked_at_s = self.queued_s = 0.0  # when the request was sent, and :func:`queued_s` of then
         self.due: Optional[float] = None  # deadline of the answer
         self.owes_stacks = False  # whether the signal was sent, and nothing was written since
 
@@ -99,7 +101,9 @@ class Recorders:
     def ask(self) -> None:
         """Request a record from every rank; each answers once."""
         for recorder in self._recorders.values():
-            recorder.asked, recorder.due = 1, time.monotonic() + ANSWER_S
+            now = time.monotonic()
+            recorder.asked, recorder.due, recorder.asked_at_s = 1, now + ANSWER_S, now
+            recorder.queued_s = queued_s(recorder.pid)
             recorder.stacks.clear()
             self._request(recorder, b"?")
 
@@ -127,13 +131,15 @@ class Recorders:
                 recorder.owes_stacks = True
                 processes.kill([recorder.pid], signal.SIGUSR1)
             else:
-                self._send_substitute(recorder)
+                self._send_substitute(recorder, now)
 
-    def _send_substitute(self, recorder: Recorder) -> None:
+    def _send_substitute(self, recorder: Recorder, now: float) -> None:
         """Send a record in place of a rank that does not answer."""
+        waited_s = queued_s(recorder.pid) - recorder.queued_s
+        starved = waited_s > STARVED * (now - recorder.asked_at_s)
         content = {
             "type": "record", "format": 1, "reason": "silent", "pid": recorder.pid, "at": time.time(),
-            "state": status_of(recorder.pid).get("State", "")[:1],  # the letter that ps shows
+            "state": "starved" if starved else status_of(recorder.pid).get("State", "")[:1],  # as ps shows it
             "stacks": bytes(recorder.stacks).decode("utf-8", "replace"),
         }  # fmt: skip
         self._send(recorder, json.dumps(content).encode())
@@ -188,6 +194,19 @@ class Recorders:
         recorder.stacks += text[: STACKS_LIMIT_BYTES - len(recorder.stacks)]
         if is_manual:
             self._output.event("asked")
+
+
+def queued_s(pid: int) -> float:
+    """Return the seconds that the threads of a process have waited for a processor; see proc(5)."""
+    found = 0
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  as in the rest of the agent
+            try:
+                with open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
+                    found += int(file.read().split()[1])
+            except (OSError, ValueError, IndexError):  # it has just ended, or the kernel has no such file
+                continue
+    return found / 1e9
 
 
 def catches_signal(pid: int) -> bool:

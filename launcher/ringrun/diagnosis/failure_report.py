@@ -142,10 +142,9 @@ def signal_hint(end: Optional[Exit]) -> str:
 
 def missing_module_hint(lines: Sequence[str], host: str, python: str) -> str:
     """Return which interpreter lacks a module, if the last traceback ends because of that; or ""."""
-    found = [match for line in traceback_lines(lines) if (match := _NO_MODULE.match(line))]
-    if not found or not python:
+    name = _missing_module(lines)
+    if not name or not python:
         return ""
-    name = found[-1][1]
     if name == "horovod":
         return (
             "ringrun starts scripts for Horovod unchanged with --horovod (`ringrun --horovod train.py`). Or "
@@ -154,6 +153,22 @@ def missing_module_hint(lines: Sequence[str], host: str, python: str) -> str:
     return (
         f"On {host} ranks run {python}, which finds no module `{name}`. Install the package there "
         f"(`{python} -m pip install …`), or copy the file there if it is your own. {other_python(host)}"
+    )
+
+
+def _missing_module(lines: Sequence[str]) -> str:
+    found = [match for line in traceback_lines(lines) if (match := _NO_MODULE.match(line))]
+    return found[-1][1] if found else ""
+
+
+def search_path_hint(host: HostJob, lines: Sequence[str]) -> str:
+    """Return a paragraph if a rank on another host lacks a module and PYTHONPATH of this shell; or ""."""
+    folders = os.environ.get("PYTHONPATH", "")
+    if host.is_local or "PYTHONPATH" in host.env or not folders or not _missing_module(lines):
+        return ""
+    return (
+        f"This shell's PYTHONPATH is {folders}, which ranks on other hosts do not get: if the module is in a "
+        "folder of it, -x PYTHONPATH passes it to the ranks, and the folder must be there."
     )
 
 

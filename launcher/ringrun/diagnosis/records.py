@@ -49,7 +49,9 @@ class Records:
         self._failed = False
 
     def take(self, rank: int, data: bytes) -> str:
-        """Store a record and return its reason; "" if it is invalid, which counts as missing."""
+        """Store a record and return its reason, or "starved" if its rank could not answer in time for others;
+        "" if it is invalid, which counts as missing.
+        """
         try:
             content = parse_record(data)
             content.update(rank=rank, host=self._job.host_of(rank).name, size=self._job.plan.size)
@@ -65,7 +67,7 @@ class Records:
             del errors[:-KEPT_ERRORS]
         if self._has_more(content, self._contents.get(rank)):
             self._contents[rank] = content
-        return str(content["reason"])
+        return str(content["state"] if content.get("state") == "starved" else content["reason"])
 
     def _has_more(self, content: Mapping[str, Any], before: Optional[Mapping[str, Any]]) -> bool:
         """Return whether a record has more content than the one before it."""

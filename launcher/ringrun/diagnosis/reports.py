@@ -72,7 +72,7 @@ class RankReport:
     error: str = ""
     culprit: Optional[int] = None  # the rank that caused its error, if known
     end: str = ""  # of its process
-    state: str = ""  # of a silent process, as ps shows it
+    state: str = ""  # of a silent process, as ps shows it, or starved
     main: str = ""  # where the main thread is, like "load (loader.py:12)", or ""
     blocked: bool = False  # the main thread waits in ringcomm
     paused: str = ""  # its reason for an announced absence, or ""

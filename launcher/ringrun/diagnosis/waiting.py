@@ -21,6 +21,7 @@ _STATES = {
     "D": "its process waits for a disk or a network file system, or is swapped out",
     "Z": "its process has ended",
     "R": "a C call keeps the interpreter lock and computes",
+    "starved": "its threads wait for a processor, as its host is busy",
     "S": "a C call keeps the interpreter lock and sleeps, or the program does not use ringcomm",
 }
 

@@ -249,11 +249,12 @@ def change_of(detail: Mapping[str, Any]) -> Change:
 
 class ChangeLog:
     """Makes lines of every change, and keeps them in `lines` as (seconds since the start, text). `known` has
-    every process that was ever started, by member.
+    every process that was ever started, by member; `excluded` the hosts and slots of the lines of exclusions.
     """
 
     def __init__(self, began_s: float, known: Mapping[int, Process]) -> None:
         self.lines: List[Tuple[float, str]] = []
+        self.excluded: List[str] = []
         self._began_s, self._known = began_s, known
         self._used: Set[Tuple[str, int]] = set()  # hosts and slots of which a process has been a rank
         self._members: Optional[Tuple[int, ...]] = None  # of the last view
@@ -277,6 +278,13 @@ class ChangeLog:
             self._used.add(self._known[member].place)
         self._members = change.members
         return lines
+
+    def exclude(self, place: str, why: str, now_s: float) -> None:
+        """Note why a host or slot is excluded; repeated failures for the same reason are one line."""
+        line = f"{place} is excluded: {why}"
+        if line not in [text for _, text in self.lines]:
+            self.excluded.append(place)
+            self.lines.append((now_s - self._began_s, line))
 
     def _describe(
         self, change: Change, lost: List[Process], left: Sequence[Process], joined: Sequence[Process]
@@ -361,8 +369,11 @@ class Membership:
         host.added, host.dropped = True, False
         host.forgive()
         given = {name: value for name, value in spec._asdict().items() if value is not None}
-        host.spec = host.spec._replace(**given)  # for its next agent
-        return self._plan(now_s)
+        before, host.spec = host.spec, host.spec._replace(**given)
+        is_other = before._replace(slots=host.spec.slots) != host.spec
+        # Its agent has the interpreter and the directory of before.
+        closed = self._close(host) if is_other and not host.processes else []
+        return [*closed, *self._plan(now_s)]
 
     def _close(self, host: Host) -> List[Action]:
         if host.phase is Phase.CLOSED:
@@ -410,7 +421,7 @@ class Membership:
             actions.append(ReportExit(process.member, "lost with its host"))
             actions += self._gone(process, "lost with its host", 255, now_s)
         if self._started:
-            line = self._report_exclusion(host.name, host.cooldown, now_s)
+            line = self._report_exclusion(host.name, host.cooldown, now_s, text, is_told=True)
             return [*actions, *line, *self._plan(now_s)]
         possible = sum(other.capacity(now_s) for other in self.hosts.values())
         if possible < self.limits.start_np and not self.limits.script:
@@ -470,8 +481,12 @@ class Membership:
             self._first_failure = (process.host.name, process.local, code)
         self._failed_late = self._failed_late or (self.finishing and process.joined)
 
-    def _report_exclusion(self, name: str, cooldown: Cooldown, now_s: float, why: str = "") -> List[Action]:
-        """Return the line for an exclusion that lasts, unless no process remains."""
+    def _report_exclusion(
+        self, name: str, cooldown: Cooldown, now_s: float, why: str, is_told: bool = False
+    ) -> List[Action]:
+        """Return the line for an exclusion that lasts, unless no process remains. `is_told`: the reason has
+        been shown, and is only kept for the end of the job.
+        """
         rest_s = cooldown.until_s - now_s
         if rest_s < SHOWN_S or not self._holders or self.finishing:
             return []
@@ -479,7 +494,11 @@ class Membership:
             text = f"{name} is excluded for the rest of the job, unless `ringrun add` names its host"
         else:
             text = f"{name} is excluded for {rest_s:.0f} s"
-        return [Say(f"{text}: {why}" if why else text)]
+        start = f"{name}: "  # of a paragraph about a host
+        why = why[len(start) :] if why.startswith(start) else why
+        if why:
+            self.log.exclude(name, why, now_s)
+        return [Say(f"{text}: {why}" if why and not is_told else text)]
 
     def lost(self, member: Optional[int], text: str, now_s: float) -> List[Action]:
         """Take the loss of a member by the rendezvous' decision (None: no single member is the cause); its

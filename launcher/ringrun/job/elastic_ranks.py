@@ -313,7 +313,8 @@ class ElasticRanks:
         # A rank that has returned may have left before the last view.
         rest = [item for item in ended_well if item in outcome.results and item not in last]
         outcome.members = last + rest
-        return with_changes(outcome, self.stopped_because, self.membership.log.lines, self._last_error)
+        log = self.membership.log
+        return with_changes(outcome, self.stopped_because, log.lines, log.excluded, self._last_error)
 
 
 _ACTIONS: Mapping[type, Callable[[ElasticRanks, Any], None]] = {

@@ -11,7 +11,13 @@ from ringcomm.rendezvous.membership import Notice
 
 from ..agent import threads
 from ..diagnosis import failure_report
-from ..diagnosis.failure_report import NO_DIAGNOSIS, Diagnosis, local_file_hint, shadow_hint
+from ..diagnosis.failure_report import (
+    NO_DIAGNOSIS,
+    Diagnosis,
+    local_file_hint,
+    search_path_hint,
+    shadow_hint,
+)
 from ..diagnosis.first_failure import Cause, Exit, FirstFailure
 from ..diagnosis.tracebacks import is_shown_whole, traceback_lines
 from ..elastic.membership import describe_history
@@ -81,7 +87,8 @@ def ended(
     tail = [] if cause.rank is None else tails.get(cause.rank, [])
     if cause.rank is not None:
         paragraphs.append(_shadowed(job, "\n".join(traceback_lines(tail))))
-        paragraphs.append(local_file_hint(job.host_of(cause.rank), tail))
+        host = job.host_of(cause.rank)
+        paragraphs += [local_file_hint(host, tail), search_path_hint(host, tail)]
     hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
     names = [host.name for host in job.hosts]
     text = failure_report.failure_box(
@@ -92,18 +99,21 @@ def ended(
 
 
 def with_changes(
-    outcome: Outcome, failure: Optional[str], changes: Sequence[Tuple[float, str]], tail: Sequence[str] = ()
-) -> Outcome:
+    outcome: Outcome, failure: Optional[str], changes: Sequence[Tuple[float, str]],
+    excluded: Sequence[str] = (), tail: Sequence[str] = (),
+) -> Outcome:  # fmt: skip
     """Return the outcome of an elastic job from that of its last processes (:func:`ended`). `failure` is why
-    the job could not continue, None if it succeeded; `changes` are (seconds since the start, text); `tail` is
-    the end of the last failed rank's stderr.
+    the job could not continue, None if it succeeded; `changes` are (seconds since the start, text), of which
+    `excluded` are exclusions of hosts and slots; `tail` is the end of the last failed rank's stderr.
     """
     if outcome.reason in ("interrupt", "pipe"):
         return outcome
     history = [f"What changed while the job ran:\n{describe_history(changes)}"] if changes else []
     if failure is None:
-        title = f"the ranks changed {len(changes)} time{'' if len(changes) == 1 else 's'}"
-        report = failure_report.box(title, history, "exit code 0") if changes else ""
+        count = len(changes) - len(excluded)
+        parts = [f"the ranks changed {count} time{'' if count == 1 else 's'}"] if count else []
+        parts += [f"{place} was excluded" for place in dict.fromkeys(excluded)]
+        report = failure_report.box(", ".join(parts), history, "exit code 0") if changes else ""
         return replace(outcome, exit_code=0, report=visible(report), reason="done", cause=None, told=None)
     code, report = outcome.exit_code or 1, outcome.report
     if not report:

@@ -59,7 +59,8 @@ KILL: Steps = ((9, 0.0),)
 GRACE_S = 2.0
 """Seconds after the first failure in which the other ranks can end with a typed error."""
 LEAVING_S = 10.0
-"""Further seconds for a rank that has left the job: frameworks are slow, and its exit code counts."""
+"""Further seconds for a rank that has left the job (frameworks are slow, and its exit code counts) or gets no
+processor, and may explain the failure as soon as it does."""
 SAME_S = 1.0
 """A second signal within this time is the same request, unless it is Ctrl-C: ``timeout`` sends it to a
 process and to its group, and systemd SIGHUP after SIGTERM."""
@@ -88,10 +89,10 @@ class Ending:
     def __init__(self, loop: Loop, exits: Mapping[int, Exit], stop: Callable[[Steps], None]) -> None:
         self.reason = ""  # start, failure, interrupt, pipe or abandoned; "" unless the launcher ends the job
         self.signum = 0  # the user's first signal
-        self.leaving: Set[int] = set()  # ranks that have left, and perhaps failed
+        self.leaving: Set[int] = set()  # ranks that have left or are starved, and perhaps failed
         self._loop, self._exits, self._stop = loop, exits, stop
         self._waits_longer = False
-        self._signalled_s = 0.0  # when the user's first signal came
+        self._signalled_s = self._at_once_s = 0.0  # when the user's first and second signal came
         self._asked: Dict[int, Steps] = {}  # by rank that the user ends
 
     def begin(self, reason: str, steps: Steps = END) -> None:
@@ -127,7 +128,7 @@ class Ending:
         if self.signum and signum != signal.SIGINT and now_s - self._signalled_s < SAME_S:
             return ""
         if self.reason == "interrupt" or (self.reason and self.signum):
-            self._asked.clear()
+            self._at_once_s = self._at_once_s or now_s
             self.begin(self.reason, KILL)
             return ""
         self.signum, self._signalled_s = signum, now_s
@@ -152,11 +153,15 @@ class Ending:
         for rank in sorted(self._asked.keys() & self._exits.keys()):
             steps, end = self._asked.pop(rank), self._exits[rank]
             if end.signal == end.sent == signal.SIGKILL:
-                name, limit_s = signal_name(steps[0][0]), steps[-1][1]
-                advice = "; --grace S gives them longer" if name == "SIGTERM" else ""
-                text = f"killed {limit_s:g} s after {name}, while handling it{advice}"
-                found.setdefault(text, []).append(rank)
+                found.setdefault(self._killed_text(steps), []).append(rank)
         return found
+
+    def _killed_text(self, steps: Steps) -> str:
+        name, limit_s, at_once_s = signal_name(steps[0][0]), steps[-1][1], self._at_once_s - self._signalled_s
+        if 0 < at_once_s < limit_s:
+            return f"killed by the second signal, {at_once_s:.1f} s after {name}, while handling it"
+        advice = "; --grace S gives them longer" if name == "SIGTERM" else ""
+        return f"killed {limit_s:g} s after {name}, while handling it{advice}"
 
 
 # -- the supervisor ---------------------------------------------------------------------------
@@ -298,7 +303,8 @@ class Supervisor:
 
     def _recorded(self, _: HostJob, frame: Frame) -> None:
         reason = self.inquiry.take(frame.rank, frame.data)
-        if reason == "ended" and not self.inquiry.records.is_victim(frame.rank):
+        victim = self.inquiry.records.is_victim(frame.rank)
+        if reason == "starved" or (reason == "ended" and not victim):
             self.ending.leaving.add(frame.rank)  # its end may fail the others
 
     def _is_ready(self, host: HostJob, _: int, facts: Facts) -> None:

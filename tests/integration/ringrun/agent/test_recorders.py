@@ -8,15 +8,14 @@ import selectors
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
 
 from ringrun.agent import recorders as module
 from ringrun.agent.framing import RECORD
-from ringrun.agent.recorders import (
-    Recorders,
-)
+from ringrun.agent.recorders import Recorders, queued_s
 
 RANK = """
 import faulthandler, os, signal, socket, sys, time
@@ -112,7 +111,7 @@ def test_ranks_answer_and_those_without_ringcomm_are_reported_as_silent(host: Ho
     found = dict(host.records)
     assert found[0] == {"type": "record", "asked": True}
     assert (found[1]["reason"], found[1]["pid"], found[1]["stacks"]) == ("silent", host.ranks[1].pid, "")
-    assert found[1]["state"] in ("R", "S")
+    assert found[1]["state"] in ("R", "S", "starved")
     assert host.recorders.due() == []
 
 
@@ -135,6 +134,21 @@ def test_a_rank_that_does_not_answer_writes_its_stacks(host: Host) -> None:
     ((rank, record),) = host.records
     assert rank == 0 and record["reason"] == "silent" and "most recent call first" in record["stacks"]
     assert host.dumps == 0, "the stacks were asked for"
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not count it")
+def test_a_rank_that_gets_no_processor_is_starved(host: Host) -> None:
+    shared = [host.start(rank, "computes").pid for rank in range(4)]
+    for pid in shared:
+        os.sched_setaffinity(pid, {min(os.sched_getaffinity(pid))})
+    host.recorders.ask()
+    began_s, before_s = time.monotonic(), queued_s(shared[0])
+    host.until(lambda: queued_s(shared[0]) - before_s > 0.6 * (time.monotonic() - began_s + 0.05))
+    host.be_late(0)
+    host.until(lambda: bool(host.records))
+    assert [(rank, record["reason"], record["state"]) for rank, record in host.records] == [
+        (0, "silent", "starved")
+    ]
 
 
 def test_a_rank_without_a_handler_is_not_killed(host: Host) -> None:

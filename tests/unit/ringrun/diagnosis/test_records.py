@@ -76,7 +76,7 @@ def test_which_record_of_a_rank_counts(records: Records, came: List[Any], counts
 
 def test_a_rank_that_fails_by_itself_before_its_first_call_has_failed(records: Records) -> None:
     records.forget(failed=True)
-    assert records.take(0, record("silent", state="S")) == "silent"
+    assert records.take(0, record("silent", state="starved")) == "starved"
     records.take(0, record("failure", error="uncaught KeyError: 'x'"))
     assert "Rank 0 (localhost) ended with an uncaught KeyError: 'x'." in explain(records.complete({}))
 

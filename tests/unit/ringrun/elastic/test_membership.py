@@ -20,7 +20,7 @@ from ringrun.elastic.membership import (
     StartProcess,
     StopProcess,
 )
-from ringrun.plan.hosts import parse_hosts
+from ringrun.plan.hosts import HostSpec, parse_hosts
 from tests.unit.ringrun.elastic.simulated import Simulated, kinds, texts
 
 # ---- starting ---------------------------------------------------------------------------------
@@ -83,6 +83,11 @@ def test_pauses_grow_while_a_slot_fails_again_and_again_before_it_joins() -> Non
     assert texts(job.exit(3)) == ["slot 1 of a is excluded for 2 s: killed by SIGKILL"]
     assert kinds(job.after(2.0), StartProcess) == [StartProcess(4, 0, 1)]
     assert "slot 1 of a is excluded for the rest of the job" in texts(job.exit(4))[0]
+    assert [text for _, text in job.membership.log.lines if "slot 1 of a is excluded" in text] == [
+        "slot 1 of a is excluded: exit code 1: KeyError: 'x'",
+        "slot 1 of a is excluded: killed by SIGKILL",
+    ]
+    assert job.membership.log.excluded == ["slot 1 of a"] * 2
     assert kinds(job.after(1000.0), StartProcess) == []
 
 
@@ -170,6 +175,31 @@ def test_dropped_hosts_stay_away_until_they_are_added() -> None:
     assert job.list("a,b") == []
     actions = job.take(job.membership.add_host(parse_hosts("b")[0], 0.0))
     assert kinds(actions, StartProcess) == [StartProcess(2, 2, 0)]
+
+
+def test_a_host_that_is_added_again_gets_the_interpreter_that_is_named_then() -> None:
+    job = Simulated("a,b", HostLimits(1, 1))
+    job.publish()
+    job.publish(lost=(1,), join=False)
+    for member in (1, 2, 3, 4):
+        job.exit(member, 1, "exit code 1")
+        job.after(5.0)
+    actions = job.take(job.membership.add_host(HostSpec("b", python="/p"), job.now_s))
+    assert kinds(actions, CloseHost) == [CloseHost(1)]
+    assert kinds(actions, OpenHost) == [OpenHost(2, HostSpec("b", python="/p"), 1)]
+
+
+def test_why_an_added_host_does_not_start_is_told_once_and_at_the_end() -> None:
+    job = Simulated("a", HostLimits(1, 1))
+    job.publish()
+    job.ready = False
+    job.take(job.membership.add_host(HostSpec("b"), 0.0))
+    found = []
+    for agent in (1, 2, 3):
+        found += texts(job.take(job.membership.host_failed(agent, "b: there is no script", job.now_s)))
+        assert len(kinds(job.after(40.0), OpenHost)) == 1
+    assert found.count("b: there is no script") == 1
+    assert [text for _, text in job.membership.log.lines] == ["b is excluded: there is no script"]
 
 
 # ---- the end ------------------------------------------------------------------------------------

@@ -83,9 +83,22 @@ def test_the_second_signal_ends_ranks_at_once_unless_it_is_the_same_request(
     assert "ending all ranks on all hosts (once more: at once)" in lines[0] and not any(lines[1:])
 
 
-def test_ranks_that_did_not_end_in_time_are_named_once(job: Job) -> None:
-    job.signal(15)
+@pytest.mark.parametrize(
+    ("first", "again_s", "text"),
+    [
+        (15, 0.0, "killed 30 s after SIGTERM, while handling it; --grace S gives them longer"),
+        (15, 40.0, "killed 30 s after SIGTERM, while handling it; --grace S gives them longer"),
+        (15, 4.04, "killed by the second signal, 4.0 s after SIGTERM, while handling it"),
+        (2, 0.0, "killed 3.5 s after SIGINT, while handling it"),
+    ],
+)
+def test_ranks_that_did_not_end_in_time_are_named_once(
+    job: Job, first: int, again_s: float, text: str
+) -> None:
+    job.signal(first)
+    if again_s:
+        job.now_s += again_s
+        job.signal(15)
     job.exit(0, 15)
     job.exit(1, 9)
-    text = "killed 30 s after SIGTERM, while handling it; --grace S gives them longer"
     assert (job.ending.killed(), job.ending.killed()) == ({text: [1]}, {})

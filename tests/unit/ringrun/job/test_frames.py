@@ -140,3 +140,5 @@ def test_a_rank_that_says_goodbye_may_be_the_cause(supervisor: Supervisor) -> No
     assert supervisor.ending.leaving == set()
     supervisor.received(here, Frame(framing.RECORD, 0, record("ended", generation=1)))
     assert supervisor.ending.leaving == {0}
+    supervisor.received(there, Frame(framing.RECORD, 1, record("silent", state="starved")))
+    assert supervisor.ending.leaving == {0, 1}, "it gets no processor, and may explain its end"

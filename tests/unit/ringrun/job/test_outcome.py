@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Sequence
+
 import pytest
 
 from ringrun.diagnosis.first_failure import Exit, FirstFailure
@@ -68,6 +70,19 @@ def test_the_first_failure_is_reported(job: Job) -> None:
     assert outcome.told == 2
 
 
+@pytest.mark.parametrize(
+    ("rank", "forward", "told"), [(1, (), True), (0, (), False), (1, ("PYTHONPATH",), False)]
+)
+def test_a_module_may_be_in_a_folder_that_only_this_shell_looks_into(
+    monkeypatch: pytest.MonkeyPatch, rank: int, forward: Sequence[str], told: bool
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/home/me/lib")
+    job = prepare(Options(hosts="localhost,b", forward=forward), ["true"])
+    tail = ["Traceback (most recent call last):", "ModuleNotFoundError: No module named 'm'"]
+    report = ended(job, failure_of(Exit(rank, 1, None)), "", 0, {rank: tail}).report
+    assert ("PYTHONPATH is /home/me/lib" in report and "-x PYTHONPATH passes it" in report) is told
+
+
 def test_of_long_tracebacks_the_rest_is_shown(job: Job) -> None:
     long = ["Traceback (most recent call last):"]
     long += [*(f"  line {number}" for number in range(150)), "ValueError: x"]
@@ -85,6 +100,13 @@ def test_a_job_that_has_survived_its_failures_succeeds(count: int, title: str) -
     assert (outcome.exit_code, outcome.reason, outcome.exits) == (0, "done", exits)
     assert title in outcome.report and bool(outcome.report) is bool(count)
     assert outcome.report.count("0:01:01  rank 1 (far) lost") == count
+
+
+def test_the_box_names_hosts_and_slots_that_were_excluded() -> None:
+    changes = [(5.0, "slot 0 of b is excluded: No module named 'torch'"), *CHANGES]
+    outcome = with_changes(Outcome(0, "", "done"), None, changes, ["slot 0 of b"])
+    assert "the ranks changed 1 time, slot 0 of b was excluded" in outcome.report
+    assert "slot 0 of b is excluded: No module named 'torch'" in outcome.report
 
 
 @pytest.mark.parametrize(("code", "shown"), [(0, 1), (4, 4)])
