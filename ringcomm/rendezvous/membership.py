@@ -151,6 +151,24 @@ def number_hosts(ordered: Sequence[Member], slots: Sequence[Optional[Slot]]) -> 
         counts[member.host_index] = member.local_rank + 1
 
 
+def named_twice(members: Sequence[Member]) -> str:
+    """Return a warning if the job's plan has one machine as several hosts; else ""."""
+    found: Dict[Tuple[str, str], Dict[int, str]] = {}
+    for member in members:
+        if member.machine:
+            found.setdefault((member.hostname, member.machine), {})[member.host_index] = member.host
+    for (hostname, _), hosts in found.items():
+        if len(hosts) > 1:
+            names = sorted(hosts.values())
+            count = sum(member.host_index in hosts for member in members)
+            return (
+                f"{' and '.join(names)} are names of one machine ({hostname}), and count as {len(hosts)} "
+                "hosts: local_rank() begins at 0 for each, so their ranks choose the same GPUs and cores. "
+                f"Name it once: -H {names[0]}:{count}."
+            )
+    return ""
+
+
 # ---- processes ---------------------------------------------------------------------------------
 
 

@@ -39,6 +39,7 @@ from .membership import (
     Stage,
     Timer,
     exclude,
+    named_twice,
     number_hosts,
     refuse,
 )
@@ -400,7 +401,9 @@ class Rendezvous:
         exits = self._processes.exits
         self.epoch = Epoch(members, self.view.epoch, known, exits, self._terms.evidence_s, self._terms.relay)
         self._network_changed = False
-        return self._relay(self.epoch.begin(now_s), now_s) + self._keep_pinging(now_s)
+        text = "" if self._before.members else named_twice(members)
+        notices: List[Action] = [Notice("warning", text, detail={"topic": "one machine"})] if text else []
+        return notices + self._relay(self.epoch.begin(now_s), now_s) + self._keep_pinging(now_s)
 
     def _started(self, notice: Notice, now_s: float) -> List[Action]:
         """Report that the members of a view are connected; ask them to the next one if necessary."""

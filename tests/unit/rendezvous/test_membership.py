@@ -8,7 +8,7 @@ import random
 import pytest
 
 from ringcomm.config import Slot
-from ringcomm.rendezvous.membership import Member, Process, Refusal, Seat, number_hosts
+from ringcomm.rendezvous.membership import Member, Process, Refusal, Seat, named_twice, number_hosts
 from ringcomm.rendezvous.terms import Assembly, Terms
 from tests.unit.rendezvous.simulated import VERSION, join_message, seats_of
 
@@ -90,3 +90,19 @@ def test_ranks_are_complete_and_reproducible(seed):
     for _ in range(5):
         rng.shuffle(members)
         assert ranks(assignment, members) == first
+
+
+def test_one_machine_under_several_names_is_pointed_out():
+    def planned(*places):
+        found = [
+            Member(number, join_message(hostname=hostname, machine=machine), host)
+            for number, (host, hostname, machine) in enumerate(places)
+        ]
+        number_hosts(found, [Slot(number, 0) for number in range(len(places))])
+        return named_twice(found)
+
+    twice = planned(("jetson1", "nano", "m1"), ("jetson2", "nx", "m2"), ("10.0.0.5", "nano", "m1"))
+    assert twice.startswith("10.0.0.5 and jetson1 are names of one machine (nano), and count as 2 hosts: ")
+    assert twice.endswith(" -H 10.0.0.5:2.")
+    assert planned(("a", "a", "m1"), ("b", "b", "m1")) == ""  # containers
+    assert planned(("a", "x", ""), ("b", "x", "")) == ""  # not known
