@@ -22,6 +22,7 @@ LOOK_AGAIN_S = 0.25
 _LEAVE_S = 10.0
 _FAILED_LEAVE_S = 1.0
 """How long the rank that serves the rendezvous waits, when it leaves, for the others to leave as well."""
+_warned = threading.Lock()  # held once this process has warned of that: it may serve one for each group
 
 
 class EmbeddedRendezvous(RendezvousServer):
@@ -70,8 +71,8 @@ class EmbeddedRendezvous(RendezvousServer):
         """Stop serving once all others have left as well, or after a while: soon if the job has ``failed``,
         since the abort is sent at once, and a frozen rank never leaves.
         """
-        limit_s = _FAILED_LEAVE_S if failed else _LEAVE_S
-        if not self.wait_idle(limit_s) and not failed:
+        limit_s = _FAILED_LEAVE_S if failed or _warned.locked() else _LEAVE_S
+        if not self.wait_idle(limit_s) and not failed and _warned.acquire(blocking=False):
             logger.warning(
                 "this rank served the rendezvous and ends now, although others have not left after %g s",
                 limit_s,
