@@ -20,7 +20,7 @@ from ..errors import (
 )
 from ..group.view import Peer
 from ..transport.base import Channels
-from ..transport.connect import check_descriptors, shortage_error
+from ..transport.connect import check_descriptors, release_spare, shortage_error
 from ..transport.local import make_links
 from ..transport.nics import LOOPBACK, Interface, local_socket, machine, own_addresses
 from ..transport.reactor import READ, Reactor
@@ -140,6 +140,7 @@ class Joiner:
         """Report to the rendezvous, and so to all ranks, that this process lacks something."""
         if self._setup is not None:
             self._setup.close()
+        release_spare()
         try:
             sock = self._connect() if self._connection is None else self._connection[0]
             self._send(shortage_message(error, self.membership.elastic))

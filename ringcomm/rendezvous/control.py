@@ -24,7 +24,7 @@ from ..errors import (
     interruption_text,
 )
 from ..transport.base import Watch
-from ..transport.connect import shortage_error
+from ..transport.connect import drop_spare, keep_spare, shortage_error
 from ..transport.secure import SecureSocket
 from ..wire.messages import Message, MessageReader, encode
 from ..wire.signing import Session
@@ -95,6 +95,7 @@ class ControlChannel(Watch):
             target=self._main, name="ringcomm-control", daemon=True
         )
         self._thread.start()
+        keep_spare(self)
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when the job, or the view, has been aborted."""
@@ -294,6 +295,7 @@ class ControlChannel(Watch):
         with self._lock:
             kept = (self._sock, self._reader, self._session) if self.open else None
             self.open = False
+        drop_spare(self)
         return Resume(self._member, self._epoch, position, kept)
 
     def leave(self, reason: str, ok: bool) -> None:
@@ -318,6 +320,7 @@ class ControlChannel(Watch):
 
     def _close_socket(self) -> None:
         self.open = False
+        drop_spare(self)
         self._sock.close()
 
 

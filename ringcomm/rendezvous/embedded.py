@@ -42,6 +42,7 @@ GRACE_S = 10.0
 _LIMIT_BYTES = 1 << 20
 
 _turns = 0
+_warned = threading.Lock()  # held once this process has warned of that: it may serve one for each group
 
 
 class EmbeddedRendezvous(RendezvousServer):
@@ -90,8 +91,8 @@ class EmbeddedRendezvous(RendezvousServer):
         """Stop serving once all others have left as well, or after a while: soon if the job has ``failed``,
         since the abort is sent at once, and a frozen rank never leaves.
         """
-        limit_s = _FAILED_LEAVE_S if failed else _LEAVE_S
-        if not self.wait_idle(limit_s) and not failed:
+        limit_s = _FAILED_LEAVE_S if failed or _warned.locked() else _LEAVE_S
+        if not self.wait_idle(limit_s) and not failed and _warned.acquire(blocking=False):
             logger.warning(
                 "this rank served the rendezvous and ends now, although others have not left after %g s",
                 limit_s,

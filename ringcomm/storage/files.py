@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import Callable, Optional
+from typing import Callable, Optional, Union
 
 from ringcomm.storage.folders import (
     OTHERS_WRITE,
@@ -193,17 +193,17 @@ def read_at(folder: int, name: str, limit_bytes: int = 1 << 40) -> bytes:
     """
     descriptor = open_at(folder, name)
     try:
-        check_code(name, os.fstat(descriptor))
+        check_code(name, os.fstat(descriptor), descriptor)
         return _content(descriptor, limit_bytes, name)
     finally:
         os.close(descriptor)
 
 
-def check_code(name: str, facts: os.stat_result) -> None:
-    """Raise OSError if another user could change a file of code, by ownership or mode."""
+def check_code(name: str, facts: os.stat_result, place: Union[int, str]) -> None:
+    """Raise OSError if another user could change a file of code, which is at a path or descriptor."""
     if not is_ours(facts):
         raise another_users(name, facts)
-    if others_write(facts):
+    if others_write(facts, place):
         raise _exposed(name, facts)
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from contextlib import contextmanager
 from typing import Iterator, List, Pattern, Tuple, Union
 
@@ -35,16 +36,26 @@ def is_ours(facts: os.stat_result) -> bool:
     return facts.st_uid in (os.geteuid(), 0)
 
 
-def others_write(facts: os.stat_result) -> bool:
-    """Return whether another user may write a file or folder by its mode."""
+def others_write(facts: os.stat_result, place: Union[int, str]) -> bool:
+    """Return whether another user may write a file or folder, which is at a path or descriptor.
+
+    Many systems make a group for each user, with a umask of 002. Of a file with an access control list the
+    group's part of the mode is the most that the list gives to anyone.
+    """
     mode = facts.st_mode & OTHERS_WRITE
-    # Many systems make a group for each user, with a umask of 002.
     own = mode == stat.S_IWGRP and facts.st_uid == os.geteuid() != 0
-    return bool(mode) and not (own and _is_private(facts.st_gid, facts.st_uid))
+    return bool(mode) and not (own and _is_private(facts.st_gid, facts.st_uid) and not _has_list(place))
+
+
+def _has_list(place: Union[int, str]) -> bool:
+    try:
+        return sys.platform == "linux" and bool(os.getxattr(place, "system.posix_acl_access"))
+    except OSError:  # it has none
+        return False
 
 
 def _is_private(gid: int, uid: int) -> bool:
-    """Return whether a group is a user's own: with its name, and without another member."""
+    """Return whether a group is a user's own: its primary group, of its name, without another member."""
     import grp
     import pwd
 
@@ -52,7 +63,11 @@ def _is_private(gid: int, uid: int) -> bool:
         user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
     except KeyError:
         return False
-    return user.pw_name == group.gr_name and set(group.gr_mem) <= {user.pw_name}
+    return (
+        (user.pw_gid, user.pw_name) == (gid, group.gr_name)
+        and set(group.gr_mem) <= {user.pw_name}
+        and all(other.pw_uid == uid for other in pwd.getpwall() if other.pw_gid == gid)
+    )
 
 
 def another_users(path: Path, facts: os.stat_result) -> OSError:
@@ -134,7 +149,7 @@ def _check_above(path: str) -> None:
         facts, why = os.lstat(above), ""
         if facts.st_uid not in owners:
             why = f"it belongs to another user (number {facts.st_uid})"
-        elif others_write(facts) and not facts.st_mode & stat.S_ISVTX:
+        elif others_write(facts, above) and not facts.st_mode & stat.S_ISVTX:
             why = f"other users may write it (mode {stat.S_IMODE(facts.st_mode):04o})"
         if why:
             raise PermissionError(errno.EPERM, f"as to the folder {above} above it: {why}", path)
@@ -173,7 +188,7 @@ def trusted_folder(path: Path, make: bool = True) -> Iterator[int]:
     _check_above(place)
     with own_folder(place, None) as descriptor:
         facts = os.fstat(descriptor)
-        if others_write(facts):
+        if others_write(facts, descriptor):
             why = f"other users may write it (mode {stat.S_IMODE(facts.st_mode):04o})"
             raise PermissionError(errno.EPERM, why, os.fspath(path))
         yield descriptor

@@ -10,8 +10,9 @@ import os
 import resource
 import socket
 import struct
+import threading
 from contextlib import suppress
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Set, Tuple
 
 from ..errors import AuthenticationError, ProtocolError, RingcommError, StartupError
 from ..wire.auth import NOWHERE, Admission, Claim, Initiator, OtherVersion, parting_answer, place_of
@@ -300,6 +301,11 @@ def _connected_to_itself(sock: socket.socket) -> bool:
 _OWN = 16
 """Descriptors that a rank needs for links besides those to its peers: listeners, selectors, wake-ups."""
 _PER_PEER = 3
+_SPARE = 8
+"""Descriptors that are kept while there are links: enough to reach a rendezvous, and report a shortage."""
+_spare: List[int] = []
+_spare_users: Set[int] = set()
+_spare_lock = threading.Lock()
 _DESCRIPTORS = (
     "a process may have {limit} open files there (`ulimit -n`), and they are used up. Raise that limit "
     "before the start (`ulimit -n 65536`; --ulimit nofile=65536 for a container, LimitNOFILE= for a service) "
@@ -310,9 +316,9 @@ _REASONS = {
     "Use fewer ranks there, or smaller models and batches",
     errno.ENOSPC: "no space is left there ({text}; see `df -h /dev/shm /tmp`). Free some, or give a "
     "container more by --shm-size",
-    errno.ENFILE: "{text}",
-    errno.ENOBUFS: "{text}",
-    errno.EDQUOT: "{text}",
+    errno.ENFILE: "all processes of that host have used up its open files (`sysctl fs.file-max`)",
+    errno.ENOBUFS: "the memory of its network is used up ({text}; see `sysctl net.core net.ipv4.tcp_mem`)",
+    errno.EDQUOT: "the user's disk quota is used up there ({text}; see `quota`)",
 }
 _THREADS = (
     "no thread can be started there (see `ulimit -u`, and pids.max or --pids-limit of a container). Raise "
@@ -343,11 +349,51 @@ def shortage_error(problem: BaseException, rank: Optional[int], host: str) -> Op
 
 
 def check_descriptors(peers: int, more: int = 0) -> None:
-    """Raise OSError if there are not enough descriptors for links to this many peers, and ``more``."""
+    """Raise OSError, and close the kept descriptors to report it with, if there are not enough for links to
+    this many peers, and ``more``.
+    """
+    with _spare_lock:
+        try:
+            _close(_opened(_OWN + _PER_PEER * peers + more))
+        except OSError:
+            _close(_spare)
+            raise
+
+
+def keep_spare(user: object) -> None:
+    """Keep some descriptors, if there are enough, until :func:`drop_spare` of the last user."""
+    with _spare_lock:
+        _spare_users.add(id(user))
+        if not _spare:
+            with suppress(OSError):  # the next links will be too many
+                _spare.extend(_opened(_SPARE))
+
+
+def drop_spare(user: object) -> None:
+    """Note that a user, which has links, needs no descriptors any more."""
+    with _spare_lock:
+        _spare_users.discard(id(user))
+        if not _spare_users:
+            _close(_spare)
+
+
+def release_spare() -> None:
+    """Close the kept descriptors, so that a shortage can be reported."""
+    with _spare_lock:
+        _close(_spare)
+
+
+def _opened(count: int) -> List[int]:
     found: List[int] = []
     try:
-        for _ in range(_OWN + _PER_PEER * peers + more):
+        while len(found) < count:
             found.append(os.open(os.devnull, os.O_RDONLY))
-    finally:
-        for descriptor in found:
-            os.close(descriptor)
+    except OSError:
+        _close(found)
+        raise
+    return found
+
+
+def _close(descriptors: List[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())

@@ -240,7 +240,7 @@ def _files(folder: int, above: str = "") -> Iterator[Tuple[str, bytes]]:
             with folders.inner_folder(folder, name, None) as inner:
                 yield from _files(inner, f"{above}{name}/")
         elif above.endswith("__pycache__/"):
-            files.check_code(name, facts)
+            files.check_code(name, facts, f"/proc/self/fd/{folder}/{name}")
         else:
             yield above + name, files.read_at(folder, name)
 

@@ -54,7 +54,8 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         transport = self._transport = GroupTransport(store, rank, ranks, name, settings, default)
         self._watch = transport.watch
         self._ops = Collectives(transport.group.runner)
-        self._operations = Operations(name, transport, settings.timeout_s)
+        with transport.telling_shortages():
+            self._operations = Operations(name, transport, settings.timeout_s)
         self._start = self._operations.start
         self._left = False
         _open_groups.add(self)

@@ -10,7 +10,8 @@ import os
 import threading
 import weakref
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Optional, Sequence, Set
+from contextlib import contextmanager
+from typing import Any, Callable, Deque, Dict, Iterator, Optional, Sequence, Set
 
 from torch.optim import optimizer as torch_optimizer
 
@@ -58,7 +59,8 @@ class GroupTransport:
             joined = self._rendezvous.joined
             channels, peers = joined.channels, joined.peers
             joined.control.server = 0  # see meet()
-        self._begin(joined, channels, peers, settings, ranks, default)
+        with self.telling_shortages():
+            self._begin(joined, channels, peers, settings, ranks, default)
         if default:
             _default_watch.append(weakref.ref(self.watch))
 
@@ -87,6 +89,26 @@ class GroupTransport:
             write_here(source)
             if settings.timeline and not api.is_initialized():
                 group.recording.start(settings.timeline)
+
+    @contextmanager
+    def telling_shortages(self) -> Iterator[None]:
+        """Context manager: :meth:`tell_shortage` of its exception."""
+        try:
+            yield
+        except Exception as problem:
+            self.tell_shortage(problem)
+            raise
+
+    def tell_shortage(self, problem: BaseException) -> None:
+        """Report to all ranks, which end the group, that this process lacks something for it: raise
+        StartupError. Do nothing if ``problem`` is something else.
+        """
+        met = self._rendezvous
+        shortage = None if met is None else met.joined.control.report_shortage(problem)
+        if met is not None and shortage is not None:
+            met.joined.channels.close()
+            met.end(failed=True)
+            raise shortage from problem
 
     def waits_for(self) -> str:
         """Return the call in which this rank waits for the group's other ranks; empty if it does not wait."""

@@ -319,7 +319,11 @@ class Operations:
         self.started += 1
         work = RingcommWork(what, result, run, self.queue.help, self.interrupted, on_device)
         self._note(work)
-        return self.queue.submit(work, inline=not getattr(opts, "asyncOp", True))
+        try:
+            return self.queue.submit(work, inline=not getattr(opts, "asyncOp", True))
+        except RuntimeError as problem:
+            self._transport.tell_shortage(problem)  # it starts a thread, once
+            raise
 
     def limit_s(self, opts: Any) -> float:
         """Return the time limit in PyTorch's options, or the group's."""
@@ -372,6 +376,7 @@ class Operations:
         except BaseException as problem:
             if not isinstance(problem, Exception):  # Ctrl-C, while this thread moved messages
                 self.interrupted(work, problem)
+            self._transport.tell_shortage(problem)  # it starts a thread, once
             raise
         self._note(work)
         return work

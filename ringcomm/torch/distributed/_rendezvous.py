@@ -18,6 +18,7 @@ import socket
 import threading
 import weakref
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from importlib import import_module
@@ -43,6 +44,7 @@ from ...rendezvous.client import Joined, join
 from ...rendezvous.connect_server import Moved, Watched, await_entry, post
 from ...rendezvous.embedded import EmbeddedRendezvous
 from ...storage.files import open_standard_descriptors
+from ...transport.connect import check_descriptors, shortage_error
 from ...transport.nics import machine
 from ...wire.signing import Signer
 
@@ -54,6 +56,7 @@ _SILENCE_S = 600.0  # time limit of operations if the user sets none
 _STOP_THREAD_NAME = "ringcomm-stop"
 _ENTRY = "ringcomm/rendezvous"
 _LIMIT = "the timeout= of init_process_group or new_group"  # that counts, and not --start-timeout
+_SERVES = 8  # descriptors of a rendezvous beside one for each rank
 _warned = False
 # the store that the job itself has made, if any, and the job
 _job_stores: List[Tuple[Any, Membership, int]] = []
@@ -226,6 +229,8 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
                 _report(entry, problem, settings)
             embedded.stop()
             raise
+    with suppress(OSError):  # join() reports it, at the address that the entry has
+        check_descriptors(len(ranks) - 1)
     deadline = Deadline(settings.start_timeout_s)
     while True:
         left = replace(settings, start_timeout_s=max(1.0, deadline.remaining_s()))
@@ -277,11 +282,15 @@ def _serve(
     one_host, master = torchrun_from_environment(size)
     preferred = ["127.0.0.1"] if one_host else _numeric(master)
     try:
+        check_descriptors(size - 1, more=size + _SERVES)
         embedded, notice["endpoints"] = EmbeddedRendezvous.serve(
             key, certificate, job, size, settings, preferred, limit=_LIMIT
         )
     except Exception as problem:
-        _report(entry, problem, settings)
+        shortage = shortage_error(problem, 0, host_from_environment() or socket.gethostname())
+        _report(entry, shortage or problem, settings)
+        if shortage is not None:
+            raise shortage from problem
         raise
     try:
         entry.write(json.dumps(notice), settings)

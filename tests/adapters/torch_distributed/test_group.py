@@ -19,8 +19,10 @@ from ringcomm.errors import (
     NotInitializedError,
     PeerLostError,
     PeerStalledError,
+    StartupError,
 )
-from ringcomm.torch.distributed import _group, monitored_barrier
+from ringcomm.group import operation_queue, point_to_point
+from ringcomm.torch.distributed import ProcessGroupRingcomm, _group, _group_transport, monitored_barrier
 from tests.adapters.torch_distributed.harness import on_ranks
 
 LIMIT_S = 60.0
@@ -144,3 +146,58 @@ class TestMonitoredBarrier:
             f"Rank 2 timed out in monitoredBarrier after 0.05 s: {names} failed to pass monitoredBarrier in "
             "that time.",
         )
+
+
+@pytest.mark.parametrize(
+    ("module", "part"),
+    [
+        (_group_transport, "HeartbeatThread"),
+        (_group, "Operations"),
+        (operation_queue, "threading"),
+        (point_to_point, "threading"),
+    ],
+)
+def test_what_one_rank_lacks_for_a_group_is_told_to_all(monkeypatch, module, part):
+    """Here after the last link, when another rank may have its group already, or at the first operation."""
+    lock, made = threading.Lock(), []
+
+    def lacks():
+        with lock:
+            made.append(1)
+            if len(made) == 2:
+                raise RuntimeError("can't start new thread")
+
+    if part == "threading":
+
+        class Thread(threading.Thread):
+            def start(self):
+                lacks()
+                super().start()
+
+        kinds = {
+            name: getattr(threading, name) for name in ("Lock", "Condition", "get_ident", "current_thread")
+        }
+        monkeypatch.setattr(module, part, SimpleNamespace(Thread=Thread, **kinds))
+    else:
+        usual = getattr(module, part)
+        monkeypatch.setattr(module, part, lambda *given: (lacks(), usual(*given))[1])
+    errors = []
+
+    def work(rank, store):
+        try:
+            group = ProcessGroupRingcomm(store, rank, [0, 1], timedelta(seconds=90), "test", False)
+            if module is point_to_point:
+                group.send([torch.ones(1)], 1 - rank, 0)
+                group.recv([torch.ones(1)], 1 - rank, 0).wait()
+            group.allreduce(torch.ones(1)).wait()
+        except StartupError as problem:
+            errors.append(str(problem))
+
+    store = dist.HashStore()
+    threads = [threading.Thread(target=work, args=(rank, store)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert len(errors) == 2
+    assert all("cannot connect to the others: no thread can be started" in text for text in errors)

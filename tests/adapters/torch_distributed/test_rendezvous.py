@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -122,6 +123,20 @@ class TestMeeting:
             mine, told = pool.map(start, range(2))
         assert isinstance(mine, ConfigError) and text in str(mine)
         assert f"could not open its rendezvous: {mine}" in str(told)
+
+    @pytest.mark.parametrize("where", ["serve", "join"])
+    def test_so_is_an_error_of_rank_0s_system(self, store, monkeypatch, where):
+        """Rank 1 comes later, and has 60 s."""
+
+        def fails(*_, **__):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        owner = _rendezvous.EmbeddedRendezvous if where == "serve" else _rendezvous
+        with monkeypatch.context() as full, pytest.raises((OSError, StartupError), match="open files"):
+            full.setattr(owner, where, fails)
+            meet(store, 0, [0, 1], "test", LONG)
+        with pytest.raises(StartupError, match="could not open its rendezvous: .*open files"):
+            meet(store, 1, [0, 1], "test", LONG)
 
     def test_a_rank_that_does_not_come(self, store):
         before = set(threading.enumerate())

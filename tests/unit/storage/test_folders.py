@@ -7,6 +7,7 @@ import grp
 import os
 import pwd
 import re
+import struct
 from pathlib import Path
 from typing import Callable
 
@@ -183,11 +184,33 @@ def test_a_group_without_another_member_may_write(tmp_path: Path) -> None:
         os.chown(path, user.pw_uid, gid)
         path.chmod(mode)
         facts = path.stat()
-        found[gid, mode] = _as_user(user.pw_uid, user.pw_gid, lambda facts=facts: folders.others_write(facts))
+        found[gid, mode] = _as_user(user.pw_uid, user.pw_gid, lambda facts=facts: folders.others_write(facts, str(path)))
     assert list(found.values()) == [False, True, True, False]
     os.chown(path, user.pw_uid, user.pw_gid)
     path.chmod(0o664)
-    assert folders.others_write(path.stat())  # the file of another user
+    assert folders.others_write(path.stat(), str(path))  # the file of another user
+
+
+@as_root
+def test_an_access_list_for_another_user_is_seen_behind_a_private_group(tmp_path: Path) -> None:
+    user = pwd.getpwnam("daemon")
+    os.chown(tmp_path, user.pw_uid, user.pw_gid)
+    tmp_path.chmod(0o775)
+
+    def judged() -> bool:
+        return folders.others_write(os.fstat(opened), opened)
+
+    opened = os.open(tmp_path, os.O_RDONLY)
+    assert not _as_user(user.pw_uid, user.pw_gid, judged)
+    # Another user may write, in the system's form.
+    rows = ((1, 7, -1), (2, 7, OTHER_USER), (4, 5, -1), (16, 7, -1), (32, 5, -1))
+    form = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *row) for row in rows)
+    try:
+        os.setxattr(tmp_path, "system.posix_acl_access", form)
+    except OSError as problem:
+        pytest.skip(f"no access lists here: {problem}")
+    assert _as_user(user.pw_uid, user.pw_gid, judged)
+    os.close(opened)
 
 
 def test_a_temporary_folder_is_one_in_which_others_rename_nothing(tmp_path: Path) -> None:
