@@ -8,6 +8,7 @@ import os
 import pwd
 import re
 import struct
+from functools import partial
 from pathlib import Path
 from typing import Callable
 
@@ -184,7 +185,8 @@ def test_a_group_without_another_member_may_write(tmp_path: Path) -> None:
         os.chown(path, user.pw_uid, gid)
         path.chmod(mode)
         facts = path.stat()
-        found[gid, mode] = _as_user(user.pw_uid, user.pw_gid, lambda facts=facts: folders.others_write(facts, str(path)))
+        asked = partial(folders.others_write, facts, str(path))
+        found[gid, mode] = _as_user(user.pw_uid, user.pw_gid, asked)
     assert list(found.values()) == [False, True, True, False]
     os.chown(path, user.pw_uid, user.pw_gid)
     path.chmod(0o664)
