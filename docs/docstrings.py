@@ -42,7 +42,11 @@ def add_options(function: griffe.Function, call: ast.Call) -> None:
     """Give a function the parameters and texts of its decorator ``takes(kind, order, texts, without)``."""
 
     def value(node: ast.expr) -> str:
-        return str(getattr(options, node.id) if isinstance(node, ast.Name) else ast.literal_eval(node))
+        if not isinstance(node, ast.Name):
+            return str(ast.literal_eval(node))
+        if hasattr(options, node.id):
+            return str(getattr(options, node.id))
+        return str(ast.literal_eval(str(function.module[node.id].value)))  # a constant of the same module
 
     given = dict(zip(("kind", "order", "texts", "without"), map(value, call.args)))
     given.update({str(item.arg): value(item.value) for item in call.keywords})
