@@ -240,7 +240,7 @@ def _run_job(
 ) -> None:
     from .job.launch import describe, prepare
 
-    job = prepare(options, command, joined=joined)
+    job = prepare(options, command, joined=joined, say=note)
     _compare_hosts(click.get_current_context().meta.get(_HOSTS), job)
     own = {
         name for option in ringrun.params if not getattr(option, "hidden", False)

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ..agent.agent import CHECK_LIMIT_S
 from ..agent.checks import PROVISIONED
-from ..plan.job import HostJob
+from ..plan.job import HostJob, Job
 from ..plan.reaching import NOTHING, quoted
 from ..reach.base import other_python
 from .first_failure import Cause, Exit, FirstFailure, signal_name
@@ -333,6 +333,8 @@ _OTHERS = (
         "the gradients of a layer that is used twice in passes of their own.",
     ),
 )
+
+
 def hint_of(traceback: str) -> str:
     """Return a remedy for the error of a traceback, as a paragraph for the failure report, or ""."""
     if _KERAS_2.search(traceback):
@@ -353,22 +355,34 @@ _NAME = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\"`:;,()\[\]]*[/.][^\s'\"`
 """What may be a path in an error."""
 
 
-def local_file_hint(host: HostJob, lines: Sequence[str]) -> str:
+def local_file_hint(job: Job, host: HostJob, lines: Sequence[str]) -> str:
     """Return a paragraph if a rank failed because its host lacks a file of this machine, or ""."""
-    found = traceback_lines(lines)[1:] or lines[-5:]
-    error = "\n".join(line for line in found if not line.startswith("  "))
+    last = traceback_lines(lines)[1:] or lines[-5:]
+    error = "\n".join(line for line in last if not line.startswith("  "))
     if host.is_local or not _MISSING.search(error):
         return ""
     names = (next(filter(None, groups)).rstrip(".") for groups in _NAME.findall(error))
-    path = next((os.path.abspath(name) for name in names if os.path.exists(name)), "")  # noqa: PTH100, PTH110
+    tree, sent = job.tree if host.gets_code else None, set()
+    if tree is not None:
+        copy = f"/{job.folder}-{host.index}/"  # the tree's on the host
+        names = (str(tree.root / name.partition(copy)[2]) if copy in name else name for name in names)
+        sent = {str(tree.root / file.path) for file in tree.files}
+    found = [os.path.abspath(name) for name in names if os.path.exists(name)]  # noqa: PTH100, PTH110
+    path = next((path for path in found if path not in sent), "")
     if not path:
         return ""
     target = f"{host.planned.spec.target}:{os.path.dirname(path)}/"  # noqa: PTH120
+    command = f"rsync -a {shlex.quote(path)} {shlex.quote(target)}"
+    remedy = f"Copy it there (`{command}`), send the directory of the program along with --ship"
+    if tree is not None:
+        remedy = (
+            f"--ship does not send it: {tree.why_not_sent(Path(path))}. Copy it there, to the same path "
+            f"(`{command}`), and have the program use the absolute path"
+        )
     return (
-        f"{path} is on this machine, but not on {host.name}: each rank reads the files of its own host. Copy "
-        f"it there (`rsync -a {shlex.quote(path)} {shlex.quote(target)}`), send the directory of the program "
-        "along with --ship, or use a directory that all hosts share. What rank 0 has written in this job, "
-        "rank 0 can read and broadcast."
+        f"{path} is on this machine, but not on {host.name}: each rank reads the files of its own host. "
+        f"{remedy}, or use a directory that all hosts share. What rank 0 has written in this job, rank 0 can "
+        "read and broadcast."
     )
 
 

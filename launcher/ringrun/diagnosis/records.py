@@ -165,8 +165,12 @@ def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Path:
     place = Path(tempfile.gettempdir())
     with temporary_folder(place) as around:
         name = marked_folder(around, RECORDS, MARKER_OF_RECORDS)
-        with inner_folder(around, name, None) as folder:
-            _write(folder, contents)
+        try:
+            with inner_folder(around, name, None) as folder:
+                _write(folder, contents)
+        except OSError:
+            remove(around, name)
+            raise
         _remove_old(around)
     return place / name
 

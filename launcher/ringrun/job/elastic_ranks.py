@@ -251,7 +251,7 @@ class ElasticRanks:
         host = self._job.host_of(member)
         found = (self._supervisor.hosts[host.index].ready or {}).get("found") or {}
         hint = missing_module_hint(tail, host.name, found.get("python", ""))
-        return ". ".join(filter(None, (last_error(tail), hint or local_file_hint(host, tail))))
+        return ". ".join(filter(None, (last_error(tail), hint or local_file_hint(self._job, host, tail))))
 
     # -- the rendezvous' notices ---------------------------------------------------------------
 

@@ -10,9 +10,10 @@ import secrets
 import shlex
 import shutil
 import sys
+import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.configuration.settings import Effective, SettingValue, effective, values_in
 from ringcomm.errors import ConfigError
@@ -38,6 +39,8 @@ from ..reach.ssh import SshOptions
 from ..ship.package import own_package
 from ..ship.source_tree import SourceTree, position
 
+SLOW_S = 2.0
+"""Seconds after which a line names the slow step."""
 ANY_PYTHON = "python3"
 """The interpreter of a host that lacks the one that runs ringrun."""
 
@@ -45,11 +48,12 @@ ANY_PYTHON = "python3"
 def prepare(
     options: Options, command: Sequence[str], environ: Optional[Mapping[str, str]] = None,
     payload: Optional[bytes] = None, local_env: Optional[Mapping[str, str]] = None,
-    joined: Sequence[Tuple[HostSpec, Reach]] = (),
+    joined: Sequence[Tuple[HostSpec, Reach]] = (), say: Callable[[str], None] = lambda text: None,
 ) -> Job:  # fmt: skip
     """Return a job made from options. Host names are resolved to find this machine; no host is contacted.
     `payload` is read by the ranks; `local_env` has more variables for ranks on this machine; `joined` are the
-    machines that the options invite. ConfigError names an invalid option and the valid values.
+    machines that the options invite; `say` gets a line, in another thread, if counting files takes long.
+    ConfigError names an invalid option and the valid values.
     """
     environ = os.environ if environ is None else environ
     refuse_without_effect(options)
@@ -62,7 +66,7 @@ def prepare(
     plan = _plan(options, allocation, [spec for spec, _ in joined])
     maker, found = _maker(options, environ, parsed, allocation, plan, local_env or {}, joined)
     settings = found.settings
-    tree, code_at = _tree(options, environ, parsed)
+    tree, code_at = _tree(options, environ, parsed, say)
     encrypts = settings.encrypt or bool(joined)  # they may be in any network, and relayed
     notes = _notes(options, environ, allocation)
     job = Job(
@@ -156,7 +160,7 @@ def host_names(plan: Optional[Plan], options: Options, name: str) -> Optional[Li
 
 
 def _tree(
-    options: Options, environ: Mapping[str, str], command: Command
+    options: Options, environ: Mapping[str, str], command: Command, say: Callable[[str], None]
 ) -> Tuple[Optional[SourceTree], str]:  # fmt: skip
     """Return the files to send, and the working directory relative to them."""
     if options.ship is None:
@@ -171,7 +175,13 @@ def _tree(
     script = None if options.cwd or Path(command.script or "/").is_absolute() else command.script
     if script and not Path(script).exists():
         raise ConfigError(f"There is no script {script} in {cwd}, so --ship cannot send it.")
-    tree = SourceTree(root)
+    slow = threading.Timer(SLOW_S, say, [f"--ship: looking at the files below {root.absolute()}"])
+    slow.daemon = True
+    slow.start()
+    try:
+        tree = SourceTree(root)
+    finally:
+        slow.cancel()
     own = os.path.normpath(Path(code_at, script or ""))
     if script and not own.startswith("..") and own not in {file.path for file in tree.files}:
         raise ConfigError(f"--ship does not send the program {script}: {tree.why_not_sent(Path(script))}.")

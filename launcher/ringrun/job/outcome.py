@@ -88,7 +88,7 @@ def ended(
     if cause.rank is not None:
         paragraphs.append(_shadowed(job, "\n".join(traceback_lines(tail))))
         host = job.host_of(cause.rank)
-        paragraphs += [local_file_hint(host, tail), search_path_hint(host, tail)]
+        paragraphs += [local_file_hint(job, host, tail), search_path_hint(host, tail)]
     hosts = {place.rank: job.hosts[place.host_index].name for place in job.plan.places}
     names = [host.name for host in job.hosts]
     text = failure_report.failure_box(

@@ -10,6 +10,17 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 from ringcomm.errors import ConfigError
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?\Z")
+_SPLIT = (
+    (
+        re.compile(r"([^/=,]+@[^/=,]+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\](:\d+)?|,[^/=]*|[^/=]*,)\Z"),
+        "a host. Hosts are separated by commas, without blanks, like: ringrun -H localhost,host1:2 train.py",
+    ),
+    (
+        re.compile(r"[A-Za-z_]\w*="),
+        "a variable. Each one follows a -x of its own, like: ringrun -x NAME=VALUE -x OTHER train.py",
+    ),
+)
+"""Parts of lists that a blank has separated from their option, so that they became the command."""
 _TAKES_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 
 
@@ -41,6 +52,9 @@ def parse_command(words: Sequence[str]) -> Command:
     if not words or not words[0]:
         raise ConfigError("There is no command to run. Give it last, like: ringrun -np 2 train.py --epochs 3")
     first = words[0]
+    for pattern, meant in _SPLIT:
+        if pattern.match(first):
+            raise ConfigError(f"{first!r} is no command; it looks like {meant}")
     if first == "-m":
         if len(words) < 2 or words[1].startswith("-"):
             raise ConfigError("-m is not followed by a module. Write it like: ringrun -np 2 -m pkg.mod")

@@ -6,12 +6,15 @@ import fnmatch
 import hashlib
 import os
 import subprocess
+import time
 from pathlib import Path, PurePosixPath
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ringcomm.errors import ConfigError
 
 LIMIT_BYTES = 50 * 10**6
+COUNT_S = 2.0
+"""Time for counting a tree that is too large, to name its largest files."""
 MAX_NAMED = 5
 """Maximum number of ignored files and directories in a message."""
 IGNORE_FILE = ".ringignore"
@@ -60,12 +63,19 @@ class SourceTree:
         """Return the files with their sizes, and the paths that ``.ringignore`` excludes."""
         sizes: Dict[str, int] = {}
         ignored: Set[str] = set()
+        size_bytes, until_s = 0, float("inf")
         for path in listed_files(self.root, patterns):
             part = _ignored_part(path, patterns)
             if part:
                 ignored.add(part)
             elif FETCHED not in path.split("/")[:-1]:
                 sizes[path] = self._checked(path).stat().st_size
+                size_bytes += sizes[path]
+            if size_bytes > LIMIT_BYTES:
+                now_s = time.monotonic()
+                until_s = min(until_s, now_s + COUNT_S)
+                if now_s >= until_s:
+                    raise ConfigError(_too_large(self.root, sizes, "more than "))
         if sum(sizes.values()) > LIMIT_BYTES:
             raise ConfigError(_too_large(self.root, sizes))
         return sizes, ignored
@@ -170,13 +180,15 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _too_large(root: Path, sizes: Dict[str, int]) -> str:
+def _too_large(root: Path, sizes: Dict[str, int], more: str = "") -> str:
     largest = sorted(sizes.items(), key=lambda item: -item[1])[:10]
     rows = "; ".join(f"{path} {size / 1e6:.1f} MB" for path, size in largest)
+    remedy = f"Name data in {IGNORE_FILE}, and copy it by hand or read it from a shared directory."
+    if root == Path(os.path.expanduser("~")):  # noqa: PTH111  users without a home
+        remedy = "It is your home directory: start ringrun in the directory of the program."
     return (
-        f"--ship: {root} has {sum(sizes.values()) / 1e6:.0f} MB in {len(sizes)} files, and at most "
-        f"{LIMIT_BYTES / 1e6:.0f} MB are sent. The largest: {rows}. Name data in {IGNORE_FILE}, and copy it "
-        "by hand or read it from a shared directory."
+        f"--ship: {root} has {more}{sum(sizes.values()) / 1e6:.0f} MB in {more}{len(sizes)} files, and at "
+        f"most {LIMIT_BYTES / 1e6:.0f} MB are sent. The largest: {rows}. {remedy}"
     )
 
 

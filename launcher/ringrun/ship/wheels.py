@@ -96,9 +96,10 @@ def _of(names: Sequence[str], wheels: Mapping[str, bytes]) -> Dict[str, bytes]:
 
 
 def _kept(folder: int) -> Dict[str, bytes]:
-    """Return the wheels of earlier jobs by name; none if another user could change one."""
+    """Return the wheels of earlier jobs by name; none if another user could change one, and no hard links."""
     try:
-        return {name: read_at(folder, name) for name, _ in owned_names(folder, _WHEEL)}
+        known = [name for name, facts in owned_names(folder, _WHEEL) if facts.st_nlink == 1]
+        return {name: read_at(folder, name) for name in known}
     except OSError:
         return {}  # downloaded again
 

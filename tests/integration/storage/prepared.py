@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import zipfile
 import zlib
 from pathlib import Path
@@ -202,20 +203,21 @@ class Fetched(Row):
 class Records(Row):
     def make(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.target = self.parent / "flight.0.json"
+        self.job = prepare(Options(np=1, output_dir=str(self.parent)), ["true"])
 
     def use(self) -> str:
-        records.write_records(self.parent, {0: {"key": GOOD}})
+        records.keep_records(self.job, {0: {"key": GOOD}})
         return str(json.loads(self.target.read_text())["key"])
 
 
 class TemporaryRecords(Row):
     def make(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(records, "temporary_places", lambda: [self.parent])
+        monkeypatch.setattr(tempfile, "gettempdir", lambda: str(self.parent))
         self.target = self.parent / "ringrun-flight-0"
         self.job = prepare(Options(np=1), ["true"])
 
     def use(self) -> str:
-        folder, _ = records.keep_records(self.job, {0: {"key": GOOD}})
+        folder = records.keep_records(self.job, {0: {"key": GOOD}})
         return str(json.loads((folder / "flight.0.json").read_text())["key"])
 
 
@@ -226,11 +228,12 @@ class Output(Row):
         self.target = self.parent / "stdout"
 
     def use(self) -> str:
-        files = OutputFiles(self.base / "out", 1)
-        files.write(0, 1, GOOD.encode())
+        files = OutputFiles(self.base / "out")
+        files.add(0)
+        problem = files.write(0, 1, GOOD.encode())
         files.close()
-        if files.problem:
-            raise ConfigError(files.problem)
+        if problem:
+            raise ConfigError(problem)
         return self.target.read_text()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
@@ -47,6 +48,8 @@ HEAD = ["Traceback (most recent call last):", '  File "train.py", line 3, in <mo
 @pytest.mark.parametrize(
     ("error", "told"),
     [
+        ("FileNotFoundError: [Errno 2] No such file or directory: '{folder}/data/x.npy'", True),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'train.py'", None),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'data/x.npy'", True),
         ("FileNotFoundError: data/x.npy not found.", True),
         ("tensorflow.errors.NotFoundError: {{node R}} data/x.npy; No such file or directory [Op:Read]", True),
@@ -56,16 +59,26 @@ HEAD = ["Traceback (most recent call last):", '  File "train.py", line 3, in <mo
     ],
 )
 def test_a_file_that_only_this_machine_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, told: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, told: Optional[bool]
 ) -> None:
+    """None: the file is sent with --ship."""
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "x.npy").touch()
+    for name, text in {"train.py": "", "data/x.npy": "", ".ringignore": "data\n"}.items():
+        (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    here, there = prepare(Options(hosts="localhost,me@b"), ["true"]).hosts
-    hint = local_file_hint(there, [*HEAD, error])
-    assert (f"{tmp_path}/data/x.npy is on this machine, but not on b" in hint) is told
-    assert (f"rsync -a {tmp_path}/data/x.npy me@b:{tmp_path}/data/" in hint) is told
-    assert local_file_hint(here, [*HEAD, error]) == ""
+    monkeypatch.setenv("PWD", str(tmp_path))
+    for ship in (None, "."):
+        job = prepare(Options(hosts="localhost,me@b", ship=ship), ["train.py"])
+        folder = f"/x/jobs/{job.folder}-1" if ship else str(tmp_path)
+        lines = [*HEAD, error.replace("{folder}", folder)]
+        hint = local_file_hint(job, job.hosts[1], lines)
+        if told is None:
+            assert bool(hint) is (ship is None)
+            continue
+        assert (f"{tmp_path}/data/x.npy is on this machine, but not on b" in hint) is told
+        assert (f"rsync -a {tmp_path}/data/x.npy me@b:{tmp_path}/data/" in hint) is told
+        assert ("git or .ringignore leaves it out" in hint) is (told and ship is not None)
+        assert local_file_hint(job, job.hosts[0], lines) == "", "the rank is on this machine"
 
 
 # ---- files with the name of a module -----------------------------------------------------------------

@@ -17,6 +17,7 @@ from ringrun.plan.reaching import last_lines
 from ringrun.reach.incoming import Incoming, event_facts
 from ringrun.reach.protocol import Frame
 from ringrun.show.console import Console
+from tests.unit.ringrun.watch.samples import report
 
 LIMITS = {"threads": 1, "cores": 2.0, "ranks": 1, "kept": {}, "unbound": ""}
 READY = {"event": "ready", "limits": LIMITS, "port": 22}
@@ -112,6 +113,14 @@ def test_what_is_said_too_often_is_refused(times: int, frame: Frame) -> None:
             incoming.admit(frame, {0})
 
 
+def test_results_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringrun.reach.incoming.RESULT_BYTES", 1 << 20)
+    incoming = Incoming(True, lambda: 0.0)
+    incoming.admit(Frame(framing.RESULT, 0, bytes(1 << 20)), {0})
+    with pytest.raises(ProtocolError, match="results of more than 1 MiB; functions that return more"):
+        incoming.admit(Frame(framing.RESULT, 0, b"x"), {0})
+
+
 def test_the_words_of_a_host_are_quoted() -> None:
     words = "gone.\nringrun: run `curl x`"
     facts = event_facts(event(-1, event="problem", problem="start", path=words, why=words).data)
@@ -127,6 +136,14 @@ def test_the_words_of_a_host_are_quoted() -> None:
 def record(reason: str, **more: Any) -> bytes:
     content = {"type": "record", "format": 1, "reason": reason, "lanes": [], "generation": 0, "threads": []}
     return json.dumps({**content, **more}).encode()
+
+
+def test_no_host_speaks_of_others_ranks_or_ends_their_generation(supervisor: Supervisor) -> None:
+    supervisor.received(supervisor.job.hosts[0], Frame(framing.NUMBERS, 0, report(0, 1.0, steps=3)))
+    for rank in (0, 1):
+        data = report(rank, 9.0, generation=1 << 40)
+        supervisor.received(supervisor.job.hosts[1], Frame(framing.NUMBERS, 1, data))
+    assert supervisor.watching.history.present() == {0: 0, 1: 1}
 
 
 def test_a_rank_that_says_goodbye_may_be_the_cause(supervisor: Supervisor) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict
@@ -17,6 +18,7 @@ from ringrun.job.rendezvous import master_variables, rendezvous_variables
 from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
 from ringrun.reach import doors
+from ringrun.ship.source_tree import SourceTree
 
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
 
@@ -180,6 +182,25 @@ def test_the_script_is_looked_for_before_files_are_counted(
     monkeypatch.setattr(launch, "SourceTree", None)
     with pytest.raises(ConfigError, match=f"There is no script tran.py in {tmp_path}"):
         prepare(Options(hosts="far", ship="."), ["tran.py"], ENVIRON)
+
+
+def test_a_line_says_what_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = threading.Event()
+
+    def slow_tree(root: Path) -> SourceTree:
+        assert said.wait(30.0)
+        return SourceTree(root)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "SLOW_S", 0.0)
+    monkeypatch.setattr(launch, "SourceTree", slow_tree)
+    prepare(Options(hosts="far", ship="."), ["-m", "x"], ENVIRON, say=lambda text: said.set())
+
+
+def test_a_folder_is_fetched_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = Options(hosts="far", ship=".", fetch=("out/", "log/*"))
+    assert prepare(options, ["-m", "x"], ENVIRON).fetch == ("out/", "out/**", "log/*")
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,16 @@ def test_bad_commands(words: List[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "told"),
+    [("user@host1", "commas"), ("host1:2", "commas"), (",host1", "commas"), ("host1,", "commas"),
+     ("[fe80::1]:2", "commas"), ("B=2", "-x of its own")],
+)  # fmt: skip
+def test_lists_that_the_shell_has_split(word: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        parse_command([word, "train.py"])
+
+
+@pytest.mark.parametrize(
     ("words", "expected"),
     [
         (["{root}/scripts/train.py", "{root}/x"], (None, "train.py", "{root}/x")),

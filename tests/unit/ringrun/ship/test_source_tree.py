@@ -67,6 +67,15 @@ def test_too_large_names_the_ten_largest(tmp_path: Path, monkeypatch: pytest.Mon
     assert "file01" not in str(error.value) and ".ringignore" in str(error.value)
 
 
+def test_counting_stops_soon_after_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_tree, "LIMIT_BYTES", 1000)
+    monkeypatch.setattr(source_tree, "COUNT_S", 0.0)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path, *(f"file{number:02}" for number in range(9)), content="x" * 600)
+    with pytest.raises(ConfigError, match="more than 2 files.*It is your home directory"):
+        SourceTree(tmp_path)
+
+
 @pytest.mark.parametrize("git", [True, False])
 def test_what_is_left_out_is_known_and_named(tmp_path: Path, git: bool) -> None:
     if git:
