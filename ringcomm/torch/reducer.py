@@ -47,7 +47,8 @@ class GradientReducer:
     ``synchronized``: the gradients are already reduced for the next step.
 
     Before the first step ranks do not know which gradients are sparse. They tell each other at its end, and
-    then form the buckets; from the second step on buckets are reduced during the backward pass.
+    then form the buckets; from the second step on buckets are reduced during the backward pass. A gradient
+    that no rank had so far counts as a dense one, until the end of the step in which a rank has it.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class GradientReducer:
         self.buckets: List[Bucket] = []
         self.places: Dict[int, Tuple[Bucket, int]] = {}  # by parameter: its bucket, and its place there
         self._sparse: Dict[int, int] = {}  # by parameter: sparse dimensions of its gradients
+        self._unseen: List[int] = []  # parameters of which no rank has had a gradient yet
         self._context: Any = None
         self._is_included = False
         self._hooks: List[Any] = []
@@ -98,7 +100,8 @@ class GradientReducer:
         """Form buckets of the parameters that are in none; the ranks tell each other which are sparse."""
         first = len(self.places)
         if ask and not self.reduction.all_dense:
-            self._ask_layouts(range(first, len(self.parameters)))
+            asked = range(first, len(self.parameters))
+            self._unseen += self._agree_layouts(asked, self._own_layouts(asked))
         gradients = [
             Gradient(
                 item.numel() * item.element_size(),
@@ -124,13 +127,14 @@ class GradientReducer:
         self.buckets.append(bucket)
         self.places.update({index: (bucket, place) for place, index in enumerate(indices)})
 
-    def _ask_layouts(self, indices: Sequence[int]) -> None:
-        """Agree on which gradients are sparse: on all ranks, if they are on one."""
-        own = np.zeros(len(indices), np.uint8)
-        for place, index in enumerate(indices):
-            gradient = self.parameters[index].grad
-            if gradient is not None and gradient.is_sparse:
-                own[place] = gradient.sparse_dim()
+    def _own_layouts(self, indices: Sequence[int]) -> List[int]:
+        """Return for each gradient 0 if there is none, or one more than its sparse dimensions."""
+        gradients = [self.parameters[index].grad for index in indices]
+        return [0 if it is None else 1 + it.sparse_dim() if it.is_sparse else 1 for it in gradients]
+
+    def _agree_layouts(self, indices: Sequence[int], layouts: Sequence[int]) -> List[int]:
+        """Agree on which gradients are sparse: on all ranks, if they are on one. Return those of no rank."""
+        own = np.array(layouts, np.uint8)
         name = bucket_name(
             [self._names[index] for index in indices], [self.parameters[index].shape for index in indices]
         )
@@ -138,7 +142,29 @@ class GradientReducer:
             [own], ReduceOp.MAX, wire_name("allreduce", f"layouts of {name}"),
             process_set=number_of(self.reduction.process_set), urgent=True,
         ).wait()  # fmt: skip
-        self._sparse.update({index: dims for index, dims in zip(indices, own.tolist()) if dims})
+        agreed = list(zip(indices, own.tolist()))
+        self._sparse.update({index: layout - 1 for index, layout in agreed if layout > 1})
+        return [index for index, layout in agreed if not layout]
+
+    def _see_first_gradients(self, layouts: Sequence[int]) -> None:
+        """Agree on gradients that no rank had before this step; ``layouts``: the own ones of the unseen."""
+        seen = {
+            index: layout
+            for index, layout in zip(self._unseen, layouts)
+            if self.parameters[index].grad is not None
+        }
+        if not seen:
+            return
+        self._unseen = [index for index in self._unseen if index not in seen]
+        self._agree_layouts(list(seen), list(seen.values()))
+        sparse = [index for index in seen if index in self._sparse]
+        for index in sparse:
+            gradient = self.parameters[index].grad
+            assert gradient is not None
+            self.parameters[index].grad = gradient.to_sparse(self._sparse[index])
+        if sparse:
+            self._forget_buckets()
+            self._plan(ask=False)
 
     def _forget_buckets(self) -> None:
         self.buckets.clear()
@@ -187,6 +213,7 @@ class GradientReducer:
             self._read_context()
             if not is_first:  # ranks that have joined the job know no layouts
                 self._sparse.clear()
+                self._unseen.clear()
                 self._forget_buckets()
                 self._take_choice()
         return self._is_included and (self._context.size > 1 or self.reduction.weight is not None)
@@ -243,7 +270,10 @@ class GradientReducer:
             self._submit_remaining()
             label = f"{self._names[0] if self._names else ''} of {len(self._names)}"
             check_start(self.reduction.process_set, label, lambda: map(first_elements, self.parameters))
+            layouts = self._own_layouts(self._unseen)
             problem = self._finish_all()
+            if problem is None and self._unseen:
+                self._see_first_gradients(layouts)
         except BaseException:
             self._reset_buckets()
             raise

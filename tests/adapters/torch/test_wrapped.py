@@ -179,6 +179,43 @@ class TestSparseGradients:
         wanted = [[-1.0 * size, -3.5 * size, -6.75 * size], [0.0, -1.0 * size, -3.5 * size]]
         assert ranks_of(SIZE, run) == [wanted] * SIZE
 
+    def test_one_that_no_rank_had_in_the_first_steps_is_sparse_as_with_one_process(self, ranks_of):
+        def run(context):
+            table, weight = nn.Embedding(6, 2, sparse=True), nn.Parameter(torch.zeros(2))
+            optimizer, found = sgd([weight, table.weight]), []
+            for step in range(4):
+                optimizer.zero_grad()
+                loss = weight.sum()
+                if step == 3 or step == 2 and context.rank:
+                    loss = loss + table(torch.tensor([context.rank, 2])).sum()
+                loss.backward()
+                optimizer.step()
+                gradient = table.weight.grad
+                found.append(
+                    gradient if gradient is None else (gradient.is_sparse, gradient.to_dense()[:, 0].tolist())
+                )
+            return found
+
+        later = [(True, [0.0, 0.5, 0.5, 0.0, 0.0, 0.0]), (True, [0.5, 0.5, 1.0, 0.0, 0.0, 0.0])]
+        assert ranks_of(SIZE, run) == [[None, None, *later]] * SIZE
+
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_one_that_is_dense_on_some_ranks_has_one_layout_on_all(self, ranks_of, first):
+        def run(context):
+            table = nn.Embedding(6, 2, sparse=True)
+            optimizer = sgd([table.weight])
+            for step in range(2):
+                optimizer.zero_grad()
+                loss = table(torch.tensor([context.rank, 2])).sum()
+                if context.rank and step >= first:
+                    loss = loss + table.weight.sum()
+                loss.backward()
+                optimizer.step()
+            return table.weight.grad.layout, table.weight.grad.to_dense()[:, 0].tolist()
+
+        (layout, values), *others = ranks_of(SIZE, run)
+        assert values == [1.0, 1.0, 1.5, 0.5, 0.5, 0.5] and others == [(layout, values)] * (SIZE - 1)
+
 
 @pytest.mark.parametrize("options", [{}, {"compression": Own}], ids=["in one tensor", "separately"])
 def test_a_reduced_gradient_has_one_layout_and_type_on_all_ranks(ranks_of, options):

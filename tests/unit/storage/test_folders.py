@@ -184,9 +184,8 @@ def test_a_group_without_another_member_may_write(tmp_path: Path) -> None:
     for gid, mode in ((user.pw_gid, 0o664), (user.pw_gid, 0o666), (others, 0o664), (others, 0o644)):
         os.chown(path, user.pw_uid, gid)
         path.chmod(mode)
-        facts = path.stat()
-        asked = partial(folders.others_write, facts, str(path))
-        found[gid, mode] = _as_user(user.pw_uid, user.pw_gid, asked)
+        judged = partial(folders.others_write, path.stat(), str(path))
+        found[gid, mode] = _as_user(user.pw_uid, user.pw_gid, judged)
     assert list(found.values()) == [False, True, True, False]
     os.chown(path, user.pw_uid, user.pw_gid)
     path.chmod(0o664)
