@@ -86,7 +86,7 @@ def test_a_host_joins_while_the_others_train(lab: Lab, tmp_path: Path, go_on: Pa
     settings = ("-x", "SLEEP=3", "-x", "SLEEP_FROM=2", "-x", "PAUSE=0.02")
     with elastic(lab, go_on, "-H", "localhost,jetson1", *settings) as job:
         job.wait_for_line(r"\[localhost:0\] member 0 pid .* of 2 from")
-        assert ringrun("add", "jetson2").code == 0
+        assert ringrun("add", "jetson2").process.returncode == 0
         job.wait_for_line(r"ringrun: jetson2 joined: 3 ranks", 60.0)
         assert "leaves at the next commit" in ringrun("drop", "jetson1").out
         job.wait_for_line(r"ringrun: jetson1 left: 2 ranks")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ringcomm.codec.base import BLOCK_ITEMS
 
+from ringcomm.codec.codecs import BLOCK_ITEMS
 from ringcomm.configuration.settings import ALONE_BYTES
 from ringcomm.engine.bucket_runner import (
     FusionBuffer,

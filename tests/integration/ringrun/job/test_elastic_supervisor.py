@@ -166,6 +166,25 @@ def test_hosts_are_added_by_the_name_of_a_list_and_dropped(
 # ---- hosts --------------------------------------------------------------------------------------------
 
 
+def test_the_other_hosts_go_on_without_one_that_says_what_it_may_not(
+    job: Callable[..., Running], folder: Path
+) -> None:
+    python, event = folder / "python", '{"event": "ready", "port": 1, "limits": {}}'
+    python.write_text(
+        f"#!{sys.executable}\nimport os, struct\ndata = b'{event}'\n"
+        "os.write(1, b'\\nringrun-agent/1\\n' + struct.pack('!BiI', 4, -1, len(data)) + data + b'\\n')\n"
+        "while os.read(0, 65536):\n    pass\n"
+    )
+    python.chmod(0o755)
+    running = job(f"until grep -q invalid said; do sleep 0.02; done; {STAYS}", "local:2,other:1",
+                  python=(f"other={python}",))  # fmt: skip
+    running.console.react = lambda text: (folder / "said").write_text(text) and None
+    running.server.react = enough(folder, 1)
+    outcome = running.run()
+    assert outcome.exit_code == 0, outcome.report
+    assert running.console.text.count("other: its agent sent invalid data: an invalid event: ") >= 1
+
+
 def test_a_host_that_is_lost(job: Callable[..., Running], folder: Path) -> None:
     """Its process is reported as lost; another host goes on."""
     running = job(f'[ -n "$TEST_HOST" ] && kill -9 $PPID; {WAIT}', hosts="local:1,other:1")

@@ -10,6 +10,7 @@ from typing import Any, Callable, List, Tuple
 
 import pytest
 
+from ringrun.agent.threads import available_cores
 from ringrun.job import supervise
 from ringrun.plan.job import Job
 from tests.integration.ringrun.job.supervised import STAYS, Running, notice, shell_job
@@ -83,6 +84,12 @@ def test_a_host_that_does_not_start_ends_the_job(job: Callable[..., Job]) -> Non
     assert (outcome.exit_code, outcome.reason) == (1, "start")
     assert "access is denied" in outcome.report and "ringrun doctor -H a,b" in outcome.report
     assert "started" not in running.console.text
+
+
+def test_a_number_of_slots_that_looks_like_a_port_is_refused(job: Callable[..., Job]) -> None:
+    slots = next(number for number in (22, 2222) if number > available_cores())
+    outcome = Running(job("echo up", hosts=f"me@a:{slots},b")).run()
+    assert outcome.reason == "start" and f"write me@a:1@{slots}" in outcome.report, outcome.report
 
 
 def test_each_host_has_a_short_time_to_report_what_it_lacks(
