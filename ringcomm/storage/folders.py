@@ -29,11 +29,23 @@ Path = Union[str, "os.PathLike[str]"]
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_LINKS = 40
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_SYSTEM = os.stat("/").st_uid
 
 
 def is_ours(facts: os.stat_result) -> bool:
     """Return whether a file belongs to this user, or to the administrator."""
     return facts.st_uid in (os.geteuid(), 0)
+
+
+def _is_systems(facts: os.stat_result, place: str) -> bool:
+    """Return whether the owner of ``/`` has a file in a folder that only that owner, or this user, can write.
+
+    A container without root shows that owner under another number than 0, and other users of the host as
+    well; these have no file in such a folder.
+    """
+    around = os.lstat(os.path.dirname(place))
+    is_closed = (is_ours(around) or around.st_uid == _SYSTEM) and not around.st_mode & OTHERS_WRITE
+    return facts.st_uid == _SYSTEM and is_closed
 
 
 def others_write(facts: os.stat_result, place: Union[int, str]) -> bool:
@@ -104,7 +116,7 @@ def resolved(path: Path, follow_last: bool = True, trusted: bool = False) -> str
         links += 1
         if links > _MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), text)
-        if not is_ours(facts):
+        if not (is_ours(facts) or _is_systems(facts, place)):
             raise another_users(place, facts)
         if trusted:
             _check_above(place)
@@ -139,15 +151,12 @@ def make_folders(path: str, mode: int) -> None:
 
 
 def _check_above(path: str) -> None:
-    """Raise PermissionError if another user could exchange a folder above a resolved path.
-
-    A container without root shows the owner of ``/`` under another number than 0.
-    """
-    owners, above = (os.geteuid(), 0, os.stat("/").st_uid), path
+    """Raise PermissionError if another user could exchange a folder above a resolved path."""
+    above = path
     while above != "/":
         above = os.path.dirname(above)
         facts, why = os.lstat(above), ""
-        if facts.st_uid not in owners:
+        if not (is_ours(facts) or _is_systems(facts, above)):
             why = f"it belongs to another user (number {facts.st_uid})"
         elif others_write(facts, above) and not facts.st_mode & stat.S_ISVTX:
             why = f"other users may write it (mode {stat.S_IMODE(facts.st_mode):04o})"

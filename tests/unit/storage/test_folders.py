@@ -8,6 +8,7 @@ import os
 import pwd
 import re
 import struct
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Callable
@@ -63,6 +64,25 @@ def test_links_of_another_user_are_followed_nowhere_on_the_way(tmp_path: Path, o
     with pytest.raises(PermissionError, match="another user"), opened(link / "inner"):
         pass
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@as_root
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_in_a_container_without_root_the_system_is_whoever_owns_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    """Other users of the host have the same number there, and files only in folders that all may write."""
+    (tmp_path / "system" / "real").mkdir(parents=True)
+    (tmp_path / "system" / "real" / "cache").mkdir()
+    (tmp_path / "system" / "link").symlink_to("real")
+    for path in (tmp_path / "system", tmp_path / "system" / "real", tmp_path / "system" / "link"):
+        os.chown(path, OTHER_USER, OTHER_USER, follow_symlinks=False)
+    (tmp_path / "system").chmod(mode)
+    monkeypatch.setattr(folders, "_SYSTEM", OTHER_USER)
+    for above in ("real", "link"):
+        told = nullcontext() if mode == 0o755 else pytest.raises(PermissionError, match="another user")
+        with told, trusted_folder(tmp_path / "system" / above / "cache"):
+            pass
 
 
 def test_links_that_lead_around_in_a_circle_end(tmp_path: Path) -> None:
