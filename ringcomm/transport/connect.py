@@ -11,8 +11,9 @@ import resource
 import socket
 import struct
 import threading
+import weakref
 from contextlib import suppress
-from typing import Any, Callable, List, Optional, Set, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 from ..errors import AuthenticationError, ProtocolError, RingcommError, StartupError
 from ..wire.auth import NOWHERE, Admission, Claim, Initiator, OtherVersion, parting_answer, place_of
@@ -304,7 +305,7 @@ _PER_PEER = 3
 _SPARE = 8
 """Descriptors that are kept while there are links: enough to reach a rendezvous, and report a shortage."""
 _spare: List[int] = []
-_spare_users: Set[int] = set()
+_spare_users: weakref.WeakSet[object] = weakref.WeakSet()
 _spare_lock = threading.Lock()
 _DESCRIPTORS = (
     "a process may have {limit} open files there (`ulimit -n`), and they are used up. Raise that limit "
@@ -363,7 +364,7 @@ def check_descriptors(peers: int, more: int = 0) -> None:
 def keep_spare(user: object) -> None:
     """Keep some descriptors, if there are enough, until :func:`drop_spare` of the last user."""
     with _spare_lock:
-        _spare_users.add(id(user))
+        _spare_users.add(user)
         if not _spare:
             with suppress(OSError):  # the next links will be too many
                 _spare.extend(_opened(_SPARE))
@@ -372,7 +373,7 @@ def keep_spare(user: object) -> None:
 def drop_spare(user: object) -> None:
     """Note that a user, which has links, needs no descriptors any more."""
     with _spare_lock:
-        _spare_users.discard(id(user))
+        _spare_users.discard(user)
         if not _spare_users:
             _close(_spare)
 
