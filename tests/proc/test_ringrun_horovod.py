@@ -152,6 +152,21 @@ def test_torch_distributed_finds_its_meeting_point(tmp_path: Path) -> None:
     assert sorted(done.out.splitlines()) == [f"[localhost:{rank}] {rank} 2.0" for rank in range(2)]
 
 
+@pytest.mark.cases(5)
+@pytest.mark.parametrize("module", ["torch", "tensorflow", "tensorflow.keras", "keras", "mxnet"])
+def test_the_adapters_of_this_version(tmp_path: Path, module: str) -> None:
+    top = module.partition(".")[0]
+    if not importlib.util.find_spec(f"ringcomm.{top}") or not importlib.util.find_spec(top):
+        pytest.skip(f"no adapter for {module}, or it is not installed")
+    (tmp_path / "train.py").write_text(
+        f"import horovod.{module} as hvd, ringcomm.{module}\n"
+        f"assert hvd is ringcomm.{module}\nhvd.init()\nprint(hvd.rank(), hvd.size())\n"
+    )
+    done = Launched("--horovod", "-np", "2", "train.py", cwd=tmp_path)
+    assert done.finish(90) == 0, done.err
+    assert sorted(done.out.splitlines()) == ["[localhost:0] 0 2", "[localhost:1] 1 2"]
+
+
 class TestElsewhere:
     """On other hosts the package is found in what ringrun has sent there."""
 
