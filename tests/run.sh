@@ -50,8 +50,8 @@ results=$(mktemp -d)
 stage=start other="" python=python3
 conclude() {
     local code=$?
-    if [ -n "$other" ] && kill -0 "$other" 2>/dev/null; then
-        kill -- "-$other" || true
+    if [ -n "$other" ]; then
+        kill -- "-$other" 2>/dev/null || true
         cat "$results/lane_2.log"
     fi
     if [ -e "$results/stages" ]; then
