@@ -59,6 +59,7 @@ class Arena:
     def allocate(self, nbytes: int) -> Array:
         """Return new zeroed bytes, which arrays over them keep alive; raises OSError if memory is used up."""
         self._collect()
+        assert hasattr(os, "posix_fallocate")  # otherwise there is no arena
         with self._lock:
             # Few lengths, so that released blocks fit again: eight from a power of two to the next.
             step = max(_UNIT, 1 << max(0, nbytes.bit_length() - 4))

@@ -55,9 +55,11 @@ def choose_congestion(sock: socket.socket) -> None:
     bbr estimates bandwidth and paces its packets, which keeps queues short on the internet and costs half of
     the speed where there is no queue: between hosts of one room, and on the loopback.
     """
+    if not hasattr(socket, "TCP_CONGESTION"):
+        return
     try:
         current = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
-    except (AttributeError, OSError):
+    except OSError:
         return  # A sandbox has one, and does not report which.
     seen = counted(sock)
     if not current.startswith(b"bbr") or (seen is not None and seen.round_trip_us > NEAR_US):
