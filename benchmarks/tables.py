@@ -123,6 +123,20 @@ def ddp() -> Rows:
         yield [what, *cells, *ratios]
 
 
+def small_steps() -> Rows:
+    """Steps of a small model: milliseconds, and the overhead as a part of what it is compared with."""
+    found = result("small_steps")
+    shown = ("1 direct", "1 named", "12 direct", "12 named")
+    for framework, places in found.items():
+        for name in places["2 ranks"]["lines"]:
+            if framework == "none" or name not in shown:
+                lines = [places.get(place, {"lines": {}})["lines"].get(name, {}) for place in found["none"]]
+                yield [name, *(
+                    f"{1e3 * line['median_s']:.2f}" + (f" ({line['ratio']:.2f})" if "ratio" in line else "")
+                    for line in lines if line
+                )]  # fmt: skip
+
+
 def links() -> Rows:
     """All-reduces between hosts, beside Gloo."""
     for row in result("links")["rows"]:
@@ -235,6 +249,7 @@ TABLES: Tuple[Table, ...] = (
     Table("docs/performance.md", "collective | size", 0, beside_peers("others"), columns("others")),
     Table("docs/performance.md", "peer | gradients", 0, gradients),
     Table("docs/performance.md", "what | ringcomm over TCP", 0, ddp),
+    Table("docs/performance.md", "step | 2 ranks", 0, small_steps),
     Table("docs/performance.md", "links | size", 0, links),
     Table("docs/gpu.md", "array and transport", 0, on_a_device),
     Table("docs/gpu.md", "step | transport", 0, steps_on_a_device),
