@@ -84,6 +84,8 @@ class _Distributed(OwnOptimizer):
     ) -> None:
         self._reduction, self._named = reduction, named
         names = names_of(parameters_of(self), named, everything_named=residuals is None)
+        # Horovod's name for it: scripts and Horovod's own tests read it.
+        self._parameter_names = {item: names[id(item)] for item in all_parameters(self)}
         self._should_synchronize = True
         self._reducer = GradientReducer(all_parameters(self), names, reduction, passes, residuals)
 

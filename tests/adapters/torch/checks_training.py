@@ -247,6 +247,14 @@ def check_sparse_gradients() -> None:
             same_everywhere(result)
 
 
+def check_names_of_parameters_without_any_given() -> None:
+    """Horovod's attribute: one name for each parameter, the same on all ranks."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    groups = [{"params": part.parameters()} for part in model]
+    names = list(hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1))._parameter_names.values())
+    assert len(set(names)) == 4 and hvd.allgather_object(names) == [names] * hvd.size()
+
+
 def check_an_optimizer_that_takes_sparse_gradients_only() -> None:
     """Rank 1 has no gradient in the second step; its weights stay those of the others."""
     for dense in (False, True):
