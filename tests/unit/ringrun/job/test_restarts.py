@@ -82,6 +82,20 @@ def test_interrupted_while_it_waits() -> None:
     assert (outcome.reason, outcome.exit_code, outcome.report) == ("interrupt", 130, "")
 
 
+def test_interrupted_while_a_failed_attempt_ends() -> None:
+    made: List[Attempts] = []
+    job = prepare(Options(np=1), ["true"])
+    screen: Any = Screen()
+
+    def run(*_: Any) -> Outcome:
+        made[0].interrupt(2)
+        return failure(3)
+
+    made.append(Attempts(job, 3, screen, run))
+    assert made[0].run().report == "box 3\n"
+    assert screen.text == ""
+
+
 def test_an_attempt_is_a_job_of_its_own() -> None:
     job = prepare(Options(np=2, output_dir="logs"), ["true"])
     first, second = attempt_of(job, 0, 1), attempt_of(job, 1, 1)
