@@ -53,12 +53,6 @@ def launchers_rank_from_environment(environ: Optional[Mapping[str, str]] = None)
     return int(rank) if environ.get(PREFIX + "MASTER") == current and same_size and rank.isdecimal() else None
 
 
-def is_first_from_environment() -> bool:
-    """Return whether this process is rank 0, which warns for all, or no launcher has given it a rank."""
-    environ = environment.variables(None)
-    return (environ.get("RANK") or environ.get(PREFIX + "RANK") or "0") == "0"
-
-
 def torchrun_from_environment(size: int, environ: Optional[Mapping[str, str]] = None) -> Tuple[bool, str]:
     """Return whether torchrun or ``ringrun`` started a group's ranks on this host, and ``MASTER_ADDR``.
 

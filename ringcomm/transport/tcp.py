@@ -18,8 +18,7 @@ _MAX_VIEWS = 16
 STREAMS = ("a Unix socket", "TCP")
 """The carriers that pass every byte through the system."""
 NEAR_US = 2000
-_TCP_INFO = struct.Struct("@7xB8xI100xQ16xII4xIQQQ")
-_APP_LIMITED = 1
+_TCP_INFO = struct.Struct("@120xQ20xI16xQQ")
 
 
 class Counted(NamedTuple):
@@ -28,12 +27,7 @@ class Counted(NamedTuple):
     acked_bytes: int  # received by the other end
     busy_us: int  # something was in flight
     held_us: int  # of that, the other end took nothing
-    rate: int  # bytes per second of the last transmission
-    idle: bool  # the program sent less than the connection could take
-    unsent_bytes: int = 0
-    segments: int = 0  # sent with data in them
-    segment_bytes: int = 0  # in the largest
-    round_trip_us: int = 0  # the shortest so far
+    round_trip_us: int  # the shortest so far
 
 
 def counted(sock: socket.socket) -> Optional[Counted]:
@@ -44,9 +38,8 @@ def counted(sock: socket.socket) -> Optional[Counted]:
         info = _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, which, _TCP_INFO.size))
     except (AttributeError, OSError, struct.error):
         return None
-    flags, largest, acked, unsent, trip_us, segments, rate, busy_us, held_us = info
-    idle = bool(flags & _APP_LIMITED)
-    return Counted(acked, busy_us, held_us, rate, idle, unsent, segments, largest, trip_us)
+    acked_bytes, round_trip_us, busy_us, held_us = info
+    return Counted(acked_bytes, busy_us, held_us, round_trip_us)
 
 
 def choose_congestion(sock: socket.socket) -> None:

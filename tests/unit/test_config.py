@@ -268,15 +268,3 @@ def test_other_names_of_settings_override_the_variables(monkeypatch):
     assert Settings.from_environment({**variables, "OTHER_TIMEOUT": "7"}).late_after_s == 7.0
     with pytest.raises(ConfigError, match="^OTHER_TIMEOUT=… cannot be used: must be"):
         Settings.from_environment({"OTHER_TIMEOUT": "soon"})
-
-
-@pytest.mark.parametrize(
-    ("environ", "first"),
-    [({}, True), ({"RANK": "0"}, True), ({"RANK": "3"}, False), ({"RINGCOMM_RANK": "1"}, False)],
-)
-def test_one_rank_warns_on_behalf_of_all(monkeypatch, environ, first):
-    for name in ("RANK", "RINGCOMM_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    assert config.is_first_from_environment() is first

@@ -155,8 +155,7 @@ class TestWhatTheSystemCounts:
         after = counted(ends[0])
         assert before is not None and after is not None
         assert after.acked_bytes - before.acked_bytes == 5000
-        assert after.unsent_bytes == 0 and 0 < after.segments - before.segments <= 5000
-        assert after.segment_bytes > 500 and after.round_trip_us < 30e6
+        assert 0 < after.round_trip_us < 30e6 and 0 <= after.held_us <= after.busy_us
 
     def test_of_what_has_no_counters(self, ends, monkeypatch):
         unix = socket.socketpair()
