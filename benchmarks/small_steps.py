@@ -4,9 +4,9 @@
     sudo python benchmarks/small_steps.py --all [--python FILE …]
 
 Everything takes turns in the same processes, so whatever else the machine does hits all alike. Measured are
-direct and named all-reduces of 10 KB, and the steps of a model of 12 tensors and 50 KB: alone, over Gloo's
-DistributedDataParallel, over ringcomm's, and with DistributedOptimizer (``--framework torch``), or with
-variables of the same sizes in TensorFlow graph functions (``tensorflow``), TensorFlow 1 sessions
+direct and named all-reduces of 10 KB, and the steps of a model of 12 tensors and 50 KB: alone, in
+DistributedDataParallel of one rank (what DDP costs without communication), over Gloo and over ringcomm, and
+with DistributedOptimizer (``--framework torch``), or with variables of the same sizes in TensorFlow graph functions (``tensorflow``), TensorFlow 1 sessions
 (``tensorflow1``), Keras (``keras``) and MXNet (``mxnet``). Without one: all-reduces only.
 
 Rank 0 prints medians and fastest tenths, and both as a ratio to what the line is compared with: for
@@ -112,8 +112,13 @@ def torch_steps() -> Dict[str, Line]:
     def ddp(backend: str) -> Callable[[Any], Any]:
         return lambda model: DistributedDataParallel(model, process_group=dist.new_group(backend=backend))
 
+    own = [dist.new_group([rank]) for rank in range(rc.size())][rc.rank()]
     return {
         "PyTorch, alone": Line(made(lambda model: model)),
+        "PyTorch, DDP of one rank": Line(
+            made(lambda model: DistributedDataParallel(model, process_group=own)), "PyTorch, DDP over Gloo",
+            "PyTorch, alone",
+        ),
         "PyTorch, DDP over Gloo": Line(made(ddp("gloo")), None, "PyTorch, alone"),
         "PyTorch, DDP over ringcomm": Line(made(ddp("ringcomm")), "PyTorch, DDP over Gloo", "PyTorch, alone"),
         "PyTorch, DistributedOptimizer": Line(

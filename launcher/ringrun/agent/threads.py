@@ -162,6 +162,8 @@ def usable_shares(policy: str, ranks: int) -> Tuple[List[Set[int]], str]:
     elif policy != NONE:
         try:
             os.sched_setaffinity(0, [item.number for item in processors])  # type: ignore[attr-defined,unused-ignore]
+        except AttributeError:
+            why = "this system has no sched_setaffinity"
         except OSError as problem:
             why = f"sched_setaffinity: {problem.strerror}"
     return ([set() for _ in range(ranks)] if why else found), why
