@@ -148,7 +148,8 @@ class Context(Collectives):
         Args:
             membership: how this process takes part in the job.
             settings: tunables.
-            resume, before: in an elastic job, what this process has kept and measured in the last view.
+            resume: in an elastic job, what this process has kept of the last view.
+            before: in an elastic job, what it has measured in the last view.
 
         Raises:
             ExcludedError: an elastic job has no place for this process.

@@ -92,7 +92,7 @@ def _as_file(text: str) -> Iterator[str]:
     a file in a fresh directory, both closed to others, which is gone before anything else happens.
     """
     try:
-        os.stat("/proc/self/fd")
+        Path("/proc/self/fd").stat()
         descriptor = os.memfd_create("ringcomm", os.MFD_CLOEXEC)  # type: ignore[attr-defined,unused-ignore]
     except (AttributeError, OSError):
         with tempfile.TemporaryDirectory(prefix="ringcomm-") as folder:

@@ -73,7 +73,7 @@ class InheritedBytes:
         self.fd = -1
         if hasattr(os, "memfd_create"):
             with contextlib.suppress(OSError):  # an old kernel, or a sandbox
-                os.stat("/proc/self/fd")  # by which the child processes open it
+                os.listdir("/proc/self/fd")  # by which the child processes open it
                 self.fd = os.memfd_create("ringrun")
         view = memoryview(data) if self.fd >= 0 else memoryview(b"")
         while view:
