@@ -6,9 +6,9 @@
 Everything takes turns in the same processes, so whatever else the machine does hits all alike. Measured are
 direct and named all-reduces of 10 KB, and the steps of a model of 12 tensors and 50 KB: alone, in
 DistributedDataParallel of one rank (what DDP costs without communication), over Gloo and over ringcomm, and
-with DistributedOptimizer (``--framework torch``), or with variables of the same sizes in
-TensorFlow graph functions (``tensorflow``), TensorFlow 1 sessions
-(``tensorflow1``), Keras (``keras``) and MXNet (``mxnet``). Without one: all-reduces only.
+with DistributedOptimizer (``--framework torch``), or with variables of the same sizes in TensorFlow graph
+functions (``tensorflow``), TensorFlow 1 sessions (``tensorflow1``), Keras (``keras``) and MXNet (``mxnet``).
+Without one: all-reduces only.
 
 Rank 0 prints medians and fastest tenths, and both as a ratio to what the line is compared with: for
 all-reduces the time itself, for steps the time over that of the step alone. ``--all`` runs every framework

@@ -302,7 +302,10 @@ class _Renumbered(Link):
 
 
 class Subset(Fabric):
-    """The links among some ranks, without owning them. The n-th of ``ranks`` (ascending) has the number n."""
+    """The links among some ranks, without owning them. The n-th of ``ranks`` (ascending) has the number n.
+
+    LinkClosed names the peer by its number in the whole fabric.
+    """
 
     def __init__(self, fabric: Fabric, ranks: Sequence[int]) -> None:
         self.ranks = tuple(ranks)

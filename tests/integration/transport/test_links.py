@@ -10,7 +10,7 @@ import pytest
 
 from ringcomm.storage.keys import make_certificate
 from ringcomm.testing import contract
-from ringcomm.transport.base import Subset, Watch
+from ringcomm.transport.base import LinkClosed, Subset, Watch
 from ringcomm.transport.connect import listen
 from ringcomm.transport.local import make_links
 from ringcomm.transport.memory import memory_fabrics
@@ -77,8 +77,8 @@ def lending_above(most_bytes):
     return fabrics
 
 
-class WholeSubset(Subset):
-    """Closes the links of the whole fabric, which belong to nobody else here."""
+class OwnSubset(Subset):
+    """A subset that owns its fabric; the fabric of others belongs to the engine, which closes it."""
 
     def close(self):
         self._fabric.close()
@@ -111,7 +111,7 @@ TRANSPORTS = {
     "shm, narrow": lambda: local_fabrics(("shm", "shm"), 2048),
     "memory": lambda: memory_fabrics(2),
     "memory of 100 bytes": lambda: memory_fabrics(2, 100),
-    "subset": lambda: [WholeSubset(fabric, [1, 3]) for fabric in memory_fabrics(4)[1::2]],
+    "subset": lambda: [OwnSubset(fabric, [0, 1]) for fabric in memory_fabrics(4)[:2]],
     "tcp": lambda: fabrics_of(tcp_pair()),
     "tcp, narrow": lambda: fabrics_of(narrow(tcp_pair(), 32768)),
     "tls": lambda: fabrics_of(encrypted(tcp_pair())),
@@ -125,6 +125,14 @@ TRANSPORTS = {
 @pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__)
 def test_contract(transport, check):
     contract.run(check, TRANSPORTS[transport])
+
+
+def test_the_end_of_a_link_names_the_rank_in_the_job():
+    fabrics = memory_fabrics(4)
+    fabrics[1].close()
+    with pytest.raises(LinkClosed) as raised:
+        Subset(fabrics[3], [1, 3]).link(0).recv([memoryview(bytearray(1))])
+    assert raised.value.peer == 1
 
 
 class Bell(Watch):
