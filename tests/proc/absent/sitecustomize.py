@@ -1,7 +1,6 @@
 """Take calls that only Linux has away from a Python process: those that the variable ``ABSENT`` lists.
 
-With ``name`` this Python has no such call, with ``name!`` the system refuses it. ``darwin`` takes what Python
-on macOS does not have, and sets ``sys.platform``.
+With ``name`` this Python has no such call, with ``name!`` the system refuses it.
 """
 
 import builtins
@@ -9,36 +8,20 @@ import ctypes
 import errno
 import io
 import os
-import resource
 import select
-import signal
-import sys
-import time
 
 
 def refuse(*_args, **_named):
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
-OS_ON_LINUX = (
-    "memfd_create", "MFD_CLOEXEC", "MFD_ALLOW_SEALING", "sched_getaffinity", "sched_setaffinity",
-    "O_TMPFILE", "O_PATH",
-    "O_DIRECT", "posix_fallocate", "posix_fadvise", "splice", "eventfd", "pidfd_open",
-    "copy_file_range", "getrandom", "sched_setscheduler", "getresuid", "setresuid", "removexattr",
-    "getxattr", "setxattr", "listxattr", "P_PIDFD", "fdatasync", "pipe2",
-)  # fmt: skip
 WANTED = list(filter(None, os.environ.get("ABSENT", "").split(",")))
 if "epoll!" in WANTED:
     select.epoll = refuse
-elif "epoll" in WANTED or "darwin" in WANTED:
+elif "epoll" in WANTED:
     for _name in dir(select):
         if _name.lower().startswith("epoll"):
             delattr(select, _name)
-if "darwin" in WANTED:
-    for _name in OS_ON_LINUX:
-        if hasattr(os, _name):
-            delattr(os, _name)
-
 import socket  # noqa: E402 - it imports modules that look for these calls
 
 FOLDERS = ("/proc", "/sys", "/dev/shm")
@@ -46,19 +29,6 @@ OS = ("memfd_create", "posix_fallocate", "sched_getaffinity", "sched_setaffinity
 PSUTIL = ("net_if_stats", "net_if_addrs")
 OPTIONS = ("TCP_INFO", "TCP_CONGESTION", "SO_PEERCRED", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
 LIBRARY = ("process_vm_readv", "madvise", "prctl")
-
-
-NOT_ON_MACOS = {
-    socket: (
-        "MSG_CMSG_CLOEXEC", "MSG_NOSIGNAL", "MSG_ERRQUEUE", "SO_PEERCRED", "SO_BINDTODEVICE", "SO_MARK",
-        "SO_PASSCRED", "SCM_CREDENTIALS", "TCP_INFO", "TCP_CONGESTION", "TCP_KEEPIDLE", "TCP_USER_TIMEOUT",
-        "TCP_QUICKACK", "TCP_CORK", "TCP_DEFER_ACCEPT", "TCP_SYNCNT", "AF_NETLINK", "AF_PACKET", "AF_VSOCK",
-        "SOCK_CLOEXEC", "SOCK_NONBLOCK", "IP_BIND_ADDRESS_NO_PORT", "IP_TRANSPARENT",
-    ),
-    signal: ("sigtimedwait", "sigwaitinfo", "SIGRTMIN", "SIGRTMAX", "SIGPWR", "SIGSTKFLT"),
-    time: ("CLOCK_BOOTTIME", "CLOCK_TAI", "pthread_getcpuclockid", "clock_settime"),
-    resource: ("prlimit", "RUSAGE_THREAD"),
-}  # fmt: skip
 
 
 def take(module, name, refused):
@@ -134,26 +104,6 @@ def take_from_library(name, refused):
     ctypes.CDLL.__getattr__ = found
 
 
-def be_darwin():
-    import sysconfig
-    import tempfile
-
-    import psutil  # noqa: F401 - its modules are those of the platform
-
-    sysconfig.get_config_vars()  # reads a file that has the platform in its name
-    tempfile._O_TMPFILE_WORKS = False  # it may have been imported before this module
-    for module, names in NOT_ON_MACOS.items():
-        for name in names:
-            if hasattr(module, name):
-                delattr(module, name)
-    for folder in FOLDERS:
-        hide_folder(folder)
-    for name in ("process_vm_readv", "prctl"):
-        take_from_library(name, False)
-    refuse_abstract_names()
-    sys.platform = "darwin"
-
-
 def main():
     for item in WANTED:
         name, refused = item.rstrip("!"), item.endswith("!")
@@ -172,8 +122,6 @@ def main():
                 delattr(socket, name)
         elif name in LIBRARY:
             take_from_library(name, refused)
-        elif name == "darwin":
-            be_darwin()
         elif name == "epoll":
             pass  # taken already
         elif name == "abstract_names":
