@@ -48,7 +48,7 @@ from .show.visible import visible
 
 if TYPE_CHECKING:
     from .job.outcome import Outcome
-    from .job.restarts import Attempts
+    from .job.supervise import Attempts
     from .plan.command import Command
     from .plan.hosts import HostSpec
     from .plan.job import Job
@@ -217,12 +217,12 @@ def ringrun(
 
 
 def _check_build(options: Options, dry_run: bool) -> None:
-    from .show import build
+    from .agent import checks
 
     if options.hosts is None and options.hostfile is None:
-        click.echo(build.describe_build(), nl=False)
+        click.echo(checks.describe_build(), nl=False)
     else:
-        _run(replace(options, np=None, slots_per_host=1), ("-m", build.__name__), dry_run)
+        _run(replace(options, np=None, slots_per_host=1), ("-m", checks.__name__), dry_run)
 
 
 def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
@@ -252,8 +252,8 @@ def _run_job(
     if dry_run:
         click.echo(visible(describe(job)), nl=False)
         return
-    from .job.restarts import Attempts
-    from .show.console import DescriptorConsole
+    from .job.supervise import Attempts
+    from .show.output import DescriptorConsole
 
     console = DescriptorConsole()
     attempts = Attempts(job, options.restarts, console)

@@ -21,7 +21,7 @@ from ringcomm.storage.results import remote_error, unpack
 from .agent.worker import Call, carries_bytecode, pack_call
 from .job.launch import prepare
 from .job.outcome import Outcome
-from .job.restarts import Attempts
+from .job.supervise import Attempts
 from .plan.job import Job
 from .plan.options import (
     NUMBER,
@@ -36,7 +36,7 @@ from .plan.options import (
     takes_options,
 )
 from .plan.setting_sources import from_values
-from .show.console import Console
+from .show.output import Console
 
 
 @takes_options

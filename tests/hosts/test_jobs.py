@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
 import re
 import signal
+import subprocess
+import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Dict, Iterator
 
+import numpy as np
 import psutil
 import pytest
 
@@ -165,17 +169,6 @@ def test_ctrl_c_ends_it_everywhere(lab: Lab, endless: Callable[[str], Job]) -> N
     check_gone(lab, "ctrl-c")
 
 
-def test_the_shells_variables_arrive_byte_for_byte(lab: Lab, tmp_path: Path) -> None:
-    value = b"a\n'\"$HOME`x`\\ \xc3\xa9 \xff" + b"x" * 100_000
-    text = "import hashlib, os\nprint('got', hashlib.sha256(os.environb[b'MY_TOKEN']).hexdigest())\n"
-    (tmp_path / "show.py").write_text(text)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MY_TOKEN", os.fsdecode(value))
-        job = ringrun(lab, "-H", THREE, tmp_path / "show.py")
-    assert job.process.returncode == 0, job.output
-    assert job.values("got ([0-9a-f]+)") == [hashlib.sha256(value).hexdigest()] * 3, job.output
-
-
 REFUSALS = {
     "unknown host": (["-H", "localhost,nosuchhost"], r"nosuchhost.*(resolve|unknown|not known)"),
     "host key not accepted": (["-H", "localhost,unknownkey"], r"unknownkey.*host key"),
@@ -240,3 +233,92 @@ def test_ranks_of_a_host_add_up_before_they_use_the_wire(lab: Lab) -> None:
         lab.shape(host, "eth", "500mbit")
     sent = bytes_sent(lab, "jetson1", "-H", "jetson1:2,jetson2:2", REDUCE, "--repeat", 12)
     assert 48_000_000 < sent < 60_000_000
+
+
+OPTIONS = ["--repeat", 3, "--items", 300_000]
+SECRETS = {
+    # Some numbers of jetson1's first contribution, as they lie in memory.
+    "gradients": (np.arange(1000, 1008, dtype=np.float32) * 2).tobytes().hex(),
+    "control messages": b'"hostname"'.hex(),
+    "a handshake": b"ringcomm".hex(),
+}
+
+
+def captured(lab: Lab, *options: Any) -> Dict[str, Any]:
+    """Run a job; what a listener receives at jetson1's interfaces meanwhile."""
+    sniffer = lab.popen(
+        "jetson1",
+        [sys.executable, str(PROGRAMS / "sniff.py"), *SECRETS.values()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert sniffer.stdout is not None and sniffer.stdout.readline() == "listening\n"
+        job = ringrun(lab, "-H", THREE, *options, REDUCE, *OPTIONS)
+        assert job.process.returncode == 0, job.output
+        assert len(digests(job)) == 1, job.output
+        output, _ = sniffer.communicate("", timeout=30)
+    finally:
+        sniffer.kill()
+        sniffer.communicate()
+    found: Dict[str, Any] = json.loads(output)
+    assert found["bytes"] > 300_000
+    return {name: found["found"][word] for name, word in SECRETS.items()}
+
+
+@pytest.mark.hosts
+def test_a_listener_on_the_wire_learns_nothing(lab: Lab) -> None:
+    plain = captured(lab)
+    assert all(plain.values()), f"the listener does not receive all: {plain}"
+    assert captured(lab, "--encrypt") == dict.fromkeys(SECRETS, 0)
+
+
+STUCK = Path(__file__).parent / "programs" / "stuck.py"
+
+
+def test_waiting_ranks_on_three_hosts(lab: Lab, tmp_path: Path) -> None:
+    with Job(lab, "-np", 3, "-H", THREE, "--diagnose-dir", tmp_path, STUCK) as job:
+        job.wait_for_line("rank 2 loads")
+        time.sleep(0.5)  # until the others have come to the call
+        os.kill(job.process.pid, signal.SIGUSR1)
+        job.wait_for_line("ringrun: Ranks 0, 1 wait in allreduce `conv2`")
+        job.wait_for_line(r"ringrun: Rank 2 \(jetson2\) is at op .*; its main thread is in load \(stuck.py:")
+        job.wait_for_line("ringrun: Ranks 0, 1 wait for rank 2.")
+        job.wait_for_line("ringrun diagnose")
+        contents = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+        assert sorted(contents) == ["flight.0.json", "flight.1.json", "flight.2.json"]
+        assert [content["host"] for _, content in sorted(contents.items())] == THREE.split(",")
+        os.kill(job.process.pid, signal.SIGTERM)
+        assert job.finish() == 128 + signal.SIGTERM
+
+
+def test_a_rank_that_is_stopped_on_another_host(lab: Lab, tmp_path: Path) -> None:
+    with Job(
+        lab, "-np", 2, "-H", "localhost,jetson1", "--diagnose-dir", tmp_path, "--dead-after", 2, STUCK
+    ) as job:
+        job.wait_for_line("rank 1 loads")
+        pid = next(pid for pid, line in lab.processes("jetson1") if line.endswith(f"{STUCK}"))
+        os.kill(pid, signal.SIGSTOP)
+        assert job.finish() != 0
+    assert "Rank 1 (jetson1) did not answer: its process is stopped" in job.output
+    assert "Rank 0 waits for rank 1." in job.output
+
+
+GROUP_PROBING_BYTES = 8_000_000
+"""What finding out that an interface is slow may cost: for the job's links, and again for the group's."""
+
+
+@pytest.mark.timeout(300)
+def test_ddp_trains_on_three_hosts(lab: Lab) -> None:
+    pytest.importorskip("torch")
+    before = {host.name: lab.counters(host.name) for host in lab.hosts}
+    options = ["-x", "OMP_NUM_THREADS=1", EXAMPLES / "torch_ddp.py", "--epochs", "3"]
+    job = ringrun(lab, "-np", 3, "-H", THREE, *options, timeout_s=240)
+    assert job.process.returncode == 0, job.output
+    assert len(job.values(r"^\[(localhost:0|jetson1:1|jetson2:2)\].*digest [0-9a-f]+")) == 3, job.output
+    assert len(set(job.values(r"digest ([0-9a-f]+)"))) == 1, job.output
+    for host in lab.hosts:
+        after = lab.counters(host.name)
+        fast = jobs.traffic(before[host.name], after, {lab.iface(host.name)})
+        slow = jobs.traffic(before[host.name], after, {lab.iface(host.name, "wlan"), "docker0"})
+        assert fast > 1_000_000 and slow < GROUP_PROBING_BYTES, (host.name, fast, slow)

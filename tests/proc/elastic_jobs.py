@@ -78,7 +78,6 @@ class ElasticJob:
             "RINGCOMM_KEY": secrets.token_hex(32), **environment,
         }  # fmt: skip
         self.events: queue.Queue[Any] = queue.Queue()
-        self._later: List[Any] = []
         self.workers: List[Worker] = []
         self.rendezvous_lines: List[str] = []
         arguments = [sys.executable, "-u", "-m", "ringcomm.rendezvous", *options]
@@ -104,9 +103,6 @@ class ElasticJob:
         """Read events until so many fit; (process, line, time) of each."""
         found = []
         limit_s = time.monotonic() + self.limit_s
-        later, self._later = self._later, []
-        for event in later:
-            self.events.put(event)
         while len(found) < count:
             try:
                 worker, line, at_s = self.events.get(timeout=max(0.0, limit_s - time.monotonic()))
@@ -115,28 +111,6 @@ class ElasticJob:
             if worker is not None and line is not None and wanted(worker, line):
                 found.append((worker, line, at_s))
         return found
-
-    def wait_for_steps(self, workers: List[Worker], ready: Callable[[Worker], bool]) -> None:
-        """Wait until all these processes are ready, by their last lines."""
-        limit_s = time.monotonic() + self.limit_s
-        while not all(ready(worker) for worker in workers):
-            assert time.monotonic() < limit_s, self.output()
-            try:
-                self.events.get(timeout=1.0)
-            except queue.Empty:
-                continue
-
-    def wait_for_notice(self, kind: str) -> None:
-        """Wait until the rendezvous has written a notice of this kind."""
-        limit_s = time.monotonic() + self.limit_s
-        while not self.notices(kind):
-            assert time.monotonic() < limit_s, self.output()
-            try:
-                worker, _, _ = event = self.events.get(timeout=1.0)
-            except queue.Empty:
-                continue
-            if worker is not None:
-                self._later.append(event)
 
     def output(self) -> str:
         """Return what all processes have written, for messages."""

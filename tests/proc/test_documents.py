@@ -1,40 +1,50 @@
 """Every code block of the documents runs in a test, or is checked as far as a fragment can be.
 
-Python that is no whole program is compiled, and its names of ringcomm must be public. Commands
-must parse, and name options, modules, scripts and settings that exist. Blocks of ``text`` show output.
+Python that is no whole program is compiled, and its names of ringcomm must be public. Commands must parse
+and name options, modules, scripts and settings that exist. Blocks of ``text`` show output.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
+import secrets
 import shlex
+import socket
 import subprocess
 import sys
 from functools import lru_cache
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple
+from typing import Any, Dict, Iterator, List, NamedTuple
 
 import pytest
+import yaml
+from click.testing import CliRunner
 
+from ringcomm.config import Membership, Settings, misspelt_variables
+from ringcomm.rendezvous.embedded import OwnRendezvous
 from ringrun import cli
+from ringrun.plan.hosts import parse_hostfile, parse_hosts
 from ringrun.project import parse_project
-from tests.proc.test_ringrun_support import ROOT, Launched
+from tests.proc.test_ringrun_support import ROOT, SOURCES, Launched
 from tests.public_names import public_names, source_of
+from tests.support.programs import run_python
+from tests.support.service import free_port
 
 PAGES = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
 PAGES += [ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LANGUAGES = {"python", "sh", "bash", "yaml", "toml", "text"}
 
 RUN_BY = {
-    "# train.py": "tests/proc/test_readme.py",
-    "# hvd_train.py": "tests/proc/test_readme.py",
-    "# torch_train.py": "tests/proc/test_readme.py",
+    "# train.py": "tests/proc/test_documents.py",
+    "# hvd_train.py": "tests/proc/test_documents.py",
+    "# torch_train.py": "tests/proc/test_documents.py",
     "# keras_train.py": "tests/adapters/keras/test_examples.py",
     "# tensorflow_train.py": "tests/adapters/keras/test_examples.py",
     "# mxnet_train.py": "tests/adapters/mxnet/test_examples.py",
     "# mlx_train.py": "tests/adapters/mlx/test_mlx.py",
-    "# elastic_numpy.py": "tests/proc/test_elastic_page.py",
+    "# elastic_numpy.py": "tests/proc/test_elastic_launcher_jobs.py",
     "# test_training.py": "tests/integration/job/test_reliability_page.py",
 }
 """First lines of whole programs, and the tests that run them."""
@@ -172,3 +182,169 @@ def variables() -> str:
 @pytest.mark.parametrize("block", blocks_in("toml"))
 def test_project_files_are_understood(block: Block) -> None:
     assert parse_project(block.text, Path("/home/me/ringrun.toml"), cli.ringrun).keys
+
+
+LIMIT_S = 100.0
+TEXT = "\n".join(page.read_text() for page in PAGES if page.parent.name != "benchmarks")
+
+
+def block(containing: str) -> str:
+    """The one fenced block of all pages with these words in it."""
+    (found,) = [text for text in re.findall(r"```\w*\n(.*?)```", TEXT, re.DOTALL) if containing in text]
+    return str(found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", page.read_text())]
+    assert [item for item in targets if item and not (page.parent / item).exists()] == []
+
+
+def test_train_py(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(block("# train.py\nimport"))
+    assert run_python("train.py", cwd=tmp_path) == "rank 0 of 1 has learned [1. 2. 3.]\n"
+    job = Launched("-np", "4", "train.py", cwd=tmp_path)
+    assert job.finish(LIMIT_S) == 0, job.err
+    lines = [f"[localhost:{rank}] rank {rank} of 4 has learned [1. 2. 3.]" for rank in range(4)]
+    assert sorted(job.out.splitlines()) == lines
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
+@pytest.mark.parametrize(
+    "script", ["torch_train.py", pytest.param("hvd_train.py", marks=pytest.mark.release)]
+)
+def test_torch_train_py(tmp_path: Path, script: str) -> None:
+    (tmp_path / script).write_text(block(f"# {script}\nimport"))
+    job = Launched("-np", "2", script, cwd=tmp_path)
+    assert job.finish(LIMIT_S) == 0, job.err
+    losses = [float(line.split()[-1]) for line in job.out.splitlines()]
+    assert len(losses) == 5
+    assert losses[-1] < 1e-3
+
+
+def test_the_function_in_a_notebook(tmp_path: Path) -> None:
+    text = block("rc.run(count")
+    expected = re.findall(r"# (\[.*?\]):", text)
+    printing = re.sub(r"^rc\.run(.*?\))  ", r"print(rc.run\1)  ", text, flags=re.MULTILINE)
+    (tmp_path / "cell.py").write_text(printing)
+    printed = run_python("cell.py", cwd=tmp_path).splitlines()
+    assert [line for line in printed if not line.startswith("ringrun: ")] == expected
+
+
+def test_without_ringrun(tmp_path: Path) -> None:
+    lines = block("RINGCOMM_RENDEZVOUS=")
+    assert set(re.findall(r"RINGCOMM_[A-Z_]+", lines)) == {
+        "RINGCOMM_SIZE", "RINGCOMM_RENDEZVOUS", "RINGCOMM_KEY_FILE"
+    }  # fmt: skip
+    (tmp_path / "train.py").write_text(block("# train.py\nimport"))
+    (tmp_path / "job.key").write_text(secrets.token_hex(32) + "\n")
+    (tmp_path / "job.key").chmod(0o600)
+    port = free_port()
+    env = {
+        "PYTHONPATH": SOURCES, "RINGCOMM_SIZE": "2", "RINGCOMM_KEY_FILE": "job.key",
+        "RINGCOMM_RENDEZVOUS": f"127.0.0.1:{port}",
+    }  # fmt: skip
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "train.py"], cwd=tmp_path, env=env,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    outputs = sorted(rank.communicate(timeout=LIMIT_S)[0] for rank in ranks)
+    assert outputs == [f"rank {rank} of 2 has learned [1. 2. 3.]\n" for rank in range(2)]
+
+
+def test_hostfile_and_host_list() -> None:
+    hosts = parse_hostfile(block("# ringrun --hostfile hosts train.py"), "hosts")
+    assert [(host.target, host.slots) for host in hosts] == [
+        ("localhost", None), ("jetson1", 2), ("me@office", None), ("fd00::7", 1)
+    ]  # fmt: skip
+    assert hosts[2].python == "/home/me/env/bin/python"
+    (listed,) = re.findall(r"`-H (localhost:2\S+)`", TEXT)
+    assert [host.target for host in parse_hosts(listed)] == ["localhost", "me@office", "fd00::7"]
+
+
+def test_options_exist() -> None:
+    job = Launched("--help-all")
+    assert job.finish(LIMIT_S) == 0
+    readme = (ROOT / "README.md").read_text()
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - {"--ci", "--all", "--no-apt"}
+    assert named
+    assert sorted(option for option in named if not re.search(rf"{option}\b", job.out)) == []
+
+
+FOLDER = Path(__file__).parents[2] / "examples" / "kubernetes"
+
+
+def documents(name: str) -> List[Dict[str, Any]]:
+    return list(yaml.safe_load_all((FOLDER / name).read_text()))
+
+
+def containers(part: Any) -> Iterator[Dict[str, Any]]:
+    """All containers in a manifest."""
+    if isinstance(part, dict):
+        yield from part.get("containers", ())
+        for value in part.values():
+            yield from containers(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from containers(value)
+
+
+def test_the_job() -> None:
+    service, job = documents("job.yaml")
+    name, spec = job["metadata"]["name"], job["spec"]
+    pod = spec["template"]["spec"]
+    # Without a headless service of this name pods have no names; rank 0 needs its own before it is ready.
+    assert service["metadata"]["name"] == pod["subdomain"] and service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["selector"] == {"job-name": name}
+    (container,) = containers(job)
+    variables = {item["name"]: item.get("value", "2") for item in container["env"]}
+    assert misspelt_variables(variables) == []
+    Settings.from_environment(variables)
+    assert int(variables["RINGCOMM_SIZE"]) == spec["completions"] == spec["parallelism"]
+    assert spec["completionMode"] == "Indexed"
+    key = Path(variables.pop("RINGCOMM_KEY_FILE"))
+    membership = Membership.from_environment({**variables, "RINGCOMM_KEY": "ab" * 32})
+    assert membership.rank == 2
+    assert [host for host, _ in membership.rendezvous] == [f"{name}-0.{pod['subdomain']}"]
+    (mount,), (volume,) = container["volumeMounts"], pod["volumes"]
+    assert mount["name"] == volume["name"] and Path(mount["mountPath"]) == key.parent
+    assert volume["secret"]["defaultMode"] & 0o077 == 0  # others may not read the key
+    assert (FOLDER.parent / Path(container["command"][1]).name).is_file()
+
+
+def test_the_runtime_starts_ringrun() -> None:
+    (runtime,) = documents("training_runtime.yaml")
+    assert runtime["kind"] == "ClusterTrainingRuntime"
+    launcher, node = containers(runtime)
+    assert launcher["command"][0] == "ringrun" and node["command"][0].endswith("sshd")
+    result = CliRunner().invoke(cli.ringrun, ["--dry-run", *launcher["command"][1:]])
+    assert result.exit_code == 0, result.output
+    jobs = {item["name"] for item in runtime["spec"]["template"]["spec"]["replicatedJobs"]}
+    assert set(runtime["spec"]["template"]["spec"]["successPolicy"]["targetReplicatedJobs"]) < jobs
+
+
+def test_rank_0_waits_until_its_own_name_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service has an address for a pod only some time after the pod has started."""
+    real, lookups = socket.getaddrinfo, []
+
+    def late(host: Any, port: Any, *rest: Any, **options: Any) -> Any:
+        if host != "digits-0.digits":
+            return real(host, port, *rest, **options)
+        lookups.append(host)
+        if len(lookups) < 4:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return real("127.0.0.1", port, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", late)
+    where = (("digits-0.digits", 0),)
+    settings = Settings(start_timeout_s=60.0)
+    other = Membership(size=2, rank=None, rendezvous=where, key=bytes(32))
+    with OwnRendezvous(other, settings) as own:
+        assert own.embedded is None and len(lookups) == 1
+    with OwnRendezvous(Membership(size=2, rank=0, rendezvous=where, key=bytes(32)), settings) as own:
+        assert own.embedded is not None and len(lookups) == 4
+    own.embedded.stop(failed=True)

@@ -83,3 +83,38 @@ def test_missing_scikit_learn_is_said_with_its_remedy(example: str, tmp_path: Pa
     text = run_python(f"examples/{example}.py", code=1, PYTHONPATH=f"{tmp_path}:{SOURCES}")
     assert text.count("\n") == 1
     assert text.endswith(f"Install it: {sys.executable} -m pip install scikit-learn\n")
+
+
+needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
+
+
+def output(ranks: int, example: str, *options: str) -> str:
+    """Return what an example prints; one rank is started without ringrun."""
+    if ranks == 1:
+        return run_python(f"examples/{example}.py", *options)
+    return together(ranks, example, *options)
+
+
+@needs_torch
+@pytest.mark.release
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_digits_are_learned(ranks: int) -> None:
+    text = output(ranks, "torch_mnist")
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", text)]
+    assert len(losses) == 10
+    assert losses[-1] < 0.5 * losses[0]
+    (reached,) = re.findall(rf"{ranks} process\(es\) have reached ([\d.]+)", text)
+    assert float(reached) > 0.8
+    digests = re.findall(r"weights have digest ([0-9a-f]{16})", text)
+    assert len(digests) == ranks
+    assert len(set(digests)) == 1
+
+
+@needs_torch
+@pytest.mark.release
+@pytest.mark.parametrize("option", ["--fp16-allreduce", "--use-adasum"])
+def test_options_of_the_digits(option: str, tmp_path: Path) -> None:
+    saved = tmp_path / "model.pt"
+    text = output(2, "torch_mnist", "--epochs", "2", option, "--checkpoint", str(saved))
+    assert len(set(re.findall(r"weights have digest ([0-9a-f]{16})", text))) == 1
+    assert saved.stat().st_size > 1000

@@ -24,7 +24,6 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 import pytest
 
 from ringcomm.version import __version__
-from ringcomm.wire.auth import PROTOCOL_VERSION
 from tests.proc.test_ringrun_support import LIMIT_S, ROOT, Launched
 from tests.support.service import free_port
 
@@ -127,22 +126,6 @@ def test_ranks_started_by_hand_refuse_the_other_version(both: Tuple[Installed, I
     (found,) = set(re.findall(refusal, text))
     assert set(found) == {each.version for each in both}
     assert "Only 1 of 2 ranks" in text  # of the one that serves the rendezvous
-
-
-def test_a_rank_refuses_another_version_of_the_protocol_at_once() -> None:
-    """Whichever of the two serves the rendezvous, the other one does not wait for its start's time limit."""
-    address = f"127.0.0.1:{free_port()}"
-    common = {"RINGCOMM_SIZE": "2", "RINGCOMM_RENDEZVOUS": address, "RINGCOMM_KEY": secrets.token_hex(32),
-              "RINGCOMM_START_TIMEOUT": "15", "PYTHONPATH": str(ROOT)}  # fmt: skip
-    other = f"import ringcomm.wire.auth as auth; auth.PROTOCOL_VERSION = 99; {SUM}"
-    ranks = [start(sys.executable, program, **common) for program in (SUM, other)]
-    text = "".join([ended(rank) for rank in ranks])
-    refusal = (
-        rf"RefusedError: The rendezvous at {address} refused this process: it uses version (\d+) of "
-        r"ringcomm's protocol and this process version (\d+); install the same ringcomm on both hosts\."
-    )
-    (found,) = set(re.findall(refusal, text))
-    assert set(found) == {str(PROTOCOL_VERSION), "99"}, text
 
 
 @pytest.mark.parametrize("newer", [True, False], ids=["this-starts", "previous-starts"])

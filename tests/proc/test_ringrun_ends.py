@@ -1,18 +1,22 @@
-"""However a job ends, nothing of it is left: kills of every process there is, Ctrl-C, stubborn programs."""
+"""However a job ends, that counts, and nothing of it is left: kills of every process, signals, restarts."""
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.proc.test_ringrun_support import SOURCES, Launched, wait_for_files
+from tests.proc.test_ringrun_support import LIMIT_S, SOURCES, Launched, ringrun, wait_for_files
 
 STUBBORN = """
 import os, signal, subprocess, sys, time
@@ -64,7 +68,7 @@ def test_agent_killed(stubborn: Launched, which: int) -> None:
 
 
 def test_ctrl_c_twice(stubborn: Launched) -> None:
-    """That it does not wait is shown in ``tests/integration/ringrun/job/test_user_ends_job.py``."""
+    """That it does not wait is shown in ``tests/integration/ringrun/job/test_supervisor.py``."""
     stubborn.process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     stubborn.process.send_signal(signal.SIGINT)
@@ -121,3 +125,227 @@ def test_standard_descriptors_that_are_closed_at_the_start(tmp_path: Path) -> No
     )  # fmt: skip
     found = {(path.name, path.read_text()) for path in tmp_path.glob("out/rank.*/*")}
     assert done.returncode == 0 and found == {("stdout", "to stdout\n"), ("stderr", "to stderr\n")}
+
+
+WRITTEN = """
+import numpy as np
+import ringcomm as rc
+
+rc.init()
+for step in range(50):
+    rc.allreduce_async_(np.ones(10), name=f"grad{step}").wait()
+"""
+
+
+EARLY = """
+import os, sys, time
+import numpy as np
+import ringcomm as rc
+
+class Heavy:
+    def __del__(self, sleep=time.sleep):
+        sleep(3.0)  # no thread runs any more when this is called
+
+heavy = Heavy()
+rc.init()
+rc.allreduce(np.ones(2), name="metric")
+if rc.rank() == 1:
+    os._exit(0) if sys.argv[1] == "at once" else sys.exit(0)
+rc.allreduce(np.ones(2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "sentence"),
+    [
+        ("slowly",
+         "Rank 1 (localhost) has ended with exit code 0, before the operation in which others wait; its "
+         "last operation was allreduce `metric` (op 1, early.py:12)."),
+        pytest.param(
+            "at once", "Rank 1 (localhost) ended with exit code 0 and left nothing behind.",
+            marks=pytest.mark.release,
+        ),
+    ],
+)  # fmt: skip
+def test_a_rank_that_ends_too_early_is_reported_as_ended(tmp_path: Path, way: str, sentence: str) -> None:
+    (tmp_path / "early.py").write_text(EARLY)
+    done = ringrun("-np", "2", "early.py", way, cwd=tmp_path)
+    assert done.process.returncode == 255
+    assert f"│ {sentence}\n" in done.err, done.err
+    assert "│ Rank 0 waits for rank 1.\n" in done.err, done.err
+
+
+KILLED = """
+import os, signal, sys, time
+import numpy as np
+import ringcomm as rc
+
+rc.init()
+x = np.ones((4, 5), np.float32)
+for step in range(20):
+    if rc.rank() == 2:
+        time.sleep(0.1)  # so that others, whenever they are asked, are in this call
+    rc.allreduce_(x, name="before")
+if rc.rank() == 2:
+    time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+rc.allreduce_(x, name="then") if sys.argv[1] == "calls" else rc.allreduce_async_(x, name="then").wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("channel", "call"),
+    [
+        ("calls", "allreduce(shape (4, 5), float32, op=Average, name='then'), call number 21"),
+        pytest.param(
+            "engine", "allreduce(shape (4, 5), float32, op=Average) 'then'", marks=pytest.mark.release
+        ),
+    ],
+)
+def test_the_call_in_which_a_rank_was_lost_is_named(tmp_path: Path, channel: str, call: str) -> None:
+    (tmp_path / "killed.py").write_text(KILLED)
+    done = ringrun("-np", "3", "--dead-after", "6", "killed.py", channel, cwd=tmp_path)
+    # On a busy machine its end may be known, and judged, before any of the others has reported.
+    lost = r"rank 2 \(localhost\) was lost(?: while others were in (.*))?: killed by SIGKILL"
+    calls = re.findall(lost, done.err)
+    assert calls and set(calls) <= {"", call}, done.err
+
+
+def test_a_timeline_of_the_whole_job_has_its_end_and_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "written.py").write_text(WRITTEN)
+    done = ringrun("-np", "3", "--timeline", "trace.json", "written.py", cwd=tmp_path)
+    assert done.process.returncode == 0, done.err
+    events = json.loads((tmp_path / "trace.json").read_text())
+    ran = Counter(event["tid"] for event in events if event["ph"] == "B" and event["name"] == "ALLREDUCE")
+    assert ran == {0: 50, 1: 50, 2: 50}
+
+
+PROGRAM = "import time, ringcomm as rc; rc.init(); time.sleep(float(__import__('sys').argv[1]))"
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Return whether a process has a handler for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(mask, 16) >> (signum - 1) & 1)
+
+
+def started(*arguments: str) -> Launched:
+    """ringrun, as soon as its own code runs: what Python does before that is not ringrun's."""
+    launched = Launched(*arguments)
+    while launched.process.poll() is None and not catches(launched.process.pid, signal.SIGUSR1):
+        time.sleep(0.001)
+    return launched
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(40, marks=[pytest.mark.full, pytest.mark.release])])
+@pytest.mark.timeout(600)
+def test_ctrl_c_at_any_moment_of_the_start_leaves_no_traceback(count: int) -> None:
+    chance = random.Random(count)
+    for number in range(count):
+        launched = started("-np", "2", sys.executable, "-c", PROGRAM, "60")
+        delay_s = chance.random() * 2.0 * number / max(1, count - 1)
+        time.sleep(delay_s)
+        launched.process.send_signal(signal.SIGINT)
+        code = launched.finish(LIMIT_S)
+        about = f"{delay_s:.3f} s: {code}\n{launched.out}\n{launched.err}"
+        assert code in (130, -signal.SIGINT), about
+        # The ranks' own programs are interrupted, too; those lines have a rank in front.
+        own = [line for line in launched.err.splitlines() if not line.startswith("[localhost:")]
+        assert not any("Traceback" in line or "Error" in line for line in own), about
+
+
+@pytest.mark.full
+def test_sigusr1_before_there_is_a_job_does_not_end_it() -> None:
+    for delay_s in (0.0, 0.2):
+        launched = started("-np", "2", sys.executable, "-c", PROGRAM, "0.5")
+        time.sleep(delay_s)
+        launched.process.send_signal(signal.SIGUSR1)
+        assert launched.finish(LIMIT_S) == 0, launched.err
+
+
+TRAIN = """
+import os, pathlib, sys
+import numpy as np
+import ringcomm as rc
+
+rc.init()
+attempt = int(os.environ["RINGCOMM_RESTART"])
+saved = pathlib.Path("checkpoint")
+start = int(saved.read_text()) if saved.exists() else 0
+for step in range(start, 9):
+    assert rc.allreduce(np.ones(3), op=rc.Sum)[0] == rc.size()
+    if rc.rank() == 0:
+        saved.write_text(str(step + 1))
+    rc.barrier()
+    if step == 3 * attempt + 2 and attempt < 2 and rc.rank() == 1:
+        sys.exit(int(sys.argv[1]))
+print("attempt", attempt, "from step", start)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+@pytest.mark.full
+def test_it_goes_on_from_the_checkpoint(folder: Path) -> None:
+    done = ringrun("-np", "2", "--restarts", "3", "--output-dir", "logs", "train.py", "5", cwd=folder)
+    assert done.process.returncode == 0, done.err
+    assert done.out.count("attempt 2 from step 6") == 2
+    assert done.err.count("rank 1 on localhost failed first: exit code 5") == 2
+    assert "ringrun: attempt 1 of 4 has failed; the next one starts in 1 s (--restarts 3)." in done.err
+    assert "ringrun: attempt 2 of 4 has failed; the next one starts in 2 s (--restarts 3)." in done.err
+    assert (folder / "logs" / "attempt.2" / "rank.0" / "stdout").read_text() == "attempt 2 from step 6\n"
+
+
+DEAD_AFTER_S = 3.0
+
+FREEZES_TRAIN = """
+import os, sys, time
+from pathlib import Path
+import numpy as np
+import ringcomm as rc
+
+phase, until = sys.argv[1], Path("over")
+rc.init()
+ones = np.ones(1_000_000, np.float32)
+Path(f"pid{rc.rank()}").with_suffix(".part").write_text(str(os.getpid()))
+Path(f"pid{rc.rank()}").with_suffix(".part").rename(f"pid{rc.rank()}")
+going, calls = True, 0
+while going:
+    if phase == "idle":
+        time.sleep(0.5)
+    elif phase == "named":
+        assert rc.synchronize(rc.allreduce_async(ones, op=rc.Sum, name="ones"))[0] == rc.size()
+    else:
+        assert rc.allreduce(ones, rc.Sum)[-1] == rc.size()
+    calls += 1
+    going = bool(rc.broadcast(np.array([not until.exists()]), 0)[0])
+print("calls", calls)
+"""
+
+
+@pytest.mark.parametrize(
+    ("phase", "links"),
+    [("direct", "tcp"), ("named", "auto"), pytest.param("idle", "auto", marks=pytest.mark.release)],
+)
+@pytest.mark.full
+def test_stopped_and_continued_in_time(tmp_path: Path, phase: str, links: str) -> None:
+    (tmp_path / "train.py").write_text(FREEZES_TRAIN)
+    env = {"RINGCOMM_TRANSPORT": links}
+    options = ["--dead-after", str(DEAD_AFTER_S), "-np", "3"]
+    job = Launched(*options, "train.py", phase, cwd=tmp_path, env=env)
+    files = [tmp_path / f"pid{rank}" for rank in range(3)]
+    wait_for_files(files)
+    for file in files[:2]:
+        pid = int(file.read_text())
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(DEAD_AFTER_S * 0.5)
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.2)
+    (tmp_path / "over").touch()
+    assert job.finish() == 0, job.err
+    assert len({line.split("]")[1] for line in job.out.splitlines() if "calls" in line}) == 1, job.out

@@ -1,21 +1,23 @@
-"""The real launcher with plain programs on this machine: output, exit codes, messages."""
+"""The real launcher on this machine: output, exit codes, messages, root causes."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import List
 
 import pytest
 
 from ringcomm.transport.nics import machine
-from ringrun.agent.threads import available_cores
-from tests.proc.test_ringrun_support import SOURCES, Launched, ringrun
+from ringrun.agent.processes import available_cores
+from tests.proc.test_ringrun_support import LIMIT_S, SOURCES, Launched, ringrun
 from tests.support.programs import run_python
+from tests.support.service import free_port
 
 
 def test_every_line_says_which_rank_printed_it() -> None:
@@ -135,18 +137,6 @@ def test_the_agent_runs_on_other_interpreters(version: str) -> None:
     assert sorted(done.out.split()) == ["0:0", "0:1", "[localhost:0]", "[localhost:1]"]
 
 
-@pytest.mark.release
-def test_all_output_arrives_however_much_there_is(tmp_path: Path) -> None:
-    launched = Launched(
-        "-np", "3", "--output-dir", str(tmp_path), "sh", "-c", "yes 0123456789 | head -c 6000000; exit 0"
-    )
-    time.sleep(1.5)  # no process reads meanwhile: all writers must wait, and no output may be lost
-    assert launched.finish() == 0
-    for rank in range(3):
-        assert (tmp_path / f"rank.{rank}" / "stdout").stat().st_size == 6000000
-        assert launched.out.count(f"[localhost:{rank}] ") == -(-6000000 // 11)
-
-
 def test_a_reader_that_leaves_ends_the_job_quietly() -> None:
     launched = Launched("-np", "2", "--threads=none", "sh", "-c", "while :; do echo y; sleep 0.01; done")
     assert launched.process.stdout is not None
@@ -192,3 +182,231 @@ def test_ranks_of_one_host_share_its_cores() -> None:
     assert re.fullmatch(r"ringrun: \d+ threads? per rank on localhost \(.* 2 ranks\)\. --thr.*\n", two.err)
     kept = ringrun("-np", "2", "-x", "OMP_NUM_THREADS=9", "sh", "-c", show, env=free)
     assert "OMP_NUM_THREADS=9 is kept" in kept.err and f"[localhost:1] 9 {share}\n" in kept.out
+
+
+TRAIN = """
+import os, signal, sys, time
+import numpy as np
+import ringcomm as rc
+
+rc.init()
+for step in range(100000):
+    if step == 5 and rc.rank() == 1:
+        if sys.argv[1] == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if sys.argv[1] == "raises":
+            raise ValueError("its own fault")
+        if sys.argv[1] == "leaves":
+            sys.exit(0)
+        if sys.argv[1] == "frozen":
+            os.kill(os.getpid(), signal.SIGSTOP)
+    rc.allreduce(np.ones(1000))
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "code", "words"),
+    [
+        ("killed", 137, ["rank 1 on localhost failed first: killed by SIGKILL"]),
+        ("raises", 1, ["rank 1 on localhost failed first: exit code 1", "│ ValueError: its own fault"]),
+        ("leaves", 255, ["rank 1 has ended while ranks 0, 2 still wait for it", "exit code 0"]),
+        ("frozen", 255, ["rank 1 on localhost held up the others: still running, ended by ringrun with"]),
+    ],
+)
+def test_the_rank_that_failed_first_is_named(tmp_path: Path, way: str, code: int, words: list[str]) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    done = ringrun("-np", "3", "--dead-after", "3", "train.py", way, cwd=tmp_path)
+    assert done.process.returncode == code, done.err
+    for word in ["Ranks 0, 2 stopped because of it.", *words]:
+        assert word in done.err
+    assert done.err.count("╭") == 1
+    # The other ranks' tracebacks only repeat it, and are not shown.
+    assert "PeerLostError" not in done.err and "PeerStalledError" not in done.err
+
+
+@pytest.mark.release
+def test_a_rank_that_never_joins_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, time\n"
+        "import ringcomm as rc\n"
+        "time.sleep(60) if os.environ['RINGCOMM_SLOT'] == '0:1' else rc.init()\n"
+    )
+    done = ringrun("-np", "2", "--start-timeout", "4", "train.py", cwd=tmp_path)
+    assert done.process.returncode == 255, done.err
+    assert "rank 1 on localhost held up the others: still running" in done.err
+    assert "1 of 2 ranks" in done.err and "--start-timeout" in done.err
+
+
+def test_verbose_shows_the_links(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import ringcomm as rc\nrc.init()\nprint(rc.rank())\n")
+    done = ringrun("-np", "2", "--verbose", "train.py", cwd=tmp_path)
+    assert done.process.returncode == 0, done.err
+    assert "ringrun: rank 0 runs on localhost as process" in done.err
+    assert "rank 0 (localhost)" in done.err and "<->" in done.err
+    assert "rank 0 exchanges data through" in done.err
+
+
+BUG = """
+import pathlib, time
+import ringcomm as rc
+
+rc.init()
+rc.barrier()
+pathlib.Path(f"after.{rc.rank()}").touch()
+while len(list(pathlib.Path().glob("after.*"))) < rc.size():
+    time.sleep(0.01)
+print(undefined)
+"""
+
+
+def test_ranks_with_the_same_bug_are_no_victims_of_each_other(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BUG)
+    done = ringrun("-np", "2", "train.py", cwd=tmp_path)
+    assert done.process.returncode == 1
+    assert re.search(r"│ Rank [01] failed with the same error\.\n", done.err), done.err
+    assert "stopped because of it" not in done.err
+
+
+def test_ranks_can_be_bound_to_cores() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("one core")
+    program = "import os; print(sorted(os.sched_getaffinity(0)))"
+    done = ringrun("-np", "2", "-bind-to", "core", "--tag-output", "python", "-c", program)
+    assert done.process.returncode == 0, done.err
+    rows = [set(json.loads(line.split("] ", 1)[1])) for line in done.out.splitlines()]
+    assert len(rows) == 2 and not rows[0] & rows[1]
+
+
+@pytest.mark.parametrize("name", ["numpy", pytest.param("socket", marks=pytest.mark.release)])
+def test_the_file_that_shadows_a_module_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.py").write_text("x = 1\n")
+    (tmp_path / "train.py").write_text("import ringcomm as rc\nrc.init()\n")
+    done = ringrun("-np", "1", "train.py", cwd=tmp_path)
+    assert done.process.returncode == 1
+    assert f"{tmp_path / name}.py has the name of the module {name}, and is" in done.err, done.err
+    assert "pip install" not in done.err
+
+
+def test_the_launcher_itself_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:
+    for name in ("numpy", "json", "click", "signal", "ringcomm"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')\n")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "train.py").write_text("print('ran')\n")
+    done = ringrun("-np", "1", "own/train.py", cwd=tmp_path)
+    assert done.process.returncode == 0 and "ran" in done.out, done.err
+
+
+ALONE = "ringrun: no rank called ringcomm.init(): each trained alone"
+
+
+def test_ranks_that_call_init_and_nothing_else_have_trained_alone(tmp_path: Path) -> None:
+    (tmp_path / "inits.py").write_text("import ringcomm\nringcomm.init()\n")
+    job = ringrun("-np", "2", "inits.py", cwd=tmp_path)
+    assert job.process.returncode == 0 and "every rank called init(), and none made" in job.err, job.err
+
+
+@pytest.mark.parametrize(("program", "told"), [("plain.py", 1), ("outside.py", 0)])
+def test_ranks_that_never_call_init_have_trained_alone(tmp_path: Path, program: str, told: int) -> None:
+    (tmp_path / "plain.py").write_text("import ringcomm\n")
+    (tmp_path / "inits.py").write_text("import ringcomm\nringcomm.init()\n")
+    child = "subprocess.call([sys.executable, 'inits.py'], close_fds=False)"
+    (tmp_path / "outside.py").write_text(f"import subprocess, sys\nsys.exit({child})\n")
+    job = ringrun("-np", "2", program, cwd=tmp_path)
+    assert job.process.returncode == 0 and job.err.count(ALONE) == told, job.err
+
+
+def complete(words: str, position: int, cwd: Path) -> str:
+    typed = {"_RINGRUN_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(position)}
+    return run_python("-m", "ringrun", cwd=cwd, **typed)
+
+
+def test_a_shell_completes_options_commands_and_files(tmp_path: Path) -> None:
+    options = complete("ringrun --en", 1, tmp_path).split()
+    assert "plain,--encrypt" in options
+    assert {"plain,stop"} <= set(complete("ringrun st", 1, tmp_path).split())
+    assert "file,tra" in complete("ringrun -np 2 tra", 3, tmp_path).split()
+    script = run_python("-m", "ringrun", "completion", "bash", cwd=tmp_path)
+    assert "_RINGRUN_COMPLETE=bash_complete" in script
+    assert subprocess.run(["bash", "-n"], input=script, text=True, timeout=LIMIT_S).returncode == 0
+
+
+NUMPY = "import numpy as np, ringcomm as rc\nrc.init()\nrc.allreduce(np.ones(3))\n"
+OPTIMIZER = """
+import torch
+import ringcomm.torch as hvd
+hvd.init()
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+model(torch.ones(2, 3)).sum().backward()
+optimizer.step()
+"""
+
+@pytest.mark.timeout(300)
+@pytest.mark.cases(1)
+@pytest.mark.parametrize(
+    ("program", "options", "lines"),
+    [
+        (NUMPY, ["--compress", "int8", "--local-steps", "auto"],
+         ["--compress int8 had no effect: ", "--local-steps auto had no effect: "]),
+        (OPTIMIZER, ["--compress", "int8", "--local-steps", "4"], []),
+    ],
+)  # fmt: skip
+def test_an_option_that_no_optimizer_follows(
+    tmp_path: Path, program: str, options: List[str], lines: List[str]
+) -> None:
+    if "torch" in program:
+        pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(program)
+    done = Launched("-np", "2", *options, "--python", sys.executable, "train.py", cwd=tmp_path)
+    done.finish(180.0)
+    assert done.process.returncode == 0, done.err
+    said = [line for line in done.err.splitlines() if "had no effect" in line]
+    assert len(said) == len(lines), done.err
+    for line, start in zip(said, lines):
+        assert re.match(rf"(ringrun: |\[localhost:0\] ){start}", line), line
+
+
+PROGRAM_TRAIN = "import model\nimport ringcomm as rc\nrc.init()\nrc.barrier()\nprint(rc.size())\n"
+
+
+def start(tmp_path: Path, models: List[str]) -> List[str]:
+    """One rank per version of ``model.py``, each in a folder of its own; what they say."""
+    port = free_port()
+    running = []
+    for rank, model in enumerate(models):
+        folder = tmp_path / f"host{rank}"
+        folder.mkdir()
+        (folder / "train.py").write_text(PROGRAM_TRAIN)
+        (folder / "model.py").write_text(model)
+        env = {key: value for key, value in os.environ.items() if not key.startswith("RINGCOMM_")}
+        env.update(
+            PYTHONPATH=SOURCES, RINGCOMM_SIZE=str(len(models)), RINGCOMM_RANK=str(rank),
+            RINGCOMM_KEY="ab" * 32, RINGCOMM_RENDEZVOUS=f"127.0.0.1:{port}", RINGCOMM_HOST=f"host{rank}",
+        )  # fmt: skip
+        running.append(
+            subprocess.Popen(
+                [sys.executable, "train.py"],
+                cwd=folder,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )  # fmt: skip
+        )
+    try:
+        said = [process.communicate(timeout=LIMIT_S)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0] * len(models), said
+    return said
+
+
+def test_a_warning_names_host_and_file(tmp_path: Path) -> None:
+    said = start(tmp_path, ["lr = 1", "lr = 1", "lr = 2"])
+    text = "".join(said)
+    assert text.count("do not run the same program") == 1, text
+    assert "model.py on host2 (rank 2) is not that on host0 (rank 0), host1 (rank 1)." in text
+    assert "train.py on" not in text

@@ -112,24 +112,6 @@ def test_ranks_run_on_this_and_on_other_hosts(sshd: Sshd, tmp_path: Path) -> Non
     ]
 
 
-@pytest.mark.release
-def test_ssh_client_killed(sshd: Sshd) -> None:
-    launched = start(
-        sshd,
-        "localhost,jetson1",
-        "sh",
-        "-c",
-        "trap '' TERM INT HUP; setsid sleep 1001 & sleep 1002; sleep 1003",
-    )
-    launched.find("sleep 1001", 2)
-    client = [pid for pid, line in launched.others().items() if line.startswith("ssh ")]
-    assert len(client) == 1
-    os.kill(client[0], signal.SIGKILL)
-    assert launched.finish() == 255
-    assert "the host jetson1 was lost first" in launched.err
-    assert "Rank 0 stopped because of it." in launched.err
-
-
 def test_ctrl_c_reaches_remote_ranks(sshd: Sshd) -> None:
     launched = start(
         sshd,

@@ -1,8 +1,9 @@
-"""What the ringrun tests share: start the real launcher, and find every process that it leaves."""
+"""What tests of real jobs share: start the real launcher, or ranks without it, and find what is left."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,9 @@ import time
 import uuid
 import weakref
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence, Set
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
+
+from tests.support.service import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = os.pathsep.join([str(ROOT), str(ROOT / "launcher")])
@@ -146,3 +149,32 @@ def test_the_mark_is_found() -> None:
     launched = Launched("-np", "2", "sleep", "0.3")
     assert len(launched.find("sleep", 2)) == 2
     assert launched.finish() == 0
+
+
+def run_plain(program: str, size: int, **environment: str) -> List[Tuple[int, str]]:
+    """Run a program on so many ranks of this host; exit code and output of each, in no order of ranks.
+
+    TEST_NUMBER counts the processes, for programs that do without ``rc.init()``.
+    """
+    port = free_port()
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")},
+        "PYTHONPATH": SOURCES,
+        "RINGCOMM_SIZE": str(size),
+        "RINGCOMM_RENDEZVOUS": f"127.0.0.1:{port}",
+        "RINGCOMM_KEY": secrets.token_hex(32),
+        **environment,
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program], env={**env, "TEST_NUMBER": str(number)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for number in range(size)
+    ]  # fmt: skip
+    try:
+        outputs = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [(rank.returncode, text) for rank, text in zip(ranks, outputs)]

@@ -16,7 +16,6 @@ from typing import Callable, Dict, List, Optional, Sequence
 import pytest
 
 from ringcomm.clock import Deadline
-from ringrun.show.visible import columns
 from tests.proc.test_ringrun_support import LIMIT_S, SOURCES
 
 PROGRAM = """
@@ -102,36 +101,3 @@ def test_the_slow_rank_is_marked_in_the_table_and_in_the_report(program: Path, w
     page = (program / "run.html").read_text()
     assert f"R{SLOWEST[1:]}" in page and re.search(r"<tr class=slow><td>1</td>", page)
     assert "Steps per second" in page
-
-
-HOSTILE = "\x1b[2J" + 60 * "語" + "e" + 300 * "\u0301" + "\x1b]0;title\x07\u202e\n"
-HOSTILE_PROGRAM = f"""
-import os, sys, time
-import numpy as np
-import ringcomm as rc
-
-rc.init()
-x = np.ones(10, np.float32)
-while not rc.allreduce(np.array([os.path.exists("enough")], np.int32), op=rc.Max)[0]:
-    if rc.rank() == 1:
-        time.sleep(0.3)
-    rc.allreduce(x, name={HOSTILE!r})
-"""
-
-
-@pytest.mark.release
-def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
-    """Of a script and of tensors: nothing is executed, and no row is longer than the terminal is wide."""
-    script = "a\x1b[2J\u202e\n.py"
-    (tmp_path / script).write_text(HOSTILE_PROGRAM)
-
-    def react(written: str) -> bytes:
-        if "waits for 1 in allreduce" in written and "語" in written:
-            (tmp_path / "enough").touch()
-        return b""
-
-    written = on_a_terminal(["-np", "2", "--watch", "--verbose", script], tmp_path, react)
-    assert "\x1b[2J" not in written and "\x1b]" not in written and "\u202e" not in written
-    table = re.sub(r"\x1b\[[0-9;]*[mAK]", "", written)
-    rows = [row for line in table.split("\n") for row in line.split("\r") if "語" in row]
-    assert rows and max(map(columns, rows)) < 150, rows

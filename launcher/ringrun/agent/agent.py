@@ -22,13 +22,22 @@ import time
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from ringcomm.storage import files
-from ringrun.agent import checks, framing, processes, recorders, shipped, threads
+from ringrun.agent import checks, framing, processes
 from ringrun.agent.framing import CHECK, CODE, FILE, PACKAGE, RESULT, STDERR, STDOUT, TO_AGENT
 
 ALL = -2  # in place of a rank: every process
 ENDING = ((signal.SIGTERM, 0.0), (signal.SIGKILL, 1.5))  # signals, seconds from now
 LEFTOVER_S = 0.5  # processes that a rank leaves behind have this long between SIGTERM and SIGKILL
 CHECK_LIMIT_S = 30.0
+
+
+class Child:
+    """A rank or the check; `pipes` are the descriptors of its output."""
+
+    def __init__(self, rank: int, process: subprocess.Popen[bytes], pipes: List[int]) -> None:
+        self.rank, self.process, self.pipes = rank, process, pipes
+        self.sent = 0  # the last signal sent to it
+        self.end: Dict[str, Any] = {}  # how it has ended, while the rest of its process group runs
 
 
 class Agent:
@@ -48,15 +57,15 @@ class Agent:
         # As bytes, because this host's encoding may be another one than the launcher's.
         native = processes.in_native_encoding
         self.env.update((native(name), native(value)) for name, value in config["env"].items())
-        limits = threads.limit(self.env, config["threads"], config["slots"])
+        limits = processes.limit_threads(self.env, config["threads"], config["slots"])
         cwd = os.path.expanduser(config["cwd"])  # noqa: PTH111  no pathlib here
-        self.shares, limits["unbound"] = threads.usable_shares(config["bind"], len(config["ranks"]))
+        self.shares, limits["unbound"] = processes.usable_shares(config["bind"], len(config["ranks"]))
         self.preparation = checks.Preparation(config, self.env, self.argv[0], cwd, limits)
         self.selector = selectors.DefaultSelector()
         self.output = framing.Output(self.selector, self.launcher_gone)
-        self.recorders = recorders.Recorders(self.selector, self.output)
-        self.received = bytearray(processes.EARLY)
-        self.children: Dict[int, processes.Child] = {}
+        self.recorders: Dict[int, framing.Recorder] = {}  # by rank
+        self.received = bytearray()
+        self.children: Dict[int, Child] = {}
         self.finished = self.stopped = False
         self.signum = 0  # the signal that this process has got
         self.signalled = self.told_to_stop = False  # by a signal on this host; by the launcher
@@ -107,7 +116,7 @@ class Agent:
             return 0.02
         due = [item[0] for item in (*self.scheduled_signals, *self.leftovers)]
         now = time.monotonic()
-        due += self.recorders.due()
+        due += [recorder.due for recorder in self.recorders.values() if recorder.due is not None]
         if any(child.end for child in self.children.values()):
             due.append(now + 0.05)
         if self.config["silence_s"]:
@@ -123,7 +132,8 @@ class Agent:
         elif signum:
             self.waiting, self.is_open, self.signalled = False, False, True
             self.schedule(((signal.SIGTERM, 0.0), (signal.SIGKILL, self.config["grace_s"])))
-        self.recorders.act(now)
+        for recorder in self.recorders.values():
+            recorder.act(now)
         for when, pgid in [item for item in self.leftovers if item[0] <= now]:
             self.leftovers.remove((when, pgid))
             processes.kill_group(pgid, signal.SIGKILL)
@@ -251,10 +261,9 @@ class Agent:
             self.schedule(command["steps"])
         elif command["do"] == "use" and self.waiting:
             self.advance(self.preparation.use(command["package"]))
-        elif command["do"] == "diagnose":
-            self.recorders.ask()
-        elif command["do"] == "numbers":
-            self.recorders.ask_numbers()
+        elif command["do"] in ("diagnose", "numbers"):
+            for recorder in self.recorders.values():
+                recorder.ask() if command["do"] == "diagnose" else recorder.ask_numbers()
 
     # -- processes ----------------------------------------------------------------------------
 
@@ -289,9 +298,11 @@ class Agent:
             result, writer = os.pipe()
             inherited += [self.payload.descriptor(), writer]
             argv += [str(descriptor) for descriptor in inherited[1:]]
-        inherited += self.recorders.open(rank["rank"], env)
+        number = rank["rank"]
+        recorder = self.recorders[number] = framing.Recorder(number, env, self.selector, self.output)
+        inherited += recorder.ends
         try:
-            self.start(rank["rank"], argv, env, tuple(inherited), result, processors)
+            self.start(number, argv, env, tuple(inherited), result, processors)
         except (OSError, subprocess.SubprocessError) as problem:
             self.output.event("problem", **cannot_start(argv, problem))
             self.schedule(ENDING)
@@ -323,11 +334,11 @@ class Agent:
             for end in ends:
                 os.close(end)
         sources = [(out, STDOUT), (err, STDERR)] + ([(result, RESULT)] if result >= 0 else [])
-        self.children[process.pid] = processes.Child(rank, process, [each for each, _ in sources])
+        self.children[process.pid] = Child(rank, process, [each for each, _ in sources])
         for descriptor, kind in sources:
             self.output.add(descriptor, kind, rank)
         if rank != CHECK:
-            self.recorders.started(rank, process.pid)
+            self.recorders[rank].pid = process.pid
             self.output.event("started", rank, pid=process.pid)
 
     def reap(self) -> None:
@@ -356,12 +367,12 @@ class Agent:
                 self.end_group(pid)
             self.report_end(pid, child)
 
-    def report_end(self, pid: int, child: processes.Child) -> None:
+    def report_end(self, pid: int, child: Child) -> None:
         del self.children[pid]
         if child.rank == CHECK:
             self.check_ended(child.end)
         elif not self.ends_alone:
-            joined = self.recorders.ended(child.rank)
+            joined = self.recorders.pop(child.rank).end()
             self.output.event("exit", child.rank, joined=joined, **child.end)
 
 
@@ -374,7 +385,6 @@ def main() -> None:
     """Read the job, fork into guard and agent, run the agent, exit."""
     files.open_standard_descriptors()
     config: Dict[str, Any] = json.loads(framing.read_frame().decode())
-    shipped.keep_program(getattr(sys, "ringrun_program", b""), os.environ)
     libc = processes.load_libc()
     processes.prctl(libc, processes.PR_SET_CHILD_SUBREAPER, 1)
     guard = os.getpid()

@@ -2,7 +2,8 @@
 """The preparation of a host before any rank starts there: packages, the user's code, and checks.
 
 Standard library only: the launcher sends this file with :mod:`ringrun.agent.agent`. Steps and checks return
-facts; the launcher makes messages of them (:func:`ringrun.diagnosis.failure_report.host_problem`).
+facts; the launcher makes messages of them (:func:`ringrun.diagnosis.failure_report.host_problem`). As a
+program it is ``--check-build`` of a host.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import platform
 import shutil
 import socket
 import sys
+from importlib.util import find_spec
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ringrun.agent import shipped
@@ -59,8 +61,7 @@ def find_problem(
     """Return the facts (``problem``, ``path``) of the first directory, program, script or output file that is
     missing or not usable; None if all are usable. `config` is :meth:`ringrun.plan.job.Job.agent_config`'s.
     """
-    script = config["script"]
-    beside = _import_folder(config, cwd)
+    script, beside = config["script"], _import_folder(config, cwd)
     if not os.path.isdir(cwd):
         return {"problem": "cwd", "path": cwd}
     if not find_program(program, cwd, path):
@@ -101,39 +102,10 @@ def check_argv(config: Mapping[str, Any], program: str, cwd: str) -> List[str]:
     return [program, "-c", CHECK_SOURCE, _import_folder(config, cwd), *modules]
 
 
-def can_be_provisioned(facts: Dict[str, Any], config: Mapping[str, Any]) -> bool:
-    """Return whether the launcher must send a missing package; `facts` then get ``machine`` and ``glibc``."""
-    lacking = facts.get("problem") == "missing" and facts["found"]["missing"] in PROVISIONED
-    if lacking and config["provision"]:
-        libc, version = platform.libc_ver()
-        facts.update(machine=platform.machine(), glibc=version if libc == "glibc" else "")
-        return True
-    return False
-
-
-def prepend_horovod_shim(env: Dict[str, str], ringrun_at: str) -> None:
-    """Make ``import horovod`` import ringcomm's package, by an entry in ``PYTHONPATH`` of `env`. `ringrun_at`
-    is the file of the package ``ringrun`` on this host.
-    """
-    folder = os.path.join(os.path.dirname(ringrun_at), "compat", "horovod_shim")
-    shipped.prepend_module_path(env, folder)
-
-
-def master_facts() -> Dict[str, Any]:
-    """Return the facts for ``MASTER_ADDR`` and ``MASTER_PORT``: ``port``, free at this moment, and ``login``,
-    the variable ``SSH_CONNECTION`` or "".
-    """
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return {"port": probe.getsockname()[1], "login": os.environ.get("SSH_CONNECTION", "")}
-
-
 def check_result(
     output: bytes, program: str, config: Mapping[str, Any], how: Mapping[str, Any]
 ) -> Dict[str, Any]:
-    """Return the facts of the trial import, with a ``problem`` if ranks cannot run. The check's own line is
-    the last of `output`; `how` is its exit code or signal.
-    """
+    """Return the facts of the trial import (the last line of `output`), perhaps with a ``problem``."""
     last = output.rpartition(b"\n")[2].decode("utf-8", "replace")
     if not (last.startswith("{") and last.endswith("}")):
         text = output[-2000:].decode("utf-8", "replace")
@@ -206,17 +178,71 @@ class Preparation:
     def checked(self, output: bytes, how: Mapping[str, Any]) -> Step:
         """Return the step after the trial import, from its output and its exit code or signal."""
         facts = check_result(output, self._interpreter, self._config, how)
-        if can_be_provisioned(facts, self._config):
-            return "needs", facts
+        lacking = facts.get("problem") == "missing" and facts["found"]["missing"] in PROVISIONED
+        if lacking and self._config["provision"]:
+            libc, version = platform.libc_ver()
+            glibc = version if libc == "glibc" else ""
+            return "needs", {**facts, "machine": platform.machine(), "glibc": glibc}
         if "problem" in facts:
             return "problem", facts
-        if self._config["horovod"]:
-            prepend_horovod_shim(self._env, facts["found"]["ringrun_at"])
+        if self._config["horovod"]:  # `import horovod` must import ringcomm's package
+            shim = os.path.join(os.path.dirname(facts["found"]["ringrun_at"]), "compat", "horovod_shim")
+            shipped.prepend_module_path(self._env, shim)
         return self._ready(facts)
 
     def _ready(self, facts: Mapping[str, Any]) -> Step:
-        return "ready", {**facts, **master_facts(), "limits": self._limits}
+        """Return the last step; ``port`` (a free one) and ``login`` are for ``MASTER_PORT`` and ``_ADDR``."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port, login = probe.getsockname()[1], os.environ.get("SSH_CONNECTION", "")
+        return "ready", {**facts, "port": port, "login": login, "limits": self._limits}
 
     def fetched(self) -> Iterator[bytes]:
         """Return the pieces of the files to send; see :meth:`ringrun.agent.shipped.JobFolder.fetched`."""
         return iter(()) if self.folder.path is None else self.folder.fetched(self._config["fetch"])
+
+
+# -- --check-build ----------------------------------------------------------------------------
+
+_BUILD = """\
+ringcomm v{version} (Python {python}, {executable}):
+
+Available Frameworks:
+{frameworks}
+
+Available Controllers:
+    [ ] MPI
+    [X] Gloo (replaced by ringcomm's own links over TCP and shared memory)
+
+Available Tensor Operations:
+    [ ] NCCL
+    [ ] DDL
+    [ ] CCL
+    [ ] MPI
+    [X] Gloo (replaced by ringcomm's own links over TCP and shared memory)
+"""
+_FRAMEWORKS = {
+    "TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet", "Keras": "keras", "JAX": "jax",
+    "MLX": "mlx", "Lightning": "lightning", "NumPy, and arrays that can be viewed as NumPy arrays": "numpy",
+}  # fmt: skip
+
+
+def describe_build() -> str:
+    """Return the frameworks that can be found here, as ``horovodrun --check-build`` shows them."""
+    from ringcomm.version import __version__
+
+    lines = []
+    for title, module in _FRAMEWORKS.items():
+        try:
+            is_installed = find_spec(module) is not None
+        except (ImportError, ValueError):  # ValueError: sys.modules has such a module without a spec
+            is_installed = False
+        lines.append(f"    [X] {title}" if is_installed else f"    [ ] {title} (not installed)")
+    python = sys.version.split()[0]
+    return _BUILD.format(
+        version=__version__, python=python, executable=sys.executable, frameworks="\n".join(lines)
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(describe_build())

@@ -1,9 +1,10 @@
 # ruff: noqa: PTH104, PTH111, PTH113, PTH116, PTH117, PTH118, PTH119, PTH120, PTH207, PTH208  no pathlib in the agent
-"""What the launcher sends to a host: packages and the user's code (``--ship``), both kept in caches.
+"""What the launcher sends to a host: packages and the user's code (``--ship``), both kept in caches; and the
+program of ``ringrun clean``, which removes what jobs have left.
 
-Standard library only: the launcher sends this file with :mod:`ringrun.agent.agent`. A package is a directory
-that is added to the ranks' module path: ringcomm itself, or a wheel. It is identified by a digest of its
-files, which is checked each time before the package is used. Nothing in it can be exchanged between check and
+Standard library only: the launcher sends this file with :mod:`ringrun.agent.agent`, or alone. A package is a
+directory that is added to the ranks' module path: ringcomm itself, or a wheel. It is identified by a digest
+of its files, which is checked each time before it is used. Nothing in it can be exchanged between check and
 use, because only this user and the administrator can change the cache
 (:func:`ringcomm.storage.folders.trusted_folder`); a folder that is not so protected is skipped. Files of the
 user are kept by their digests, and copied into a new directory for each job, because programs write there.
@@ -19,6 +20,8 @@ import json
 import os
 import re
 import stat
+import sys
+import tempfile
 import time
 import zipfile
 from contextlib import ExitStack, contextmanager, suppress
@@ -30,12 +33,7 @@ UNUSED_S = 30 * 24 * 3600.0
 """Packages that no job has used for this time are removed, in seconds."""
 SHARED_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 """Used where the home directory cannot be written or trusted."""
-PROGRAMS = "ringcomm-agent"
-"""The folder of the agent's programs, among the user's caches."""
-KEPT_PROGRAMS = 3
-"""Maximum number of programs in the cache (one per version of ringrun), the most recently used."""
 DIGEST = re.compile(r"[0-9a-f]{32}")
-PROGRAM = re.compile(r"[0-9a-f]{64}")
 PACKAGE = re.compile(r"[0-9a-f]{32}|\.?[0-9a-f]{32}\.[0-9a-f]+|wheels-[\w.-]+")
 """Names from this module and :mod:`ringrun.ship.wheels`: packages, also incomplete, and folders of wheels."""
 IN_USE = "in-use.lock"
@@ -48,6 +46,11 @@ CACHE_BYTES = 1 << 30
 JOB = re.compile(r"[\w-]+")
 """The names of job directories; the lock of a directory is its name with ``.lock``."""
 PIECE_BYTES = 1 << 18
+MARKER = "ringrun-clean/1"
+RECORDS = "ringrun-flight-"
+"""The beginning of the names of temporary folders with records."""
+MARKER_OF_RECORDS = ".ringrun-records"
+"""The file that marks such a folder: another folder may have a similar name."""
 _held: Dict[Tuple[int, int], int] = {}
 
 
@@ -63,30 +66,16 @@ def digest(files: Iterable[Tuple[str, bytes]]) -> str:
     return whole.hexdigest()[:32]
 
 
-def _caches(environ: Mapping[str, str]) -> str:
-    caches = environ.get("XDG_CACHE_HOME", "")
-    return caches if os.path.isabs(caches) else os.path.join(os.path.expanduser("~"), ".cache")
-
-
 def places(environ: Mapping[str, str]) -> List[str]:
     """Return the directories that may hold packages, the preferred one first."""
-    chosen = [os.path.join(_caches(environ), "ringcomm")]
-    for folder in (environ.get("TMPDIR", ""), *SHARED_PLACES):
-        if os.path.isabs(folder):
-            chosen.append(os.path.join(folder, f"ringcomm-{os.getuid()}"))
-    return chosen
-
-
-def place_of_programs(environ: Mapping[str, str]) -> str:
-    """Return the directory of the agent's programs."""
-    return os.path.join(_caches(environ), PROGRAMS)
+    caches = environ.get("XDG_CACHE_HOME", "")
+    caches = caches if os.path.isabs(caches) else os.path.join(os.path.expanduser("~"), ".cache")
+    shared = [folder for folder in (environ.get("TMPDIR", ""), *SHARED_PLACES) if os.path.isabs(folder)]
+    return [os.path.join(caches, "ringcomm"), *(f"{each}/ringcomm-{os.getuid()}" for each in shared)]
 
 
 def locked(folder: int, name: str, kind: int, limit_s: float) -> int:
-    """Return a descriptor of a file in a folder, made if it is missing, with the flock `kind` of this
-    process. BlockingIOError after `limit_s` seconds; another OSError if there is no such file and it cannot
-    be made.
-    """
+    """Return a descriptor of a lock file with the flock `kind`; BlockingIOError after `limit_s` seconds."""
     descriptor = files.open_lock(folder, name)
     until = time.monotonic() + limit_s
     while True:
@@ -101,9 +90,7 @@ def locked(folder: int, name: str, kind: int, limit_s: float) -> int:
 
 
 def hold(folder: int) -> None:
-    """Keep a cache (its descriptor) from being cleaned until this process ends. BlockingIOError if it is
-    being cleaned for more than :data:`LOCK_S`.
-    """
+    """Keep a cache from being cleaned until this process ends; BlockingIOError if it is being cleaned."""
     facts = os.fstat(folder)
     key = (facts.st_dev, facts.st_ino)
     if key in _held:
@@ -117,9 +104,7 @@ def hold(folder: int) -> None:
 
 
 def in_first_place(environ: Mapping[str, str], fill: Callable[[str, int], str]) -> str:
-    """Return ``fill(directory, descriptor)`` for the first trusted and writable directory; an OSError of
-    `fill` leads to the next one, :class:`NoPlace` is raised after the last.
-    """
+    """Return ``fill(directory, descriptor)`` for the first trusted directory where that works, or raise."""
     reasons = []
     for place in places(environ):
         try:
@@ -129,19 +114,6 @@ def in_first_place(environ: Mapping[str, str], fill: Callable[[str, int], str]) 
         except OSError as problem:
             reasons.append(f"{place}: {problem.strerror or problem}")
     raise NoPlace("; ".join(reasons))
-
-
-def keep_program(program: bytes, environ: Mapping[str, str]) -> None:
-    """Keep the agent's program for the next start, if possible; b"" is a program that came from the cache."""
-    if not program:
-        return
-    try:
-        with folders.trusted_folder(place_of_programs(environ)) as folder:
-            files.write_file(folder, hashlib.sha256(program).hexdigest(), program)
-            for name, _ in folders.owned_names(folder, PROGRAM)[KEPT_PROGRAMS:]:
-                folders.remove(folder, name)
-    except OSError:
-        pass  # it is sent at every start
 
 
 def find(wanted: str, environ: Mapping[str, str]) -> Optional[str]:
@@ -281,31 +253,21 @@ class JobFolder:
         if not self.files or self.path is not None:
             return {}
         try:
-            lacking = [] if archive else self.lacking()
-            if lacking:
-                return {"files": lacking}
-            self.make(unzipped(archive) if archive else {})
+            if not archive:
+                with self._caches() as caches:
+                    wanted = sorted({str(digest) for _, digest, _ in self.files if digest})
+                    lacking = [digest for digest in wanted if _found(caches, digest) is None]
+                if lacking:
+                    return {"files": lacking}
+            contents = unzipped(archive) if archive else {}
+            if any(hashlib.sha256(content).hexdigest()[:32] != name for name, content in contents.items()):
+                raise ValueError("a content is not what the launcher announced")
+            self.path = in_first_place(
+                self.environ, lambda place, folder: self._make(place, folder, contents)
+            )
         except (OSError, ValueError) as problem:
             return {"problem": "package", "path": "--ship", "why": str(problem)}
         return {}
-
-    def lacking(self) -> List[str]:
-        """Return the digests of the contents that are in no cache of this host."""
-        wanted = {str(digest) for _, digest, _ in self.files if digest}
-        with self._caches() as caches:
-            return sorted(digest for digest in wanted if _found(caches, digest) is None)
-
-    def make(self, contents: Mapping[str, bytes]) -> str:
-        """Make the directory from the cache and the lacking `contents` by digest, and return its path. It
-        raises :class:`.NoPlace`, or ValueError for a path outside or a missing or changed content.
-        """
-        for digest, content in contents.items():
-            if hashlib.sha256(content).hexdigest()[:32] != digest:
-                raise ValueError("a content is not what the launcher announced")
-        self.path = in_first_place(
-            self.environ, lambda place, folder: self._make(place, folder, contents)
-        )
-        return self.path
 
     @contextmanager
     def _caches(self) -> Iterator[List[int]]:
@@ -416,3 +378,102 @@ def _remove_old(jobs: int) -> None:
                 folders.remove(jobs, f"{name}.lock")
             finally:
                 os.close(descriptor)
+
+
+# -- ringrun clean -----------------------------------------------------------------------------
+
+
+class Cleaning:
+    """Removes leftovers of jobs on this host; with `dry_run` it only lists them. Files of a running job stay:
+    every job holds the lock of its folder and of the cache that it uses (:func:`hold`).
+    """
+
+    def __init__(self, environ: Mapping[str, str], dry_run: bool) -> None:
+        self._environ, self._dry_run = environ, dry_run
+        self.removed: List[List[Any]] = []  # kind, path, bytes
+        self.kept: List[List[str]] = []  # path, reason
+
+    def run(self) -> Dict[str, Any]:
+        """Remove everything that no running job uses; return the attributes as a dictionary."""
+        for place in places(self._environ):
+            self._in(place, self._clean_place, lambda place: folders.trusted_folder(place, make=False))
+        self._in(tempfile.gettempdir(), self._clean_records, folders.temporary_folder)
+        return {"removed": self.removed, "kept": self.kept}
+
+    def _in(self, place: str, clean: Any, opens: Any) -> None:
+        try:
+            with opens(place) as folder:
+                clean(place, folder)
+        except FileNotFoundError:
+            pass  # no job has made it
+        except OSError as problem:
+            self.kept.append([place, problem.strerror or str(problem)])
+
+    def _clean_place(self, place: str, folder: int) -> None:
+        try:
+            with folders.inner_folder(folder, "jobs", None) as jobs:
+                self._clean_jobs(os.path.join(place, "jobs"), jobs)
+        except FileNotFoundError:
+            pass  # --ship was never used
+        try:
+            lock = locked(folder, IN_USE, fcntl.LOCK_EX, 0.0)
+        except BlockingIOError:
+            self.kept.append([place, "a running job may use it"])
+            return
+        try:
+            for what, pattern in (("package", PACKAGE), ("shipped files", re.compile("files"))):
+                for name, _ in folders.owned_names(folder, pattern):
+                    self._remove(what, place, folder, name)
+        finally:
+            os.close(lock)
+
+    def _clean_jobs(self, place: str, jobs: int) -> None:
+        for name, _ in folders.owned_names(jobs, JOB):
+            lock = f"{name}.lock"
+            try:
+                descriptor = locked(jobs, lock, fcntl.LOCK_EX, 0.0)
+            except BlockingIOError:
+                self.kept.append([os.path.join(place, name), "its job runs"])
+                continue
+            self._remove("job folder", place, jobs, name)
+            if not self._dry_run:
+                folders.remove(jobs, lock)
+            os.close(descriptor)
+
+    def _clean_records(self, place: str, folder: int) -> None:
+        for name, _ in folders.owned_names(folder, re.compile(rf"{RECORDS}\w+")):
+            if folders.has_marker(folder, name, MARKER_OF_RECORDS):
+                self._remove("folder of records", place, folder, name)
+
+    def _remove(self, what: str, place: str, folder: int, name: str) -> None:
+        path = os.path.join(place, name)
+        try:
+            size = _size_bytes(folder, name)
+            if not self._dry_run:
+                folders.remove(folder, name)
+        except OSError as problem:
+            self.kept.append([path, problem.strerror or str(problem)])
+        else:
+            self.removed.append([what, path, size])
+
+
+def _size_bytes(folder: int, name: str) -> int:
+    facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if not stat.S_ISDIR(facts.st_mode):
+        return facts.st_size
+    with folders.inner_folder(folder, name, None) as inner:
+        return sum(_size_bytes(inner, each) for each in os.listdir(inner))
+
+
+def main() -> None:
+    """Answer the commands on stdin, each a line of JSON, until it ends."""
+    sys.stdout.write("\n" + MARKER + "\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        found = Cleaning(os.environ, json.loads(line)["dry_run"]).run()
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -30,9 +30,7 @@ class Call(NamedTuple):
 
 
 def pack_call(call: Call, path: Sequence[str]) -> bytes:
-    """Return the payload: a line of JSON with ``sys.path`` entries, then the pickle that may import from
-    them. ConfigError if the function or an argument cannot be pickled.
-    """
+    """Return a line of JSON with ``sys.path`` entries, then the pickle; ConfigError if that is impossible."""
     try:
         pickled: bytes = cloudpickle.dumps(tuple(call))
     except NOT_SENT as problem:

@@ -22,7 +22,7 @@ from ringcomm.storage.folders import (
     temporary_folder,
 )
 
-from ..agent.cleaning import MARKER_OF_RECORDS, RECORDS
+from ..agent.shipped import MARKER_OF_RECORDS, RECORDS
 from ..plan.job import Job
 from .first_failure import Complaint, Exit
 from .reports import LOST_WITH_HOST, RankReport, parse_record, read_report

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..agent import cleaning
+from ..agent import shipped
 from ..job.launch import HostMaker, per_host, read_hosts
 from ..plan.command import parse_command
 from ..plan.hosts import HostSpec
@@ -27,10 +27,10 @@ ANSWER_LIMIT_S = 600.0
 def clean_hosts(options: Options, dry_run: bool) -> Tuple[str, int]:
     """Clean this machine and the hosts of the options, or of all lists; return the text and the exit code."""
     hosts = _hosts(options)
-    lines = _lines("this machine", cleaning.Cleaning(os.environ, dry_run).run(), dry_run)
+    lines = _lines("this machine", shipped.Cleaning(os.environ, dry_run).run(), dry_run)
     code = 0
     # Made here, and not by the threads: see HostProbe.
-    probes = [HostProbe(host, cleaning) for host in hosts]
+    probes = [HostProbe(host, shipped) for host in hosts]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for probe, answer in zip(probes, pool.map(lambda probe: _ask(probe, dry_run), probes)):
             if answer is None:
@@ -48,7 +48,8 @@ def _hosts(options: Options) -> List[HostJob]:
     pythons = per_host("--python", options.python, [spec.name for spec in specs])
     ssh = SshOptions(options.ssh, options.ssh_port, options.ssh_identity_file)
     doors = Doors(options.via, ssh, None)
-    maker = HostMaker(parse_command(["true"]), os.environ, doors, {}, {}, pythons, {}, {}, ship_self=False)
+    by_host: Mapping[str, Mapping[Optional[str], str]] = {"python": pythons, "cwd": {}, "iface": {}}
+    maker = HostMaker(parse_command(["true"]), os.environ, doors, by_host, ship_self=False)
     local = doors.find_local(specs)
     others = [spec for spec, is_local in zip(specs, local) if not is_local]
     return [maker.make(index, PlannedHost(spec, 1, 1), False) for index, spec in enumerate(others)]

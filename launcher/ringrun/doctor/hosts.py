@@ -84,7 +84,7 @@ _OFFER = fields(
     }
 )  # fmt: skip
 _LISTENS = fields({}, {"addresses": items(_OFFER, 1000), "machine": text(64, r"\w*"), "problem": said()})
-_THINGS = one_of("package", "shipped files", "job folder", "agent program", "folder of records")
+_THINGS = one_of("package", "shipped files", "job folder", "folder of records")
 _CLEANED = fields(
     {
         "removed": items(row(_THINGS, said(8192), whole(0, 1 << 63)), MAX_ROWS),

@@ -29,7 +29,7 @@ from ringcomm.transport.nics import listed_by_linux, machine, own_addresses
 from ringcomm.transport.reactor import READ, Reactor
 from ringcomm.transport.secure import encryption_of
 from ringcomm.wire.auth import job_digest
-from ringrun.agent.threads import bound_cores, quotas
+from ringrun.agent.processes import bound_cores, quotas
 
 PACKAGES = ("numpy", "psutil", "ringcomm", "torch", "tensorflow", "keras", "jax", "mlx", "mxnet")
 TOOL_LIMIT_S = 2.0

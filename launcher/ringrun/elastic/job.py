@@ -10,7 +10,8 @@ import signal
 import subprocess
 import tempfile
 import threading
-from dataclasses import dataclass, field, fields, replace
+import time
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from ringcomm.configuration.membership import Limits
@@ -25,6 +26,7 @@ from ..plan.ranks import Place, Plan, PlannedHost
 MAX_HOSTS = 1024
 """More hosts in one output are an error of the script."""
 INTERVAL_S = 1.0
+"""Seconds between two runs of the script."""
 SCRIPT_LIMIT_S = 60.0
 OUTPUT_LIMIT_BYTES = 1 << 20
 
@@ -104,9 +106,7 @@ def fixed_hosts(options: Options, specs: Sequence[HostSpec]) -> List[HostSpec]:
 
 @dataclass(frozen=True)
 class ElasticJob(Job):
-    """An elastic job. ``plan.places`` are its processes by member number, ``hosts`` its agents; `specs` are
-    the hosts that the user has listed, and empty if a script names them.
-    """
+    """An elastic job: ``plan.places`` are its processes, ``hosts`` its agents, `specs` the user's list."""
 
     limits: HostLimits = field(default_factory=HostLimits)
     specs: Tuple[HostSpec, ...] = ()
@@ -121,30 +121,21 @@ class ElasticJob(Job):
         """False: hosts of other machines may be added at any time."""
         return False
 
-    @classmethod
-    def of(cls, job: Job, limits: HostLimits, specs: Tuple[HostSpec, ...], maker: Any) -> ElasticJob:
-        """Return an elastic job with the fields of a job, which has no hosts yet."""
-        common = {item.name: getattr(job, item.name) for item in fields(job)}
-        return cls(**common, limits=limits, specs=specs, maker=maker)
-
     def fresh(self) -> ElasticJob:
         """Return the same job before its start."""
         return replace(self, plan=Plan([], []), hosts=[])
 
     def open_host(self, agent: int, spec: HostSpec, slots: int, is_local: bool) -> HostJob:
         """Add a host, whose agent has the next number, for up to `slots` processes."""
-        planned = PlannedHost(spec, slots, slots)
-        host: HostJob = self.maker.make(agent, planned, is_local)
+        host: HostJob = self.maker.make(agent, PlannedHost(spec, slots, slots), is_local)
         hosts, planned_hosts = self.hosts, self.plan.hosts
         assert isinstance(hosts, list) and isinstance(planned_hosts, list) and len(hosts) == agent
         hosts.append(host)
-        planned_hosts.append(planned)
+        planned_hosts.append(host.planned)
         return host
 
     def add_member(self, member: int, agent: int, local: int, rank: int, size: int) -> Dict[str, Any]:
-        """Add a process with the next number `member` in the slot `local`, and return what its agent needs to
-        start it. `rank` and `size` are a guess; only Horovod's variables contain them.
-        """
+        """Add a process with the next number, and return its agent's part; `rank` and `size` are a guess."""
         places = self.plan.places
         assert isinstance(places, list) and len(places) == member
         host = self.hosts[agent]
@@ -173,17 +164,13 @@ def host_key(spec: HostSpec) -> str:
 
 
 def parse_discovered(text: str, slots: int = 1) -> List[HostSpec]:
-    """Parse a discovery script's output: a line ``host`` or ``host:slots`` for each host, `slots` where it
-    has none. Empty and repeated lines do not count. ConfigError for another form, different slots of one
-    host, or too many hosts.
-    """
+    """Parse a script's output: ``host`` or ``host:slots`` per line; ConfigError for what is not valid."""
     found: Dict[str, HostSpec] = {}
-    lines = [line.strip() for line in text.splitlines()]
-    for number, line in enumerate(lines, 1):
-        if not line:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
             continue
         where = f"line {number} of the discovery script's output"
-        spec = parse_host(line, where)
+        spec = parse_host(line.strip(), where)
         spec = spec._replace(slots=slots if spec.slots is None else spec.slots)
         other = found.setdefault(host_key(spec), spec)
         if other.slots != spec.slots:
@@ -207,7 +194,10 @@ def run_script(command: str, limit_s: float, stopped: threading.Event) -> str:
             start_new_session=True,
         )  # fmt: skip
         try:
-            code = _wait(process, limit_s, stopped)
+            until_s = time.monotonic() + limit_s
+            while process.poll() is None and time.monotonic() < until_s and not stopped.wait(0.02):
+                pass
+            code = process.returncode
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -227,27 +217,16 @@ def run_script(command: str, limit_s: float, stopped: threading.Event) -> str:
         raise ScriptError(f"{command} has written bytes that are not text in UTF-8") from None
 
 
-def _wait(process: subprocess.Popen[bytes], limit_s: float, stopped: threading.Event) -> object:
-    """Return the exit code; None if the time limit is exceeded or the job has ended."""
-    left_s = limit_s
-    while left_s > 0 and not stopped.is_set():
-        try:
-            return process.wait(min(0.1, left_s))
-        except subprocess.TimeoutExpired:
-            left_s -= 0.1
-    return None
-
-
 class Discovery:
     """The thread that runs the script. All callbacks run in it: `listed` after every successful run, `warned`
-    with a line for the user, `failed` with the reason if the first run fails; then no further run follows.
+    with a line for the user, `failed` if the first run fails, which is then the last.
     """
 
     def __init__(
         self, command: str, slots: int, listed: Callable[[Sequence[HostSpec]], None],
-        warned: Callable[[str], None], failed: Callable[[str], None], interval_s: float = INTERVAL_S,
+        warned: Callable[[str], None], failed: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self._command, self._slots, self._interval_s = command, slots, interval_s  # seconds between runs
+        self._command, self._slots = command, slots
         self._listed, self._warned, self._failed = listed, warned, failed
         self._succeeded, self._problem = False, ""  # of the last run
         self._stopped = threading.Event()
@@ -264,7 +243,7 @@ class Discovery:
 
     def _run(self) -> None:
         while not self._stopped.is_set() and self._turn():
-            self._stopped.wait(self._interval_s)
+            self._stopped.wait(INTERVAL_S)
 
     def _turn(self) -> bool:
         """Run the script once; return whether to continue."""

@@ -8,9 +8,9 @@ are the ranks: it publishes the views. Pure.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from enum import Enum
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, DefaultDict, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ..plan.hosts import HostSpec
 from .job import HostLimits, failed_text, host_key, timeout_text
@@ -54,9 +54,7 @@ class StartProcess(NamedTuple):
 
 
 class StopProcess(NamedTuple):
-    """End a process. One that `is_lost` may be frozen, or about to end. One that `is_dropped` has as long as
-    after SIGTERM: its host has been removed.
-    """
+    """End a process, one that `is_lost` (perhaps frozen) late, one that `is_dropped` as after SIGTERM."""
 
     member: int
     is_lost: bool = False
@@ -93,12 +91,11 @@ Action = Union[OpenHost, CloseHost, StartProcess, StopProcess, Exclude, ReportEx
 
 class Cooldown:
     """The exclusion of one host or slot: the first lasts ``first_s`` seconds, the next ones 1, 2, 4, … up to
-    30 s. After `quick_failures` consecutive failures to start the exclusion is permanent; None: no limit.
+    30 s. After `quick_failures` consecutive failures to start the exclusion is permanent.
     """
 
-    def __init__(self, first_s: float = 0.0, quick_failures: Optional[int] = None) -> None:
-        self._first_s = first_s
-        self._most_quick = NEVER if quick_failures is None else quick_failures
+    def __init__(self, first_s: float = 0.0, quick_failures: float = NEVER) -> None:
+        self._first_s, self._most_quick = first_s, quick_failures
         self._failures = self._quick = 0
         self.until_s = 0.0
 
@@ -107,14 +104,9 @@ class Cooldown:
         self._quick = 0 if was_member else self._quick + 1
         if now_s < self.until_s:
             return  # a second failure within the exclusion does not lengthen it
-        if self._quick >= self._most_quick:
-            self.until_s = NEVER
-        else:
-            self.until_s = now_s + self._pause_s()
-            self._failures += 1
-
-    def _pause_s(self) -> float:
-        return self._first_s if not self._failures else min(MAX_PAUSE_S, 2.0 ** (self._failures - 1))
+        pause_s = min(MAX_PAUSE_S, 2.0 ** (self._failures - 1)) if self._failures else self._first_s
+        self.until_s = NEVER if self._quick >= self._most_quick else now_s + pause_s
+        self._failures += 1
 
     @property
     def has_failed(self) -> bool:
@@ -142,8 +134,7 @@ class Process:
 
     def __init__(self, member: int, host: Host, local: int) -> None:
         self.member, self.host, self.local = member, host, local
-        self.joined = False  # is or was part of a view
-        self.rank = -1  # in the last view that had it
+        self.joined, self.rank = False, -1  # whether it is or was part of a view, and where in the last one
         self.leaving = ""  # why the job asked it to leave; its end is then no failure
         self.cause = ""  # why the rendezvous declared it lost, or ""
         self.exit = ""  # how it failed without a signal of the job, or ""
@@ -175,7 +166,9 @@ class Host:
         self.problem = ""  # why it could not be used the last time, or ""
         self.cooldown = Cooldown(FIRST_PAUSE_S)
         self.processes: Dict[int, Process] = {}  # by slot
-        self._slot_cooldowns: Dict[int, Cooldown] = {}
+        self.slot_cooldowns: DefaultDict[int, Cooldown] = defaultdict(
+            lambda: Cooldown(quick_failures=QUICK_FAILURES)
+        )
 
     @property
     def name(self) -> str:
@@ -186,28 +179,17 @@ class Host:
         """Whether the job may use it."""
         return (self.listed or self.added) and not self.dropped
 
-    def is_available(self, now_s: float) -> bool:
-        """Return whether processes may be started there now."""
-        return self.is_wanted and self.phase is Phase.READY and not self.cooldown.excludes(now_s)
-
     @property
     def may_start_soon(self) -> bool:
         """Whether its first agent has not answered yet."""
         return self.is_wanted and self.phase is Phase.OPENING and not self.cooldown.has_failed
 
-    def slot_cooldown(self, local: int) -> Cooldown:
-        if local not in self._slot_cooldowns:
-            self._slot_cooldowns[local] = Cooldown(quick_failures=QUICK_FAILURES)
-        return self._slot_cooldowns[local]
-
     def free_slots(self, now_s: float) -> List[int]:
         """Return the slots in which a process may be started now."""
-        if not self.is_available(now_s):
+        if not self.is_wanted or self.phase is not Phase.READY or self.cooldown.excludes(now_s):
             return []
-        return [
-            local for local in range(self.slots)
-            if local not in self.processes and not self.slot_cooldown(local).excludes(now_s)
-        ]  # fmt: skip
+        free = [local for local in range(self.slots) if local not in self.processes]
+        return [local for local in free if not self.slot_cooldowns[local].excludes(now_s)]
 
     def capacity(self, now_s: float) -> int:
         """Return the number of processes that run or could run there, if its agent starts."""
@@ -218,38 +200,34 @@ class Host:
     def forgive(self) -> None:
         """End all exclusions after the user has added the host again."""
         self.cooldown.forgive()
-        self._slot_cooldowns.clear()
+        self.slot_cooldowns.clear()
 
     def due_s(self) -> List[float]:
         """Return the ends of its exclusions."""
-        return [self.cooldown.until_s, *(item.until_s for item in self._slot_cooldowns.values())]
+        return [self.cooldown.until_s, *(item.until_s for item in self.slot_cooldowns.values())]
 
 
 # -- the lines that report changes -----------------------------------------------------------
 
 
 class Change(NamedTuple):
-    """A view that the rendezvous has published, and its differences from the previous view."""
+    """A view that the rendezvous has published."""
 
     members: Tuple[int, ...]  # by rank
-    lost: Tuple[int, ...] = ()
-    joined: Tuple[int, ...] = ()
-    left: Tuple[int, ...] = ()
+    left: Tuple[int, ...] = ()  # those that the job asked to leave since the previous view
     pause_s: float = 0.0  # from the failure, or from the last step, to this view
 
 
 def change_of(detail: Mapping[str, Any]) -> Change:
     """Return the change in the facts of the rendezvous' ``view`` notice."""
     rows = sorted(detail["members"], key=lambda row: int(row["rank"]))
-    return Change(
-        tuple(int(row["member"]) for row in rows), tuple(detail["lost"]),
-        tuple(detail["joined"]), tuple(detail["left"]), float(detail["pause_s"]),
-    )  # fmt: skip
+    members = tuple(int(row["member"]) for row in rows)
+    return Change(members, tuple(detail["left"]), float(detail["pause_s"]))
 
 
 class ChangeLog:
     """Makes lines of every change, and keeps them in `lines` as (seconds since the start, text). `known` has
-    every process that was ever started, by member; `excluded` the hosts and slots of the lines of exclusions.
+    every process that was ever started, by member; `excluded` the hosts and slots in lines of exclusions.
     """
 
     def __init__(self, began_s: float, known: Mapping[int, Process]) -> None:
@@ -315,9 +293,7 @@ def _count(count: int) -> str:
 
 
 def describe_history(changes: Sequence[Tuple[float, str]], most: int = 40) -> str:
-    """Return the paragraph at the end of a job: every change with the time since the start, of more than
-    `most` lines without the middle.
-    """
+    """Return the paragraph with every change and its time, of more than `most` without the middle."""
     lines = []
     for at_s, text in changes:
         minutes, seconds = divmod(int(at_s), 60)
@@ -342,8 +318,7 @@ class Membership:
         self._known: Dict[int, Process] = {}  # all that were started
         self.log = ChangeLog(now_s, self._known)
         self._began_s = now_s
-        self._agents = 0  # the next number
-        self._by_agent: Dict[int, Host] = {}
+        self._by_agent: List[Host] = []
         self._started = self._has_view = self._ended = False
         self._holders: Set[int] = set()  # processes that have the job's state: the present view's
         self._first_failure: Optional[Tuple[str, int, int]] = None
@@ -370,10 +345,9 @@ class Membership:
         host.forgive()
         given = {name: value for name, value in spec._asdict().items() if value is not None}
         before, host.spec = host.spec, host.spec._replace(**given)
+        # The agent has the interpreter and the directory of before.
         is_other = before._replace(slots=host.spec.slots) != host.spec
-        # Its agent has the interpreter and the directory of before.
-        closed = self._close(host) if is_other and not host.processes else []
-        return [*closed, *self._plan(now_s)]
+        return [*(self._close(host) if is_other and not host.processes else []), *self._plan(now_s)]
 
     def _close(self, host: Host) -> List[Action]:
         if host.phase is Phase.CLOSED:
@@ -383,15 +357,18 @@ class Membership:
 
     def drop_host(self, name: str, now_s: float) -> Optional[List[Action]]:
         """Remove a host (named with or without the user) on the user's command; None if there is none."""
-        wanted = name.lower()
-        found = [it for it in self.hosts.values() if wanted in (host_key(it.spec), it.name.lower())]
+        found = self._named(name)
         for host in found:
             host.added, host.dropped = False, True
         return self._plan(now_s) if found else None
 
-    def is_postponed(self, spec: HostSpec) -> bool:
+    def is_postponed(self, name: str) -> bool:
         """Return whether a removed host stays until others have joined, since too few would remain."""
-        return any(not item.leaving for item in self.hosts[host_key(spec)].processes.values())
+        return any(not item.leaving for host in self._named(name) for item in host.processes.values())
+
+    def _named(self, name: str) -> List[Host]:
+        wanted = name.lower()
+        return [it for it in self.hosts.values() if wanted in (host_key(it.spec), it.name.lower())]
 
     def _host_of(self, spec: HostSpec) -> Host:
         host = self.hosts.setdefault(host_key(spec), Host(spec, self.limits))
@@ -420,11 +397,10 @@ class Membership:
         for process in list(host.processes.values()):
             actions.append(ReportExit(process.member, "lost with its host"))
             actions += self._gone(process, "lost with its host", 255, now_s)
-        if self._started:
-            line = self._report_exclusion(host.name, host.cooldown, now_s, text, is_told=True)
-            return [*actions, *line, *self._plan(now_s)]
         possible = sum(other.capacity(now_s) for other in self.hosts.values())
-        if possible < self.limits.start_np and not self.limits.script:
+        if self._started:
+            actions += self._report_exclusion(host.name, host.cooldown, now_s, text, is_told=True)
+        elif possible < self.limits.start_np and not self.limits.script:
             return [*actions, *self._fail("")]
         return actions + self._plan(now_s)
 
@@ -433,9 +409,7 @@ class Membership:
     def exited(
         self, member: int, code: int, how: str, now_s: float, ended: bool = False, error: str = ""
     ) -> List[Action]:
-        """Take the end of a process: `code` is its exit code, or 128 plus a signal; `ended` means by a signal
-        of the job; `error` is like the last line of a traceback, or "".
-        """
+        """Take the end of a process; `code` may be 128 plus a signal; `ended` means by one of the job."""
         process = self.processes.get(member)
         if process is None:
             return []
@@ -451,7 +425,7 @@ class Membership:
             if process.joined or not self._has_view:  # it may be a program that does not use ringcomm
                 self.finishing = True
             else:
-                process.host.slot_cooldown(process.local).fail(now_s, was_member=False)
+                process.host.slot_cooldowns[process.local].fail(now_s, was_member=False)
         else:
             return self._gone(process, process.cause or how, code, now_s, error)
         return []
@@ -471,7 +445,7 @@ class Membership:
             return []  # the host itself is excluded
         # That of a rank is in the line for the change of the ranks.
         why = "" if process.joined else f"{how}: {error}" if error else how
-        cooldown = host.slot_cooldown(process.local)
+        cooldown = host.slot_cooldowns[process.local]
         cooldown.fail(now_s, process.joined)
         return self._report_exclusion(f"slot {process.local} of {host.name}", cooldown, now_s, why)
 
@@ -484,16 +458,13 @@ class Membership:
     def _report_exclusion(
         self, name: str, cooldown: Cooldown, now_s: float, why: str, is_told: bool = False
     ) -> List[Action]:
-        """Return the line for an exclusion that lasts, unless no process remains. `is_told`: the reason has
-        been shown, and is only kept for the end of the job.
-        """
+        """Return the line for an exclusion that lasts, and keep the reason, which may have been shown."""
         rest_s = cooldown.until_s - now_s
         if rest_s < SHOWN_S or not self._holders or self.finishing:
             return []
+        text = f"{name} is excluded for {rest_s:.0f} s"
         if cooldown.until_s == NEVER:
             text = f"{name} is excluded for the rest of the job, unless `ringrun add` names its host"
-        else:
-            text = f"{name} is excluded for {rest_s:.0f} s"
         start = f"{name}: "  # of a paragraph about a host
         why = why[len(start) :] if why.startswith(start) else why
         if why:
@@ -501,10 +472,8 @@ class Membership:
         return [Say(f"{text}: {why}" if why and not is_told else text)]
 
     def lost(self, member: Optional[int], text: str, now_s: float) -> List[Action]:
-        """Take the loss of a member by the rendezvous' decision (None: no single member is the cause); its
-        process may still run, frozen or disconnected.
-        """
-        process = self.processes.get(-1 if member is None else member)
+        """Take the loss of a member (None: of no single one), whose process may be frozen or disconnected."""
+        process = None if member is None else self.processes.get(member)
         if process is None or process.cause:
             return []
         self._blame(process, text, 128 + 9)
@@ -519,7 +488,7 @@ class Membership:
             process = self.processes.get(member)
             if process is not None and not process.joined:
                 process.joined = True
-                process.host.slot_cooldown(process.local).forgive()
+                process.host.slot_cooldowns[process.local].forgive()
                 process.host.cooldown.forgive()
         self._holders = {member for member in change.members if member in self.processes}
         self._first_failure = None
@@ -586,12 +555,10 @@ class Membership:
         slots = sum(host.capacity(now_s) for host in self.hosts.values())
         for host in self.hosts.values():
             needed = self.limits.max_np is None or slots < self.limits.max_np or not self._started
-            if host.phase is Phase.CLOSED and host.is_wanted and needed:
-                if host.cooldown.excludes(now_s) or host.processes:
-                    continue
-                host.phase, host.agent = Phase.OPENING, self._agents
-                self._by_agent[host.agent] = host
-                self._agents += 1
+            is_free = host.phase is Phase.CLOSED and not host.cooldown.excludes(now_s) and not host.processes
+            if host.is_wanted and needed and is_free:
+                host.phase, host.agent = Phase.OPENING, len(self._by_agent)
+                self._by_agent.append(host)
                 slots += host.slots
                 actions.append(OpenHost(host.agent, host.spec, host.slots))
         return actions
@@ -644,9 +611,9 @@ class Membership:
 
     def _stop_newcomers(self) -> List[Action]:
         """End processes that have not joined when the job ends."""
-        actions: List[Action] = []
-        for process in self.processes.values():
-            if process.member not in self._holders and not process.leaving:
-                process.leaving = "the job has ended"
-                actions.append(StopProcess(process.member))
-        return actions
+        newcomers = [
+            item for item in self.processes.values() if item.member not in self._holders and not item.leaving
+        ]
+        for process in newcomers:
+            process.leaving = "the job has ended"
+        return [StopProcess(process.member) for process in newcomers]

@@ -10,19 +10,7 @@ import selectors
 from collections import deque
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Deque,
-    Dict,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    TypeVar,
-)  # fmt: skip
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ringcomm.clock import Clock
 from ringcomm.errors import ConfigError, ProtocolError
@@ -48,8 +36,15 @@ _IN_PIPES_BYTES = 1 << 16
 """Unsent bytes up to this number do not mean that the network is slow."""
 Steps = Sequence[Tuple[int, float]]
 """How to end ranks: (signal, seconds from now)."""
+END: Steps = ((15, 0.0), (9, 1.5))
+INTERRUPT: Steps = ((2, 0.0), (15, 2.0), (9, 3.5))
+KILL: Steps = ((9, 0.0),)
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-_Answer = TypeVar("_Answer")
+
+
+def term(grace_s: float) -> Steps:
+    """Return the steps after SIGTERM from outside."""
+    return ((15, 0.0), (9, grace_s))
 
 
 class _Timer(NamedTuple):
@@ -58,12 +53,7 @@ class _Timer(NamedTuple):
 
 
 class Loop:
-    """An event loop. Only :meth:`call`, :meth:`ask` and :meth:`wake` may be called from other threads.
-
-    There is one, in the thread that runs the job: :class:`~.supervise.Supervisor` makes it and calls
-    :meth:`run_once` until the job has ended. An exception of an action leaves :meth:`run_once`. Times are in
-    seconds of `clock`.
-    """
+    """An event loop. Other threads may call only :meth:`call`, :meth:`ask` and :meth:`wake`."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -78,9 +68,9 @@ class Loop:
         self._calls.append(action)
         self.wake()
 
-    def ask(self, question: Callable[[], _Answer], limit_s: float = 5.0) -> _Answer:
+    def ask(self, question: Callable[[], Any], limit_s: float = 5.0) -> Any:
         """Run a function in the loop's thread and return its result or raise its exception."""
-        future: Future[_Answer] = Future()
+        future: Future[Any] = Future()
 
         def run() -> None:
             try:
@@ -112,9 +102,7 @@ class Loop:
                 del self._timers[name]
 
     def watch(self, descriptor: int, events: int, action: Callable[[], None]) -> None:
-        """Call `action` whenever a descriptor (-1 is ignored) is ready for ``READ`` or ``WRITE``; 0 stops
-        watching. Stop watching a descriptor before it is closed.
-        """
+        """Call `action` whenever a descriptor (-1: none) is ready for `events`; 0 ends it, before a close."""
         if descriptor >= 0:
             registered = descriptor in self._selector.get_map()
             if events and not registered:
@@ -153,7 +141,7 @@ class Agents:
 
     def __init__(self, job: Job, loop: Loop, handler: Supervisor) -> None:
         self.job = job
-        self.links = [_link(host) for host in job.hosts]
+        self.links = [AgentLink(host.argv, host.reach.start) for host in job.hosts]
         self.closed: Set[int] = set()  # hosts whose links have ended and are not started again
         self._loop = loop
         self._handler = handler
@@ -209,9 +197,8 @@ class Agents:
         except OSError as problem:
             self.closed.add(host.index)
             why = str(problem.strerror)
-            self._handler.problem(
-                host, host.reach.explain_unstarted(host.name, host.argv, host.python, why)
-            )
+            text = host.reach.explain_unstarted(host.name, host.argv, host.python, why)
+            self._handler.policy.problem(host, text)
 
     def ping(self) -> None:
         """Send a ping to all remote agents periodically: without it they consider the launcher dead."""
@@ -231,7 +218,7 @@ class Agents:
                 self._handler.received(host, frame)
         except ProtocolError as problem:
             self._take_down(host)
-            self._handler.confused(host, f"{host.name}: its agent sent invalid data: {problem}.")
+            self._handler.policy.confused(host, f"{host.name}: its agent sent invalid data: {problem}.")
             return
         if link.at_end:
             self._forget(host.index, "stdout")
@@ -264,12 +251,9 @@ class Agents:
         """Close the stdin of an agent that has reported ``done``, so that it exits."""
         self._forget(host.index, "stdin")
         self.links[host.index].close_stdin()
-        self._loop.after(f"linger {host.index}", LINGER_S, lambda: self._cut(host))
-
-    def _cut(self, host: HostJob) -> None:
-        """Close the link of an agent that reported ``done`` if its ssh has not ended in time."""
-        if host.index not in self.closed:
-            self._take_down(host)
+        # Its ssh may not end.
+        cut = lambda: None if host.index in self.closed else self._take_down(host)  # noqa: E731
+        self._loop.after(f"linger {host.index}", LINGER_S, cut)
 
     def _take_down(self, host: HostJob) -> None:
         self._forget(host.index, "stdin", "stdout", "stderr")
@@ -309,13 +293,9 @@ class Agents:
                 if self.job.hosts[index].is_local:
                     processes.sweep(self.job.id, index)
 
-    def send_archive(self, host: HostJob, kind: int, archive: bytes) -> None:
-        """Send an archive that a host's agent has requested."""
-        self.links[host.index].send_frame(kind, archive)
-
     def add(self, host: HostJob) -> None:
         """Start an agent on a host that joins the job; its index is the next one."""
-        self.links.append(_link(host))
+        self.links.append(AgentLink(host.argv, host.reach.start))
         self._unstarted.append(host)
 
     def abandon(self, host: HostJob) -> None:
@@ -326,9 +306,9 @@ class Agents:
     def send(self, host: HostJob, command: Dict[str, Any]) -> None:
         self.links[host.index].send(command)
 
-
-def _link(host: HostJob) -> AgentLink:
-    return AgentLink(host.argv, caches=not host.is_local, spawn=host.reach.start)
+    def not_ready(self, host: HostJob) -> str:
+        """Return the problem of a host that is not ready in time."""
+        return not_ready_text(host, self.links[host.index], self.job.settings.start_timeout_s)
 
 
 def not_ready_text(host: HostJob, link: AgentLink, limit_s: float) -> str:

@@ -57,9 +57,7 @@ def control_folder(environ: Mapping[str, str]) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Check that only this user can put sockets into the directory: ForeignFolderError if others can, OSError
-    if it is missing.
-    """
+    """Raise ForeignFolderError if other users can put sockets into the directory, OSError without one."""
     facts = folder.lstat()
     if facts.st_uid != os.geteuid():
         reason = f"belongs to another user (number {facts.st_uid})"
@@ -85,10 +83,7 @@ def job_facts(job: Job, began_s: float, ended: int) -> str:
 
 
 class ControlSocket:
-    """The server: one request per connection, each a line of JSON. The socket is named after the job's
-    identifier; `execute` is called in the server's thread with a request, and returns the answer or raises
-    ConfigError.
-    """
+    """The server, in a thread: passes requests, each a line of JSON, to `execute`, and ConfigErrors back."""
 
     def __init__(
         self, job: str, execute: Callable[[Mapping[str, Any]], str], folder: Optional[Path] = None
@@ -117,9 +112,7 @@ class ControlSocket:
                 f"made ({problem.strerror or problem}). Set XDG_RUNTIME_DIR to a directory of your own."
             ) from None
         self._socket = server
-        self._thread = threading.Thread(
-            target=self._serve, args=(server,), name="ringrun-control", daemon=True
-        )
+        self._thread = threading.Thread(target=self._serve, args=(server,), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -161,9 +154,7 @@ class ControlSocket:
 
 
 def _receive(connection: socket.socket, limit_bytes: int, limit_s: float) -> Optional[Dict[str, Any]]:
-    """Return the object in a line of JSON; None if it is not valid or longer than the limit, OSError if the
-    connection breaks or no whole line comes in time.
-    """
+    """Return the object in a line of JSON, None if that is not valid or too long; OSError after `limit_s`."""
     data, deadline = b"", Deadline(limit_s)
     while not data.endswith(b"\n"):
         connection.settimeout(max(deadline.remaining_s(), 0.001))
@@ -180,37 +171,8 @@ def _receive(connection: socket.socket, limit_bytes: int, limit_s: float) -> Opt
     return content if isinstance(content, dict) else None
 
 
-def running_jobs(folder: Path) -> List[str]:
-    """Return the identifiers of this user's running jobs on this machine, and remove the sockets of killed
-    jobs. ConfigError if the directory cannot be read, or other users can write it.
-    """
-    try:
-        check_folder(folder)
-        names = sorted(path.name for path in folder.iterdir())
-    except FileNotFoundError:
-        return []
-    except OSError as problem:
-        raise ConfigError(f"{folder} cannot be read: {problem.strerror}.") from None
-    found = []
-    for job in (name[: -len(_SUFFIX)] for name in names if name.endswith(_SUFFIX)):
-        if _JOB.fullmatch(job) and not _was_killed(folder / f"{job}{_SUFFIX}"):
-            found.append(job)
-    return found
-
-
-def _was_killed(path: Path) -> bool:
-    """Return whether a job has gone; what is left of its socket is removed."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(LIMIT_S)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-            return True
-        except OSError as problem:  # a command to this job says why
-            return isinstance(problem, FileNotFoundError)
-    return False
+class EndedError(ConfigError):
+    """The job of a socket has ended."""
 
 
 def send_command(folder: Path, job: str, command: Mapping[str, Any]) -> str:
@@ -225,8 +187,9 @@ def send_command(folder: Path, job: str, command: Mapping[str, Any]) -> str:
             connection.sendall(json.dumps(dict(command)).encode() + b"\n")
             answer = _receive(connection, ANSWER_LIMIT_BYTES, 2 * LIMIT_S)
         except OSError as problem:
-            reason = problem.strerror or problem
-            raise ConfigError(f"The job {job} does not answer: {reason}.") from None
+            has_ended = isinstance(problem, (ConnectionRefusedError, FileNotFoundError))
+            error = EndedError if has_ended else ConfigError
+            raise error(f"The job {job} does not answer: {problem.strerror or problem}.") from None
     if answer is None:
         raise ConfigError(f"The job {job} does not answer: it has ended, or its answer is not valid.")
     if not answer.get("ok"):
@@ -256,12 +219,24 @@ _FACTS = fields({
 
 
 def jobs_of(folder: Path) -> Tuple[List[RunningJob], List[str]]:
-    """Return the running jobs with a socket in this directory, oldest first, and problems with others."""
+    """Return the running jobs with a socket in this directory, oldest first, and problems with others;
+    sockets of killed jobs are removed. ConfigError if the directory cannot be read or others can write it.
+    """
+    try:
+        check_folder(folder)
+        names = sorted(path.stem for path in folder.iterdir() if path.suffix == _SUFFIX)
+    except FileNotFoundError:
+        return [], []
+    except OSError as problem:
+        raise ConfigError(f"{folder} cannot be read: {problem.strerror}.") from None
     found, problems = [], []
-    for job in running_jobs(folder):
+    for job in filter(_JOB.fullmatch, names):
         try:
             facts = decoded(send_command(folder, job, {"do": "info"}).encode(), _FACTS)
             found.append(RunningJob(id=job, **facts))
+        except EndedError:
+            with contextlib.suppress(FileNotFoundError):
+                (folder / f"{job}{_SUFFIX}").unlink()
         except ConfigError as problem:
             problems.append(str(problem))
         except ProtocolError:
@@ -275,13 +250,10 @@ def show_jobs(environ: Mapping[str, str]) -> Tuple[str, List[str]]:
     if not jobs:
         return "" if problems else f"{NO_JOB}\n", problems
     rows = [("JOB", "PID", "RANKS", "RUNS FOR", "HOSTS", "PROGRAM")]
-    rows += [
-        (
-            job.id[:SHOWN_CHARACTERS], str(job.pid), str(job.ranks), duration(time.time() - job.began_at),
-            visible_line(",".join(job.hosts)), visible_line(job.program),
-        )
-        for job in jobs
-    ]  # fmt: skip
+    for job in jobs:
+        age, hosts = duration(time.time() - job.began_at), visible_line(",".join(job.hosts))
+        row = job.id[:SHOWN_CHARACTERS], str(job.pid), str(job.ranks), age, hosts, visible_line(job.program)
+        rows.append(row)
     widths = [max(columns(row[column]) for row in rows) for column in range(5)]
     lines = [
         "  ".join([*(cell + " " * (width - columns(cell)) for cell, width in zip(row, widths)), row[5]])

@@ -56,16 +56,14 @@ class Supply:
             sent = Package("files", tree.contents(facts["files"]))
             counts = len(facts["files"]), len(tree.files), len(sent.archive)
             self._print(describe_sent(host.name, counts, tree.ignored))
-            self._agents.send_archive(host, framing.CODE, sent.archive)
+            self._agents.links[host.index].send_frame(framing.CODE, sent.archive)
             return
         package = self._wheels.get(host.index) or own_package()
         self._print(f"sending {package.name} to {host.name} ({len(package.archive) / 1e6:.1f} MB)")
-        self._agents.send_archive(host, framing.PACKAGE, package.archive)
+        self._agents.links[host.index].send_frame(framing.PACKAGE, package.archive)
 
     def provision(self, host: HostJob, facts: Mapping[str, Any]) -> None:
-        """Download the wheels of an agent's ``needs`` event in a thread, once for all equal hosts, and have
-        the host use them.
-        """
+        """Download the wheels of a ``needs`` event in a thread, once for equal hosts, which then use them."""
         version = str(facts["found"].get("version", "")).rpartition(".")[0]
         lacks = facts["found"].get("lacks", PROVISIONED)
         target = Target(version, facts["machine"], facts["glibc"])

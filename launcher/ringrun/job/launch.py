@@ -64,17 +64,27 @@ def prepare(
     parsed = parse_command(command)
     allocation = allocation_of(environ, needed=needs_hosts(options))
     plan = _plan(options, allocation, [spec for spec, _ in joined])
-    maker, found = _maker(options, environ, parsed, allocation, plan, local_env or {}, joined)
+    by_host = _by_host(options, plan)
+    found = effective_settings(options, environ, by_host["iface"])
     settings = found.settings
+    env = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
+    if options.horovod:
+        env.update(horovod.counted(environ))
+    ssh = SshOptions(options.ssh, options.ssh_port, options.ssh_identity_file)
+    doors = Doors(options.via, ssh, allocation, {spec.name: reach for spec, reach in joined})
+    maker = HostMaker(
+        parsed, environ, doors, by_host, env, local_env or {},
+        {} if options.no_env else of_the_shell(environ), options.ship_self,
+        None if options.ship is None else Path(options.ship),
+    )  # fmt: skip
     tree, code_at = _tree(options, environ, parsed, say)
     encrypts = settings.encrypt or bool(joined)  # they may be in any network, and relayed
-    notes = _notes(options, environ, allocation)
     job = Job(
         id=secrets.token_hex(8), key=secrets.token_bytes(32), plan=Plan([], []), hosts=[],
         settings=settings, command=parsed, version=__version__,
         output_dir=None if options.output_dir is None else Path(options.output_dir),
         payload=payload, horovod=options.horovod,
-        notes=(*notes, *(maker.doors.in_clear() if encrypts else [])),
+        notes=(*_notes(options, environ, allocation), *(doors.in_clear() if encrypts else [])),
         certificate=make_certificate() if encrypts else "", port=port,
         provision=options.provision, tree=tree,
         # Inside a scheduler's job the agent may have fewer cores than the ranks get.
@@ -86,9 +96,9 @@ def prepare(
     )  # fmt: skip
     if options.is_elastic:
         specs = () if plan is None else tuple(host.spec for host in plan.hosts)
-        return ElasticJob.of(job, limits_of(options), specs, maker)
+        return ElasticJob(**vars(job), limits=limits_of(options), specs=specs, maker=maker)
     assert plan is not None
-    are_local = maker.doors.find_local([host.spec for host in plan.hosts])
+    are_local = doors.find_local([host.spec for host in plan.hosts])
     _refuse_aliases(plan, are_local)
     if settings.advise and plan.size < 2:
         raise ConfigError("--advise needs at least two ranks. Add -np 2, or more hosts with -H.")
@@ -96,27 +106,15 @@ def prepare(
     return replace(job, plan=plan, hosts=hosts)
 
 
-def _maker(
-    options: Options, environ: Mapping[str, str], command: Command, allocation: Optional[Allocation],
-    plan: Optional[Plan], local_env: Mapping[str, str], joined: Sequence[Tuple[HostSpec, Reach]],
-) -> Tuple[HostMaker, Effective]:  # fmt: skip
-    """Return what makes the part of the job on each host, and the settings."""
-    pythons, cwds, ifaces = (
-        per_host(f"--{name}", getattr(options, name), host_names(plan, options, name))
-        for name in ("python", "cwd", "iface")
-    )
-    found = effective_settings(options, environ, ifaces)
-    env = {**own_variables(found.settings, environ), **forwarded(options.forward, environ)}
-    if options.horovod:
-        env.update(horovod.counted(environ))
-    ssh = SshOptions(options.ssh, options.ssh_port, options.ssh_identity_file)
-    doors = Doors(options.via, ssh, allocation, {spec.name: reach for spec, reach in joined})
-    maker = HostMaker(
-        command, environ, doors, env, local_env, pythons, cwds, ifaces, options.ship_self,
-        None if options.ship is None else Path(options.ship),
-        {} if options.no_env else of_the_shell(environ),
-    )  # fmt: skip
-    return maker, found
+def _by_host(options: Options, plan: Optional[Plan]) -> Dict[str, Dict[Optional[str], str]]:
+    """Return the values of ``--python``, ``--cwd`` and ``--iface`` by host; the key None is for all hosts."""
+    found = {}
+    for name in ("python", "cwd", "iface"):
+        # An elastic job, or a project file, may name any host.
+        is_open = plan is None or options.is_elastic or name in options.project_names
+        hosts = None if is_open or plan is None else [host.spec.name for host in plan.hosts]
+        found[name] = per_host(f"--{name}", getattr(options, name), hosts)
+    return found
 
 
 def _notes(options: Options, environ: Mapping[str, str], allocation: Optional[Allocation]) -> List[str]:
@@ -131,8 +129,7 @@ def _notes(options: Options, environ: Mapping[str, str], allocation: Optional[Al
 
 def needs_hosts(options: Options) -> bool:
     """Return whether no option names the hosts, so that those of a surrounding scheduler job are used."""
-    named = (options.hosts, options.hostfile, options.host_discovery_script)
-    return all(source is None for source in named)
+    return options.hosts is None and options.hostfile is None and options.host_discovery_script is None
 
 
 def _plan(
@@ -150,13 +147,6 @@ def _plan(
     if specs:
         raise ConfigError("--host-discovery-script and a list of hosts are both given. Use one of them.")
     return None
-
-
-def host_names(plan: Optional[Plan], options: Options, name: str) -> Optional[List[str]]:
-    """Return the hosts that an option may name; None for any: in an elastic job, or in a project file."""
-    if plan is None or options.is_elastic or name in options.project_names:
-        return None
-    return [host.spec.name for host in plan.hosts]
 
 
 def _tree(
@@ -219,8 +209,7 @@ def invited(options: Options) -> Tuple[int, int]:
     """Return how many machines join with a code, and the port for them, or 0 for any."""
     specs = [] if options.hosts is None else parse_hosts(options.hosts)
     found = [spec for spec in specs if spec.joins]
-    ports = [spec.port for spec in found if spec.port]
-    return sum(spec.slots or 1 for spec in found), ports[0] if ports else 0
+    return sum(spec.slots or 1 for spec in found), next((spec.port for spec in found if spec.port), 0)
 
 
 def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> List[HostSpec]:
@@ -248,13 +237,9 @@ def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> Lis
 
 
 def effective_settings(
-    options: Options, environ: Mapping[str, str], ifaces: Optional[Mapping[Optional[str], str]] = None
+    options: Options, environ: Mapping[str, str], ifaces: Mapping[Optional[str], str]
 ) -> Effective:
     """Return the settings of a job with these options, and the source of each."""
-    if ifaces is None:
-        allocation = allocation_of(environ, needed=needs_hosts(options))
-        names = host_names(_plan(options, allocation), options, "iface")
-        ifaces = per_host("--iface", options.iface, names)
     flags = list(options.setting_values)
     if None in ifaces:
         flags.append(SettingValue("iface", ifaces[None], f"--iface {ifaces[None]}", "--iface"))
@@ -276,14 +261,12 @@ class HostMaker:
     command: Command
     environ: Mapping[str, str]
     doors: Doors
-    env: Mapping[str, str]  # for all ranks
-    local_env: Mapping[str, str]  # for ranks on this machine
-    pythons: Mapping[Optional[str], str]  # by host, as `cwds` and `ifaces`; the key None is for all hosts
-    cwds: Mapping[Optional[str], str]
-    ifaces: Mapping[Optional[str], str]
+    by_host: Mapping[str, Mapping[Optional[str], str]]  # of ``--python`` and so on: :func:`_by_host`
+    env: Mapping[str, str] = field(default_factory=dict)  # for all ranks
+    local_env: Mapping[str, str] = field(default_factory=dict)  # for ranks on this machine
+    shell: Mapping[str, str] = field(default_factory=dict)  # the launching shell's, for ranks elsewhere
     ship_self: bool = True  # otherwise hosts need the same version of ringcomm
     shipped: Optional[Path] = None  # the directory that is sent to other hosts
-    shell: Mapping[str, str] = field(default_factory=dict)  # the launching shell's, for ranks elsewhere
 
     def variables(self, is_local: bool) -> Dict[str, str]:
         """Return the variables of a host's ranks, in addition to the host's own environment."""
@@ -292,27 +275,30 @@ class HostMaker:
     def make(self, index: int, planned: PlannedHost, is_local: bool) -> HostJob:
         """Return the part of the job on one host; ConfigError if an option for this host is not valid."""
         spec = planned.spec
-        chosen = spec.python or self.pythons.get(spec.name) or self.pythons.get(None)
+        own, common = (
+            {name: values.get(key) for name, values in self.by_host.items()} for key in (spec.name, None)
+        )
+        chosen = spec.python or own["python"] or common["python"]
         named = _found_python(self.command, self.environ)
         # On another host the agent runs with the named interpreter, too: it may be at another path there.
         python = chosen or (named if named and not is_local else sys.executable)
         if is_local:
             python = str(Path(python).expanduser())
-        cwd = spec.cwd or self.cwds.get(spec.name) or self.cwds.get(None)
+        cwd = spec.cwd or own["cwd"] or common["cwd"]
         reach = self.doors.of(spec, is_local)
         env = self.variables(is_local) if is_local or reach.gets_shell else dict(self.env)
-        iface = spec.iface or self.ifaces.get(spec.name)
+        iface = spec.iface or own["iface"]
         if iface:
             InterfaceFilter(iface)
             env["RINGCOMM_IFACE"] = iface
-        own = with_interpreter(self.command, named if is_local and not chosen else None)
+        command = with_interpreter(self.command, named if is_local and not chosen else None)
         gets_code = not is_local and not cwd
         if gets_code and self.shipped is not None:
-            own = in_tree(own, self.shipped, Path(working_directory(self.environ)))
+            command = in_tree(command, self.shipped, Path(working_directory(self.environ)))
         package = own_package().digest if self.ship_self and not (is_local and _is_own(python)) else ""
         other = () if is_local or chosen else tuple(reach.argv(spec, ANY_PYTHON))
         return HostJob(
-            index, planned, is_local, reach, python, cwd or working_directory(self.environ), own, env,
+            index, planned, is_local, reach, python, cwd or working_directory(self.environ), command, env,
             tuple(reach.argv(spec, python)), other, package, gets_code=gets_code,
             finder=finder(python, os.path.expanduser("~")) if other else b"",  # noqa: PTH111
         )  # fmt: skip

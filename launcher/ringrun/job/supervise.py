@@ -1,35 +1,26 @@
-"""The supervisor: one loop over all agents, from the first login until all processes have ended everywhere.
-The loop runs in the thread that calls :meth:`Supervisor.run`; others reach it by a queue and a socket.
+"""Runs a job: one loop over all agents, from the first login until all processes have ended everywhere; and
+with ``--restarts`` the job again after a failure. The loop runs in the thread that calls
+:meth:`Supervisor.run`; others reach it by a queue and a socket.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import signal
-from dataclasses import dataclass, field
+import threading
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    Union,
-)  # fmt: skip
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Set, Union
 
 from ringcomm.clock import monotonic
 from ringcomm.errors import ConfigError
 from ringcomm.rendezvous.membership import Notice
 
-from ..agent import framing, processes, threads
+from ..agent import framing
 from ..diagnosis.failure_report import NO_DIAGNOSIS, host_problem, ranks_text
-from ..diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
+from ..diagnosis.first_failure import Exit, FirstFailure, signal_name
+from ..elastic.job import ElasticJob
 from ..plan.hosts import crowding
 from ..plan.job import HostJob, Job
 from ..reach.agent_process import AgentLink
@@ -37,25 +28,16 @@ from ..reach.base import how_to_install
 from ..reach.incoming import Incoming
 from ..reach.protocol import Frame
 from ..ship.source_tree import FETCHED
-from ..show.console import Console
-from ..show.output import STDERR, STDOUT, Printer
-from .agents import PING_S, Agents, Loop, Steps, failed_start, not_ready_text
+from ..show.output import STDERR, STDOUT, Console, Printer
+from .agents import END, INTERRUPT, KILL, PING_S, Agents, Loop, Steps, failed_start, term
 from .control import ControlSocket, ForeignFolderError, job_facts
 from .files import FetchedFiles, Supply
-from .observing import Inquiry, Watching
-from .outcome import Notices, Outcome, ended, not_started
-from .rendezvous import OpenRendezvous, master_variables, rendezvous_variables
+from .outcome import Inquiry, Notices, Outcome, Watching, ended, not_started
+from .ranks import ElasticRanks, FixedRanks, OpenRendezvous, rendezvous_for
 
 if TYPE_CHECKING:
     from ringcomm.rendezvous.server import RendezvousServer
 
-    from .elastic_ranks import ElasticRanks
-
-GATHER_S = 2.0
-"""Seconds after the first host's problem in which other hosts can report theirs."""
-END: Steps = ((15, 0.0), (9, 1.5))
-INTERRUPT: Steps = ((2, 0.0), (15, 2.0), (9, 3.5))
-KILL: Steps = ((9, 0.0),)
 GRACE_S = 2.0
 """Seconds after the first failure in which the other ranks can end with a typed error."""
 LEAVING_S = 10.0
@@ -65,26 +47,18 @@ SAME_S = 1.0
 """A second signal within this time is the same request, unless it is Ctrl-C: ``timeout`` sends it to a
 process and to its group, and systemd SIGHUP after SIGTERM."""
 
+FIRST_WAIT_S, MAX_WAIT_S = 1.0, 30.0
+"""Wait before the first restart, and the maximum: each wait is twice the previous one."""
+USAGE_CODE = 2
+"""The conventional exit code for an invalid command line. A restart would fail in the same way."""
 Facts = Dict[str, Any]
-Notifiers = Mapping[str, Callable[[Notice], None]]
-Commands = Mapping[str, Callable[[Mapping[str, Any]], str]]
-Policy = Union["FixedRanks", "ElasticRanks"]
-"""What differs between jobs of a fixed size and elastic ones: when ranks start, and what follows when a host
-or a rank ends. All methods run in the loop's thread, except for those of `commands`."""
 
 
 # -- how a job ends ---------------------------------------------------------------------------
 
 
-def term(grace_s: float) -> Steps:
-    """Return the steps after SIGTERM from outside."""
-    return ((15, 0.0), (9, grace_s))
-
-
 class Ending:
-    """Why and how a job ends: the signals of its ranks, the time after the first failure, the signals of the
-    user. `stop` has every agent end its ranks by steps; `exits` grows as ranks end.
-    """
+    """Why and how a job ends; `stop` has every agent end its ranks by steps, `exits` grows as ranks end."""
 
     def __init__(self, loop: Loop, exits: Mapping[int, Exit], stop: Callable[[Steps], None]) -> None:
         self.reason = ""  # start, failure, interrupt, pipe or abandoned; "" unless the launcher ends the job
@@ -179,9 +153,9 @@ class HostState:
 
 
 class Supervisor:
-    """Runs one :class:`~ringrun.plan.job.Job`, once. `policy` makes its policy."""
+    """Runs one :class:`~ringrun.plan.job.Job`, once. `opens` opens its rendezvous."""
 
-    def __init__(self, job: Job, console: Console, policy: Callable[[Supervisor], Policy]) -> None:
+    def __init__(self, job: Job, console: Console, opens: OpenRendezvous) -> None:
         coloured = console.coloured(os.environ)
         self.job, self.loop, self.failure = job, Loop(monotonic), FirstFailure()
         self.printer = Printer(job, console, coloured, monotonic)
@@ -195,12 +169,14 @@ class Supervisor:
         self.watching = Watching(
             job, links, self.loop, self.printer, coloured[STDERR], self.inquiry.for_the_user
         )
-        self.supply = Supply(self.agents, self.loop, self.printer.show, self.problem)
+        is_elastic = isinstance(job, ElasticJob)
+        self.policy: Union[FixedRanks, ElasticRanks]
+        self.policy = ElasticRanks(self, opens) if is_elastic else FixedRanks(self, opens)
+        self.supply = Supply(self.agents, self.loop, self.printer.show, self.policy.problem)
         self.fetched = FetchedFiles(Path(FETCHED))
         self._notices = Notices(job, self.printer)
         self.results: Dict[int, bytearray] = {}
         self._control = ControlSocket(job.id, self._command)
-        self._policy = policy(self)
 
     def interrupt(self, signum: int) -> None:
         """End the job: in order the first time, immediately the second. For other threads and signals."""
@@ -220,14 +196,14 @@ class Supervisor:
             self.loop.after("ping", PING_S, self.agents.ping)
             self.watching.start()
             self._open_control()
-            self._policy.begin()
+            self.policy.begin()
             while not self._is_over:
                 self._run_once()
         finally:
             self._tear_down()
         outcome = self._outcome()
         failure = outcome.report if outcome.exit_code else ""
-        self.watching.write_report(outcome.reason, failure, self._policy.changes)
+        self.watching.write_report(outcome.reason, failure, self.policy.changes)
         return outcome
 
     def _open_control(self) -> None:
@@ -241,7 +217,7 @@ class Supervisor:
 
     @property
     def _is_over(self) -> bool:
-        return self.agents.all_closed and self._policy.may_end
+        return self.agents.all_closed and self.policy.may_end
 
     def _run_once(self) -> None:
         console = self.printer.console
@@ -251,7 +227,7 @@ class Supervisor:
         self.printer.tick()
         if console.broken and not self.ending.reason:
             self.ending.begin("pipe")
-        if self._policy.has_failed and not self.ending.reason and self.ending.after_failure():
+        if self.policy.has_failed and not self.ending.reason and self.ending.after_failure():
             self.inquiry.after_failure()
 
     # -- agents --------------------------------------------------------------------------------
@@ -259,19 +235,6 @@ class Supervisor:
     def add_host(self) -> None:
         """Add a host, whose index is the next one."""
         self.hosts.append(HostState(Incoming(self.job.payload is not None, self.loop.clock)))
-
-    def not_ready(self, host: HostJob) -> str:
-        """Return the problem of a host that is not ready in time."""
-        link, limit_s = self.agents.links[host.index], self.job.settings.start_timeout_s
-        return not_ready_text(host, link, limit_s)
-
-    def problem(self, host: HostJob, text: str) -> None:
-        """Handle a host that does not start."""
-        self._policy.problem(host, text)
-
-    def confused(self, host: HostJob, why: str) -> None:
-        """Handle invalid data of a host, whose link is being closed."""
-        self._policy.confused(host, why)
 
     def chattered(self, host: HostJob, data: bytes) -> None:
         """Show stderr of an agent or its ssh with --verbose."""
@@ -285,11 +248,11 @@ class Supervisor:
         if state.is_done or state.problem or self.ending.reason:
             return False
         if link.answered:
-            self._policy.lost(host, host.reach.explain_loss(host.name, status, link.stderr_text))
+            self.policy.lost(host, host.reach.explain_loss(host.name, status, link.stderr_text))
             return False
         failed = failed_start(host, link, status, self.printer.show)
         if failed is not None:
-            self.problem(host, failed)
+            self.policy.problem(host, failed)
         return failed is None
 
     def received(self, host: HostJob, frame: Frame) -> None:
@@ -310,21 +273,21 @@ class Supervisor:
     def _is_ready(self, host: HostJob, _: int, facts: Facts) -> None:
         odd = crowding(host.planned.spec, facts["limits"]["cores"]) if self.job.checks_slots else ""
         if odd:
-            self.problem(host, odd)
+            self.policy.problem(host, odd)
             self.agents.abandon(host)
         else:
             self._notices.ready(host, facts)
             self.hosts[host.index].ready = facts
-            self._policy.ready(host)
+            self.policy.ready(host)
 
     def _exited(self, _: HostJob, rank: int, facts: Facts) -> None:
         self._notices.exited(facts)
         end = Exit(rank, facts["code"], facts["signal"], facts["sent"])
         self.failure.exited(end)
         self.printer.ended(rank, end.ok)
-        if self._policy.rendezvous is not None:
-            self._policy.rendezvous.process_exited(rank, end.describe(), end.ok)
-        self._policy.exited(end)
+        if self.policy.rendezvous is not None:
+            self.policy.rendezvous.process_exited(rank, end.describe(), end.ok)
+        self.policy.exited(end)
         self.ending.exited()
 
     def _is_done(self, host: HostJob, *_: object) -> None:
@@ -342,8 +305,8 @@ class Supervisor:
         return open_rendezvous(lambda notice: self.loop.call(lambda: self._notice(notice)))
 
     def _notice(self, notice: Notice) -> None:
-        if notice.kind in self._policy.notices:
-            self._policy.notices[notice.kind](notice)
+        if notice.kind in self.policy.notices:
+            self.policy.notices[notice.kind](notice)
         else:
             self.watching.history.linked(notice.detail.get("links", ()))
             self._notices.take(notice)
@@ -353,17 +316,17 @@ class Supervisor:
         what = str(command.get("do"))
         if what == "info":
             began_at, exits = self.watching.began_at, self.failure.exits
-            return self.loop.ask(lambda: job_facts(self.job, began_at, len(exits)))
+            return str(self.loop.ask(lambda: job_facts(self.job, began_at, len(exits))))
         if what == "stop":
             self.interrupt(signal.SIGTERM)
             return f"the job {self.job.id} ({self.job.command.shown}) is being ended"
-        if what in self._policy.commands:
-            return self._policy.commands[what](command)
+        if what in self.policy.commands:
+            return self.policy.commands[what](command)
         raise ConfigError(f"There is no command {what!r} for this job.")
 
     def _interrupted(self, signum: int) -> None:
         ranks = [rank for host in self.hosts for rank in host.ranks]
-        has_failed = self._policy.has_failed
+        has_failed = self.policy.has_failed
         self.printer.show(self.ending.signalled(signum, self.job.grace_s, ranks, has_failed))
 
     # -- the end -------------------------------------------------------------------------------
@@ -378,19 +341,17 @@ class Supervisor:
             self.agents.force()
             self.watching.stop()
             self._control.stop()
-            self._policy.stop()
-            if self._policy.rendezvous is not None:
-                self._policy.rendezvous.stop()
+            self.policy.stop()
             self.printer.close()
             self.printer.console.on_change(lambda: None)
             self.loop.close()
 
     def _outcome(self) -> Outcome:
-        if self._policy.never_began:
+        if self.policy.never_began:
             problems = {index: host.problem for index, host in enumerate(self.hosts) if host.problem}
             ready = {index for index, host in enumerate(self.hosts) if host.ready is not None}
             return not_started(self.job, problems, ready)
-        outcome = self._policy.concluded(self._explained())
+        outcome = self.policy.concluded(self._explained())
         self.printer.settle(outcome.told)
         self.show_killed()
         if self.job.fetch:
@@ -401,7 +362,7 @@ class Supervisor:
 
     def _explained(self) -> Outcome:
         """Return the outcome of ranks that had started, with their explanations."""
-        policy, ending = self._policy, self.ending
+        policy, ending = self.policy, self.ending
         failed = policy.has_failed and ending.reason not in ("pipe", "interrupt")
         diagnosis = self.inquiry.conclude if failed else NO_DIAGNOSIS
         tails = self.printer.tails()
@@ -435,7 +396,7 @@ _FRAMES: Mapping[int, Callable[[Supervisor, HostJob, Frame], object]] = {
 }
 _EVENTS: Mapping[str, Callable[[Supervisor, HostJob, int, Facts], None]] = {
     "ready": Supervisor._is_ready,
-    "problem": lambda it, host, _, facts: it.problem(
+    "problem": lambda it, host, _, facts: it.policy.problem(
         host, host_problem(host.name, facts, host.is_local, how_to_install)
     ),
     "lacks": lambda it, host, _, facts: it.supply.send(host, facts),
@@ -447,121 +408,76 @@ _EVENTS: Mapping[str, Callable[[Supervisor, HostJob, int, Facts], None]] = {
 }
 
 
-class FixedRanks:
-    """The policy of a job of a fixed size: its ranks start together when all hosts are ready, and the first
-    failure ends all of them.
-    """
+# -- attempts ---------------------------------------------------------------------------------
 
-    may_end = True  # the job is over when all agents have ended
-    stopped_because = None  # why an elastic job cannot continue
-    changes: Sequence[Tuple[float, str]] = ()  # of the ranks: seconds since the start, and text
-    commands: Commands = {}  # ``ringrun add`` and so on
 
-    def __init__(self, supervisor: Supervisor, open_rendezvous: Optional[OpenRendezvous] = None) -> None:
-        self.rendezvous: Optional[RendezvousServer] = None  # once it is open
-        self.notices: Notifiers = {"failed": self._failed}  # of the rendezvous, by kind
-        self._supervisor, self._open_rendezvous = supervisor, open_rendezvous  # None for one rank
-        self._has_started = False
+def is_worthwhile(outcome: Outcome, attempt: int) -> bool:
+    """Return whether another attempt may succeed: hosts that are missing later than at first may return."""
+    if outcome.reason == "start":
+        return attempt > 0
+    exit_of = outcome.cause.exit if outcome.cause is not None else None
+    return outcome.reason == "failure" and not (exit_of is not None and exit_of.code == USAGE_CODE)
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether the job has failed, so that it ends soon."""
-        return self._supervisor.failure.failed
 
-    @property
-    def never_began(self) -> bool:
-        """Whether the job is over because hosts did not start."""
-        has_problems = any(state.problem for state in self._supervisor.hosts)
-        return has_problems and self._supervisor.ending.reason in ("start", "")
+def attempt_of(job: Job, attempt: int, restarts: int) -> Job:
+    """Return the job for one attempt, with a new identifier and key: old processes cannot join."""
+    folder = job.output_dir
+    if restarts and folder is not None:
+        folder = folder / f"attempt.{attempt}"
+    job = job.fresh() if isinstance(job, ElasticJob) else job
+    return replace(
+        job, output_dir=folder, attempt=attempt, restarts=restarts,
+        id=secrets.token_hex(8), key=secrets.token_bytes(32),
+    )  # fmt: skip
 
-    def begin(self) -> None:
-        """Begin to start the agents, which the loop does."""
-        limit_s = self._supervisor.job.settings.start_timeout_s
-        self._supervisor.loop.after("start", limit_s, self._timed_out)
 
-    def _timed_out(self) -> None:
-        for host, state in zip(self._supervisor.job.hosts, self._supervisor.hosts):
-            if state.ready is None:
-                state.problem = state.problem or self._supervisor.not_ready(host)
-        self._supervisor.ending.begin("start")
+class Attempts:
+    """Runs a job until it succeeds, or has been restarted `restarts` times."""
 
-    def problem(self, host: HostJob, text: str) -> None:
-        """Handle a host that does not start."""
-        supervisor, state = self._supervisor, self._supervisor.hosts[host.index]
-        if not supervisor.ending.reason:
-            state.problem = state.problem or text
-            if not supervisor.loop.is_set("gather"):
-                supervisor.loop.after("gather", GATHER_S, lambda: supervisor.ending.begin("start"))
-            self._end_if_all_reported()
+    def __init__(self, job: Job, restarts: int, console: Console) -> None:
+        self.job, self._restarts, self._console = job, restarts, console
+        self._interrupted = threading.Event()
+        self._supervisor: Optional[Supervisor] = None
+        self.signum = 0  # of interrupt()
 
-    def ready(self, host: HostJob) -> None:
-        """Handle a host that has everything that ranks need."""
-        supervisor = self._supervisor
-        if all(state.ready is not None for state in supervisor.hosts) and not supervisor.ending.reason:
-            self._start()
-        else:
-            self._end_if_all_reported()
+    def interrupt(self, signum: int) -> None:
+        """End the job as :meth:`Supervisor.interrupt` does, without another attempt."""
+        self.signum = signum
+        self._interrupted.set()
+        if self._supervisor is not None:
+            self._supervisor.interrupt(signum)
 
-    def _end_if_all_reported(self) -> None:
-        states = self._supervisor.hosts
-        all_reported = all(state.problem or state.ready is not None for state in states)
-        if not self._has_started and all_reported and any(state.problem for state in states):
-            self._supervisor.ending.begin("start")
+    def diagnose(self) -> None:
+        """Show what every rank is doing (:meth:`Supervisor.diagnose`); the job continues."""
+        if self._supervisor is not None:
+            self._supervisor.diagnose()
 
-    def _start(self) -> None:
-        """Open the rendezvous and start the ranks."""
-        self._has_started = True
-        supervisor, job = self._supervisor, self._supervisor.job
-        facts = {index: state.ready or {} for index, state in enumerate(supervisor.hosts)}
-        limits = {host.name: facts[host.index]["limits"] for host in job.hosts}
-        supervisor.printer.show(threads.describe(limits, job.settings.threads))
-        supervisor.loop.cancel("start")
-        endpoints: List[Tuple[str, int]] = []
-        if self._open_rendezvous is not None and job.plan.size > 1:
-            self.rendezvous = supervisor.opened(self._open_rendezvous)
-            endpoints = self.rendezvous.start()
-        for host in job.hosts:
-            supervisor.hosts[host.index].ranks = {place.rank for place in job.plan.on_host(host.index)}
-            env = master_variables(job, host, facts)
-            env.update(rendezvous_variables(endpoints, host, facts[host.index]))
-            supervisor.agents.send(host, {"do": "go", "env": env})
+    def run(self) -> Outcome:
+        """Run all attempts and return the last outcome; reports of earlier attempts have been shown."""
+        attempt, first = 0, self.job
+        while True:
+            self.job = attempt_of(first, attempt, self._restarts)
+            outcome = self._attempt()
+            again = attempt < self._restarts and not self.signum and is_worthwhile(outcome, attempt)
+            if not again:
+                return outcome
+            seconds = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(attempt, 10))
+            text = (
+                f"{outcome.report}ringrun: attempt {attempt + 1} of {self._restarts + 1} has failed; the "
+                f"next one starts in {seconds:g} s (--restarts {self._restarts}).\n"
+            )
+            self._console.write(2, text.encode("utf-8", "replace"))
+            self._interrupted.wait(seconds)
+            if self.signum:
+                return replace(outcome, exit_code=128 + self.signum, reason="interrupt", report="")
+            attempt += 1
 
-    def confused(self, host: HostJob, why: str) -> None:
-        """Handle invalid data of a host."""
-        if self._has_started:
-            self._supervisor.printer.show(why)
-        else:
-            self.problem(host, why)
-
-    def lost(self, host: HostJob, text: str) -> None:
-        """Handle the loss of an agent that had answered."""
-        if not self._has_started:
-            self.problem(host, text)
-            return
-        supervisor = self._supervisor
-        if host.is_local:
-            processes.sweep(supervisor.job.id, host.index)
-        supervisor.failure.host_lost(host.index, text)
-        for rank in sorted(supervisor.hosts[host.index].ranks.difference(supervisor.failure.exits)):
-            supervisor.printer.ended(rank, False)
-            if self.rendezvous is not None:
-                self.rendezvous.process_exited(rank, "lost with its host", False)
-
-    def _failed(self, notice: Notice) -> None:
-        """End the job after the rendezvous has aborted it."""
-        if not self._supervisor.ending.reason:
-            is_link = notice.detail.get("kind") == "cut"
-            complaint = Complaint(notice.rank, notice.culprit, notice.text, is_link)
-            self._supervisor.failure.complained(complaint)
-            if notice.culprit is not None and notice.detail.get("leaving"):
-                self._supervisor.ending.leaving.add(notice.culprit)
-
-    def exited(self, end: Exit) -> None:
-        """Handle the end of a rank; the first failure has noted it."""
-
-    def concluded(self, outcome: Outcome) -> Outcome:
-        """Return the job's outcome from that of its last ranks."""
-        return outcome
-
-    def stop(self) -> None:
-        """End the policy's threads, of which there is none."""
+    def _attempt(self) -> Outcome:
+        """Run the job with a rendezvous of its own to its end, in the calling thread."""
+        self._supervisor = supervisor = Supervisor(self.job, self._console, rendezvous_for(self.job))
+        if self.signum:
+            supervisor.interrupt(self.signum)
+        try:
+            return supervisor.run()
+        finally:
+            self._supervisor = None

@@ -94,7 +94,7 @@ class Job:
     code_at: str = "."  # working directory relative to the tree
     folder: str = ""  # name of the tree's copies, the same in all attempts; "" for the id
     fetch: Tuple[str, ...] = ()  # glob patterns of files to bring back from copies of the tree
-    bind: str = "none"  # see ringrun.agent.threads.shares
+    bind: str = "none"  # see ringrun.agent.processes.shares
     observation: Observation = Observation()
     setting_rows: Tuple[Tuple[str, str, str], ...] = ()  # name, value, source
     grace_s: float = 30.0  # between SIGTERM from outside and SIGKILL

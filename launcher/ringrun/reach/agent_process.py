@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
 
 from ..agent import framing
-from .protocol import Frame, FrameReader, agent_program, loader, with_reader
+from .protocol import Frame, FrameReader, agent_program, with_reader
 
 STDERR_LIMIT_BYTES = 16 * 1024
 
@@ -36,16 +36,14 @@ class LocalProcess(subprocess.Popen):  # type: ignore[type-arg]  # no class with
 
 class AgentLink:
     """Starts an agent, sends it commands without blocking, and parses its output into frames. `argv` and
-    `first`, the input before the agent's program, may be changed before another start. With `caches` the host
-    keeps the agent's program, so that it is not sent each time. `spawn` starts the command line.
+    `first`, the input before the agent's program, may be changed before another start. `spawn` starts the
+    command line.
     """
 
     def __init__(
-        self, argv: Sequence[str], caches: bool = False,
-        spawn: Callable[[Sequence[str]], Process] = LocalProcess,
-    ) -> None:  # fmt: skip
-        self.argv, self.first = list(argv), b""
-        self._caches, self._spawn = caches, spawn
+        self, argv: Sequence[str], spawn: Callable[[Sequence[str]], Process] = LocalProcess
+    ) -> None:
+        self.argv, self.first, self._spawn = list(argv), b"", spawn
         self.attempt = 0
         self.process: Process = None
         self.alive = False
@@ -58,7 +56,7 @@ class AgentLink:
 
     def start(self, config: Dict[str, Any], payload: Optional[bytes]) -> None:
         """Start the agent (again) and queue its program, its configuration and the payload."""
-        self.launch(loader(agent_program()) if self._caches else with_reader(agent_program()))
+        self.launch(with_reader(agent_program()))
         self.send(config)
         if payload is not None:
             self.send_frame(framing.PAYLOAD, payload)
@@ -147,11 +145,7 @@ class AgentLink:
         if not data:
             self.alive = False
             return []
-        frames = self._reader.feed(data)
-        if self._reader.needs_program and self._caches:
-            self._reader.needs_program = False
-            self.send_frame(framing.PROGRAM, agent_program())
-        return frames
+        return self._reader.feed(data)
 
     def read_stderr(self) -> bytes:
         """Read from stderr of ssh or the agent, and keep the last 16 KiB; b"" at the end."""

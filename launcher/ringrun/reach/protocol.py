@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import zlib
 from functools import lru_cache
 from importlib.machinery import ModuleSpec
@@ -15,7 +14,7 @@ from typing import Dict, Iterator, List, Mapping, NamedTuple
 from ringcomm.errors import ProtocolError
 from ringcomm.storage import files, folders
 
-from ..agent import agent, checks, framing, processes, recorders, shipped, threads
+from ..agent import agent, checks, framing, processes, shipped
 
 BOOT = (
     "import os,sys;v=sys.version_info;"
@@ -29,7 +28,7 @@ single quotes. It is also valid Python 2, to report that this version is too old
 
 NOISE_LIMIT_BYTES = 1 << 20
 FRAME_LIMIT_BYTES = 5 << 20
-"""Above the longest record of a rank (:data:`ringrun.agent.recorders.RECORD_LIMIT_BYTES`)."""
+"""Above the longest record of a rank (:data:`ringrun.agent.framing.RECORD_LIMIT_BYTES`)."""
 
 
 class Frame(NamedTuple):
@@ -43,7 +42,7 @@ class Frame(NamedTuple):
 @lru_cache(maxsize=1)
 def agent_program() -> bytes:
     """Return the agent's compressed program."""
-    modules = (folders, files, processes, framing, recorders, shipped, checks, threads, agent)
+    modules = (folders, files, processes, framing, shipped, checks, agent)
     return compressed_program({item.__name__: Path(str(item.__file__)) for item in modules})
 
 
@@ -126,12 +125,12 @@ def _file(name: str) -> str:
 
 class FrameReader:
     """Parses an agent's output into frames. `noise` is a login shell's output before the marker, after which
-    `started` is set; `needs_program` is set by the host's request for the agent's program.
+    `started` is set.
     """
 
     def __init__(self) -> None:
         self.noise = bytearray()
-        self.started = self.needs_program = self._has_asked = False
+        self.started = False
         self._buffer = bytearray(b"\n")  # the marker starts with a line end; the first line may be the marker
 
     def feed(self, data: bytes) -> List[Frame]:
@@ -157,10 +156,6 @@ class FrameReader:
         return frames
 
     def _find_marker(self) -> bool:
-        asked = -1 if self._has_asked else self._buffer.find(WANTED)
-        if asked >= 0:
-            self.needs_program = self._has_asked = True
-            del self._buffer[asked : asked + len(WANTED)]
         at = self._buffer.find(framing.MARKER)
         if at < 0:
             if len(self._buffer) > NOISE_LIMIT_BYTES:
@@ -171,58 +166,3 @@ class FrameReader:
         del self._buffer[: at + len(framing.MARKER)]
         self.started = True
         return True
-
-
-# -- the agent's program in a cache on its host ----------------------------------------------------
-# Remote hosts get a loader in place of the program: one line of Python, which names the program by its
-# SHA-256; a file with another content is not used. If the host does not have it, the loader sends WANTED,
-# keeps the frames that come before the program (for example the job's configuration), and runs the program.
-# The agent finds these frames in sys.ringrun_early, and in sys.ringrun_program the program to keep
-# (ringrun.agent.shipped.keep_program). A host whose cache cannot be written gets the program at every start.
-
-WANTED = b"\nringrun-agent-wanted/1\n"
-"""The loader's request for the program."""
-
-_LOADER = """
-import hashlib, os, stat, struct, sys, zlib
-caches = os.environ.get("XDG_CACHE_HOME", "")
-caches = caches if os.path.isabs(caches) else os.path.expanduser("~/.cache")
-early = text = sys.ringrun_program = b""
-try:
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(os.path.join(caches, {folder!r}, {digest!r}), flags), "rb") as file:
-        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            text = file.read(1 << 20)
-        if hashlib.sha256(text).hexdigest() == {digest!r}:
-            os.utime(file.fileno())
-except OSError:
-    pass
-def take(count):
-    found = b""
-    while len(found) < count:
-        piece = os.read(0, count - len(found))
-        if not piece:
-            raise SystemExit
-        found += piece
-    return found
-if hashlib.sha256(text).hexdigest() != {digest!r}:
-    os.write(1, {wanted!r})
-    kind = 0
-    while kind != {kind}:
-        head = take(9)
-        kind, length = struct.unpack("!BQ", head)
-        text = take(length)
-        early += b"" if kind == {kind} else head + text
-    sys.ringrun_program = text
-sys.ringrun_early = early
-exec(zlib.decompress(text))
-"""
-
-
-def loader(program: bytes) -> bytes:
-    """Return the first line for the agent's stdin, which :data:`BOOT` executes."""
-    text = _LOADER.format(
-        digest=hashlib.sha256(program).hexdigest(), wanted=WANTED, kind=framing.PROGRAM,
-        folder=shipped.PROGRAMS,
-    )  # fmt: skip
-    return f"exec({text!r})\n".encode()

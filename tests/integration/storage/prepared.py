@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import zipfile
-import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List
@@ -23,21 +21,19 @@ from ringcomm.rendezvous.embedded import FileNotice
 from ringcomm.storage.files import open_named
 from ringcomm.storage.keys import read_key
 from ringrun import project
-from ringrun.agent import framing, shipped
+from ringrun.agent import shipped
 from ringrun.agent.shipped import JobFolder
 from ringrun.diagnosis import records
 from ringrun.job.files import FetchedFiles
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
 from ringrun.reach import named_hosts
-from ringrun.reach.protocol import BOOT, loader
 from ringrun.ship import wheels
 from ringrun.ship.package import Package
-from ringrun.show.console import OutputFiles
+from ringrun.show.output import OutputFiles
 
 GOOD, EVIL = "ab" * 16, "ee" * 16
 PACKAGE = Package("example 1.0", {"a.py": GOOD.encode()})
-PROGRAM = zlib.compress(f"print({GOOD!r})".encode())
 
 
 class Row:
@@ -104,25 +100,6 @@ class NoticeOfRank0(Notice):
     def use(self) -> str:
         self.notice(0).publish(GOOD)
         return self.target.read_text()
-
-
-class AgentProgram(Row):
-    code = True
-
-    def make(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.environ = {"XDG_CACHE_HOME": str(self.base / "cache"), "HOME": str(self.base)}
-        shipped.keep_program(PROGRAM, self.environ)
-        self.parent = self.base / "cache"
-        (self.target,) = (self.parent / shipped.PROGRAMS).iterdir()
-
-    def use(self) -> str:
-        done = subprocess.run(
-            [sys.executable, "-S", "-c", BOOT], env=self.environ, capture_output=True,
-            input=loader(PROGRAM) + framing.TO_AGENT.pack(framing.PROGRAM, len(PROGRAM)) + PROGRAM,
-            timeout=60, check=True,
-        )  # fmt: skip
-        shipped.keep_program(PROGRAM, self.environ)
-        return done.stdout.split()[-1].decode()
 
 
 class ShippedPackage(Row):
@@ -278,7 +255,7 @@ class ProjectFile(Row):
 Make = Callable[[Path, pytest.MonkeyPatch], Row]
 ROWS: Dict[str, Make] = {
     "key file": KeyFile, "new key file": NewKey, "notice": Notice, "notice, written": NoticeOfRank0,
-    "agent program": AgentProgram, "package": ShippedPackage,
+    "package": ShippedPackage,
     "shipped files": ShippedFiles, "wheels": Wheels, "fetched files": Fetched, "flight records": Records,
     "temporary records": TemporaryRecords, "output of ranks": Output, "named files": Named,
     "list of hosts": HostList, "project file": ProjectFile,

@@ -37,7 +37,6 @@ EXPECTED: Dict[str, Dict[str, str]] = {
     "notice": READ,
     "notice, written": WRITTEN,
     "new key file": {**READ, "full disk": "refused"},
-    "agent program": REPLACED,
     "package": WRITTEN,
     "shipped files": WRITTEN,
     "wheels": WRITTEN,

@@ -73,7 +73,7 @@ def test_settings(seen: List[Any], line: str, changes: Dict[str, Any]) -> None:
     result = CliRunner().invoke(cli.ringrun, [*line.split(), "x", "--late-after", "9"])
     assert result.exit_code == 0, result.output
     ((options, command, _),) = seen
-    assert effective_settings(options, {}).settings == Settings(**changes)
+    assert effective_settings(options, {}, dict(zip([None], options.iface))).settings == Settings(**changes)
     assert command == ("x", "--late-after", "9")
 
 

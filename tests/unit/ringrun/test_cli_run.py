@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from ringcomm.errors import ConfigError, RingcommError
 from ringrun import cli
 from ringrun.cli import misplaced_options
-from ringrun.job import restarts
+from ringrun.job import supervise
 from ringrun.job.outcome import Outcome
 from ringrun.plan.command import parse_command
-from ringrun.show import console as console_module
+from ringrun.show import output as console_module
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
@@ -74,7 +74,7 @@ made: List[Attempts] = []
 def replaced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No job is run, and handlers of signals are as before in the end."""
     monkeypatch.setattr(console_module, "DescriptorConsole", Kept)
-    monkeypatch.setattr(restarts, "Attempts", Attempts)
+    monkeypatch.setattr(supervise, "Attempts", Attempts)
     monkeypatch.setattr(Kept, "fails", "")
     before = {number: signal.getsignal(number) for number in SIGNALS}
     made.clear()

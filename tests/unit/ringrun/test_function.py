@@ -25,7 +25,7 @@ from ringrun.job.launch import prepare
 from ringrun.job.outcome import Outcome
 from ringrun.plan.job import Job
 from ringrun.plan.options import Options
-from ringrun.show.console import Console
+from ringrun.show.output import Console
 
 
 @pytest.mark.parametrize("by_value", [False, True])

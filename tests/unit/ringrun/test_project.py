@@ -72,7 +72,7 @@ def test_paths_are_relative_to_the_file(folder: Path, seen: List[Options]) -> No
 
 def test_settings_of_the_file_come_after_all_others(folder: Path, seen: List[Options]) -> None:
     run(folder, "late-after = 1.5\nthreads = 3\nadvise = true\n", "--threads", "4")
-    found = effective_settings(seen[0], {"RINGCOMM_LATE_AFTER": "9"})
+    found = effective_settings(seen[0], {"RINGCOMM_LATE_AFTER": "9"}, {})
     assert (found.settings.late_after_s, found.settings.threads) == (9.0, "4")
     assert found.settings.advise and found.sources["advise"] == str(folder / project.NAME)
 

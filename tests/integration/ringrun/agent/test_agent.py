@@ -1,27 +1,26 @@
-"""The agent of a host, as a program: commands go in over stdin, and frames come out."""
+"""The agent of a host, as a program; and the processes of a job that are really there."""
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
+import subprocess
 import sys
-from hashlib import sha256
+import uuid
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import pytest
 
 from ringcomm.clock import Deadline
-from ringrun.agent import framing
-from ringrun.agent.framing import CODE, EVENT, FILE, STDERR, STDOUT
+from ringrun.agent import processes
+from ringrun.agent.framing import EVENT, STDOUT
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
 from ringrun.reach.agent_process import AgentLink
 from ringrun.reach.incoming import event_facts
 from ringrun.reach.protocol import BOOT, Frame
-from ringrun.ship.package import Package
 from tests.support.service import eventually
 
 LIMIT_S = 60.0
@@ -128,66 +127,6 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_output_and_ends_of_ranks_are_reported(start: Callable[..., Agent]) -> None:
-    program = "echo $RANK of $WORLD_SIZE at $MORE; echo note >&2; exit $RANK"
-    agent = start("sh", "-c", program, np=2, threads="none")
-    ready = agent.event("ready")
-    assert ready["limits"]["ranks"] == 2 and ready["port"] > 0
-    assert [item["event"] for item in agent.events] == ["ready"], "no rank runs before the launcher says so"
-    agent.send(*({"do": "go", "env": {"MORE": text}} for text in ("once", "twice")), {"do": "nothing"})
-    agent.dismiss()
-    for rank in range(2):
-        assert agent.data(STDOUT, rank) == b"%d of 2 at once\n" % rank
-        assert agent.data(STDERR, rank) == b"note\n"
-        end = agent.event("exit", rank)
-        assert (end["code"], end["signal"], end["sent"]) == (rank, None, 0)
-        assert agent.event("started", rank)["pid"] > 0
-
-
-def test_a_package_that_the_host_does_not_have_is_asked_for(
-    start: Callable[..., Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    agent = start("sh", "-c", "echo $PYTHONPATH")
-    agent.event("ready")
-    package = Package("one more", {"one_more.py": b"x = 1\n"})
-    agent.send({"do": "use", "package": package.digest})
-    agent.event("lacks")
-    agent.link.send_frame(framing.PACKAGE, package.archive)
-    agent.until(lambda: [item["event"] for item in agent.events] == ["ready", "lacks", "ready"])
-    agent.send(GO, {"do": "use", "package": "too late"})
-    agent.dismiss()
-    first = agent.data(STDOUT).decode().split(":")[0].strip()
-    assert Path(first, "one_more.py").read_text() == "x = 1\n"
-
-
-def test_files_are_sent_there_and_back(
-    start: Callable[..., Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More of them than the launcher reads at once."""
-    content = b"#!/bin/sh\nmkdir out\nhead -c 2000000 /dev/zero >out/large\necho 1 >out/small\n>no\n"
-    digest = sha256(content).hexdigest()[:32]
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    files = [["run.sh", digest, True]]
-    agent = start("sh", "-c", "./run.sh", code=files, folder="job-0", fetch=["out/*"])
-    assert agent.event("lacks")["files"] == [digest]
-    agent.link.send_frame(CODE, Package("files", {digest: content}).archive)
-    agent.go()
-    agent.event("exit", 0)
-    agent.dismiss()
-    pieces = [frame.data.partition(b"\n") for frame in agent.frames if frame.kind == FILE]
-    sizes: Dict[str, int] = {}
-    for line, _, piece in pieces:
-        facts = json.loads(line.decode())
-        assert facts["offset"] == sizes.get(facts["path"], 0)
-        sizes[facts["path"]] = facts["offset"] + len(piece)
-    assert sizes == {"out/large": 2_000_000, "out/small": 2}
-    assert agent.events[-1]["event"] == "done"
-
-
-# ---- ends ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("way", ["stdin", "terminated", pytest.param("silence", marks=pytest.mark.full)])
 def test_an_agent_that_loses_its_launcher_ends_its_ranks(start: Callable[..., Agent], way: str) -> None:
     agent = start("sh", "-c", "echo $$; exec sleep 1000", silence_s=3.0 if way == "silence" else None).go()
@@ -217,3 +156,59 @@ def test_an_agent_that_is_signalled_with_its_launcher_reports_all(start: Callabl
     agent.send(TERM_IS_ENOUGH)
     agent.dismiss()
     assert agent.data(STDOUT) == b"up\nsaved\n" and agent.event("exit", 0)["code"] == 5
+
+
+SLEEP = "import sys; print('here', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def started() -> Iterator[List[subprocess.Popen[bytes]]]:
+    made: List[subprocess.Popen[bytes]] = []
+    yield made
+    for process in made:
+        process.kill()
+        process.communicate()
+
+
+def begin(started: List[subprocess.Popen[bytes]], program: str = SLEEP, **variables: str) -> Any:
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, **variables}, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    started.append(process)
+    return process
+
+
+def ready(process: Any) -> Any:
+    assert process.stdout.readline() == b"here\n"
+    return process
+
+
+def test_processes_of_a_job_on_a_host_are_found_and_ended(started: List[subprocess.Popen[bytes]]) -> None:
+    job = uuid.uuid4().hex
+    both = [
+        ready(begin(started, RINGCOMM_JOB=job, RINGCOMM_SLOT=f"1:{local}")) for local in range(2)
+    ]  # fmt: skip
+    ready(begin(started, RINGCOMM_JOB=job, RINGCOMM_SLOT="11:0"))  # of another host
+    ready(begin(started, RINGCOMM_JOB="other", RINGCOMM_SLOT="1:0"))
+    assert processes.strays(job, 1) == sorted(process.pid for process in both)
+    assert processes.strays("none", 1) == []
+    processes.kill([both[0].pid, 1 << 30], signal.SIGTERM)
+    assert both[0].wait(60) == -signal.SIGTERM
+    assert processes.strays(job, 1) == [both[1].pid], "one that has ended is not counted"
+    processes.sweep(job, 1, limit_s=60.0)
+    assert both[1].wait(60) == -signal.SIGKILL
+    processes.sweep(job, 1, limit_s=0.0)
+
+
+def test_all_descendants_are_found_whatever_their_environment(
+    started: List[subprocess.Popen[bytes]],
+) -> None:
+    inner = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], env={})"
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}, {SLEEP!r}])"
+    process = ready(begin(started, program))
+    found = processes.strays("none", 0, process.pid)
+    assert len(found) == 2 and process.pid not in found
+    processes.sweep("none", 0, process.pid, limit_s=60.0)
+    assert process.wait(60) == 0
+    assert processes.strays("none", 0, process.pid) == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ringrun import cli
-from ringrun.agent import cleaning, shipped
+from ringrun.agent import shipped
 from ringrun.doctor import hosts as doctors_hosts
 
 DIGEST = "ab" * 16
@@ -19,7 +19,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
     """``run(*words)``: exit code and output of ``ringrun clean``; b and c are reached by a command."""
     monkeypatch.setattr(doctors_hosts, "START_LIMIT_S", 60.0)
     monkeypatch.setattr(shipped, "SHARED_PLACES", ())
-    monkeypatch.setattr(cleaning.tempfile, "gettempdir", lambda: str(tmp_path / "a" / "tmp"))
+    monkeypatch.setattr(shipped.tempfile, "gettempdir", lambda: str(tmp_path / "a" / "tmp"))
     for name, folder in (("XDG_CACHE_HOME", "a/cache"), ("XDG_CONFIG_HOME", "a/config"), ("HOME", "a")):
         monkeypatch.setenv(name, str(tmp_path / folder))
     monkeypatch.delenv("TMPDIR", raising=False)

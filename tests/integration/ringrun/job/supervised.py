@@ -6,16 +6,15 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
 
-from ringcomm.config import Slot
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import Outcome
-from ringrun.job.supervise import FixedRanks, Supervisor
+from ringrun.job.supervise import Supervisor
 from ringrun.plan.job import Job
 from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
-from ringrun.show.console import Console
+from ringrun.show.output import Console
 from tests.support.service import eventually
 
 LIMIT_S = 60.0
@@ -80,14 +79,35 @@ class Supervised:
         return outcome
 
 
+class Rendezvous:
+    """Replaces a job's rendezvous, and keeps the reported ends of ranks."""
+
+    def __init__(self) -> None:
+        self.notify: Callable[[Any], None] = lambda notice: None
+        self.exits: List[Tuple[int, str, bool]] = []
+        self.events: List[str] = []
+
+    def open(self, notify: Callable[[Any], None]) -> Any:
+        self.notify = notify
+        return self
+
+    def start(self) -> List[Tuple[str, int]]:
+        self.events.append("start")
+        return [("127.0.0.1", 7)]
+
+    def process_exited(self, number: int, how: str, ok: bool) -> None:
+        self.exits.append((number, how, ok))
+
+    def stop(self) -> None:
+        self.events.append("stop")
+
+
 class Running(Supervised):
     """Runs a job that is not elastic, perhaps with a replacement of its rendezvous."""
 
     def __init__(self, job: Job, rendezvous: Any = None) -> None:
-        opens = None if rendezvous is None else rendezvous.open
-        super().__init__(
-            job, lambda console: Supervisor(job, console, lambda made: FixedRanks(made, opens))
-        )
+        opens = (rendezvous or Rendezvous()).open
+        super().__init__(job, lambda console: Supervisor(job, console, opens))
 
 
 def notice(kind: str, text: str = "", **facts: Any) -> Any:
@@ -127,64 +147,3 @@ def shell_job(
         made = replace(made, hosts=(replace(made.hosts[0], argv=tuple(argv)), *made.hosts[1:]))
     assert isinstance(made, Job)
     return made
-
-
-class Server:
-    """Replaces the rendezvous of an elastic job: publishes a view when `size` processes are announced, and
-    calls `react` with its members.
-    """
-
-    def __init__(self, folder: Path, size: int) -> None:
-        self.folder, self.size = folder, size
-        self.notify: Callable[[Any], None] = lambda notice: None
-        self.member_places: Dict[int, Tuple[Slot, str]] = {}  # by member: its slot, its host's name
-        self.exits: List[Tuple[int, str, bool]] = []
-        self.excluded: List[Tuple[int, str]] = []
-        self.events: List[str] = []
-        self.react: Callable[[Sequence[int]], None] = lambda members: None
-        self._gone: Set[int] = set()
-        self._view: Tuple[int, ...] = ()
-        self._epoch = -1
-
-    def open(self, notify: Callable[[Any], None]) -> Any:
-        self.notify = notify
-        return self
-
-    def start(self) -> List[Tuple[str, int]]:
-        self.events.append("start")
-        return []
-
-    def stop(self) -> None:
-        self.events.append("stop")
-
-    def expect(self, member: int, slot: Slot, host: str) -> None:
-        self.member_places[member] = slot, host
-        self.publish()
-
-    def process_exited(self, member: int, how: str, ok: bool) -> None:
-        self.exits.append((member, how, ok))
-        self._gone.add(member)
-
-    def exclude(self, member: int, why: str) -> None:
-        self.excluded.append((member, why))
-        self._gone.add(member)
-        (self.folder / f"left.{member}").touch()
-        self.publish(left=(member,))
-
-    def publish(self, left: Tuple[int, ...] = ()) -> None:
-        """A view of all processes that are announced, and not gone, if they are as many as expected."""
-        members = tuple(item for item in self.member_places if item not in self._gone)
-        if len(members) < self.size:
-            return
-        before, self._view, self._epoch = self._view, members, self._epoch + 1
-        detail = {
-            "epoch": self._epoch, "members": [{"rank": r, "member": m} for r, m in enumerate(members)],
-            "lost": [item for item in before if item not in members and item not in left],
-            "joined": [item for item in members if item not in before], "left": list(left),
-            "pause_s": 0.5, "links": (), "table": f"{len(members)} ranks",
-        }  # fmt: skip
-        self.notify(notice("view", detail=detail))
-        self.react(members)
-
-    def fail(self, kind: str, text: str = "") -> None:
-        self.notify(notice("failed", text, detail={"kind": kind}))

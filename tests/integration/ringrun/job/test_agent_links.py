@@ -8,9 +8,8 @@ from typing import Callable, Iterator, List, Optional, Tuple
 import pytest
 
 from ringcomm.clock import Deadline
-from ringrun.job.agents import FORCE_S, LINGER_S, Agents, Loop
+from ringrun.job.agents import END, FORCE_S, LINGER_S, Agents, Loop
 from ringrun.job.launch import prepare
-from ringrun.job.supervise import END
 from ringrun.plan.job import HostJob, Job
 from ringrun.plan.options import Options
 from ringrun.reach import doors
@@ -28,6 +27,7 @@ class Handler:
     """Keeps the links' reports."""
 
     def __init__(self) -> None:
+        self.policy = self
         self.again = False  # links that have ended are started again
         self.frames: List[Frame] = []
         self.chatter = b""

@@ -15,7 +15,7 @@ from tests.support.service import eventually
 LIMIT_S = 60.0
 
 
-class Job:
+class Scripts:
     """The reports of a discovery thread."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Job:
         self.threads: List[Discovery] = []
 
     def run(self, command: str) -> Discovery:
-        made = Discovery(command, 2, self.listed, self.lines.append, self.failed, interval_s=0.001)
+        made = Discovery(command, 2, self.listed, self.lines.append, self.failed)
         self.threads.append(made)
         return made
 
@@ -40,8 +40,8 @@ class Job:
 
 
 @pytest.fixture
-def job(no_leaks: None) -> Iterator[Job]:
-    made = Job()
+def scripts(no_leaks: None) -> Iterator[Scripts]:
+    made = Scripts()
     yield made
     for thread in made.threads:
         thread.stop()
@@ -79,32 +79,32 @@ def test_a_script_that_takes_too_long_is_ended_with_its_children(tmp_path: Path)
         ("echo 'a b'", "line 1 of the discovery script's output"),
     ],
 )
-def test_a_first_run_that_fails_is_the_last(job: Job, command: str, text: str) -> None:
-    job.run(command).start()
-    assert job.reported.wait(LIMIT_S)
-    job.threads[0]._thread.join(LIMIT_S)
-    assert not job.threads[0]._thread.is_alive() and job.lists == [] == job.lines
-    assert job.failure is not None and text in job.failure
-    assert job.failure.startswith("The host discovery script failed at its first run: ")
-    assert not job.failure.endswith("..")
+def test_a_first_run_that_fails_is_the_last(scripts: Scripts, command: str, text: str) -> None:
+    scripts.run(command).start()
+    assert scripts.reported.wait(LIMIT_S)
+    scripts.threads[0]._thread.join(LIMIT_S)
+    assert not scripts.threads[0]._thread.is_alive() and scripts.lists == [] == scripts.lines
+    assert scripts.failure is not None and text in scripts.failure
+    assert scripts.failure.startswith("The host discovery script failed at its first run: ")
+    assert not scripts.failure.endswith("..")
 
 
-def test_a_later_failure_is_reported(job: Job, tmp_path: Path) -> None:
+def test_a_later_failure_is_reported(scripts: Scripts, tmp_path: Path) -> None:
     """The hosts that were listed before remain."""
-    job.run(f"[ -e {tmp_path}/broken ] && exit 6; echo one").start()
-    assert job.reported.wait(LIMIT_S)
+    scripts.run(f"[ -e {tmp_path}/broken ] && exit 6; echo one").start()
+    assert scripts.reported.wait(LIMIT_S)
     (tmp_path / "broken").touch()
-    assert eventually(lambda: bool(job.lines), LIMIT_S)
-    job.threads[0].stop()
-    assert job.lines[0].startswith("the discovery script failed; its last hosts remain: ")
-    assert "exit code 6" in job.lines[0]
-    assert job.failure is None
+    assert eventually(lambda: bool(scripts.lines), LIMIT_S)
+    scripts.threads[0].stop()
+    assert scripts.lines[0].startswith("the discovery script failed; its last hosts remain: ")
+    assert "exit code 6" in scripts.lines[0]
+    assert scripts.failure is None
 
 
-def test_a_thread_that_is_stopped_ends_its_script(job: Job, tmp_path: Path) -> None:
+def test_a_thread_that_is_stopped_ends_its_script(scripts: Scripts, tmp_path: Path) -> None:
     running = tmp_path / "running"
-    job.run(f"touch {running}; exec sleep 1000").start()
+    scripts.run(f"touch {running}; exec sleep 1000").start()
     assert eventually(running.exists, LIMIT_S)
-    job.threads[0].stop()
-    assert job.lists == [] and job.failure is None, "it was ended by the job"
-    job.threads[0].stop()
+    scripts.threads[0].stop()
+    assert scripts.lists == [] and scripts.failure is None, "it was ended by the job"
+    scripts.threads[0].stop()

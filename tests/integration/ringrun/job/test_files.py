@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict, Iterator, List, Tuple
@@ -38,13 +39,16 @@ class Hosts:
         self.shown: List[str] = []
         self.problems: List[Tuple[str, str]] = []
         self.loop = Loop(monotonic)
+        links = [SimpleNamespace(send_frame=partial(self._keep, host.name)) for host in job.hosts]
         agents: Any = SimpleNamespace(
-            job=job, send_archive=lambda host, *more: self.archives.append((host.name, *more)),
-            send=lambda host, command: self.commands.append((host.name, command)),
-        )  # fmt: skip
+            job=job, links=links, send=lambda host, command: self.commands.append((host.name, command))
+        )
         self.supply = Supply(
             agents, self.loop, self.shown.append, lambda host, text: self.problems.append((host.name, text))
         )
+
+    def _keep(self, name: str, kind: int, archive: bytes) -> None:
+        self.archives.append((name, kind, archive))
 
     def until(self, count: int) -> None:
         """Serve the loop until so many hosts have got a command or have a problem."""

@@ -18,7 +18,6 @@ from ringrun.job.control import (
     ControlSocket,
     change_hosts,
     jobs_of,
-    running_jobs,
     send_command,
     show_jobs,
     stop_job,
@@ -163,7 +162,8 @@ def test_sockets_without_a_job(jobs: Jobs) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(jobs.folder / f"{LEFT}.sock"))
     (jobs.folder / f"{GOING}.sock").symlink_to("/nonexistent/socket")
-    assert running_jobs(jobs.folder) == [ABC]
-    assert not (jobs.folder / f"{LEFT}.sock").exists() and running_jobs(Path("/nonexistent")) == []
+    found, problems = jobs_of(jobs.folder)
+    assert [job.id for job in found] == [ABC] and problems == []
+    assert not (jobs.folder / f"{LEFT}.sock").exists() and jobs_of(Path("/nonexistent")) == ([], [])
     with pytest.raises(ConfigError, match=f"The job {GOING} does not answer: "):
         send_command(jobs.folder, GOING, {"do": "stop"})

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.show.console import FULL_BYTES, DescriptorConsole, OutputFiles
+from ringrun.show.output import FULL_BYTES, DescriptorConsole, OutputFiles
 from tests.support.service import opened, remains
 
 LIMIT_S = 60.0
@@ -154,9 +154,6 @@ def test_the_state_at_the_bottom_of_a_terminal_is_written_over(streams: Streams)
     console.show_state(2, [b"60%"])
     console.close()
     assert streams.read(2, 3 + 4) == b"60%\r\x1b[K"
-
-
-# ---- the console of a process that calls run() ----------------------------------------------------
 
 
 # ---- the files of ranks ---------------------------------------------------------------------------

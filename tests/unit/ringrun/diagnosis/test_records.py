@@ -10,7 +10,7 @@ from typing import Any, Dict, List
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.agent.cleaning import RECORDS
+from ringrun.agent.shipped import RECORDS
 from ringrun.diagnosis.first_failure import Complaint, Exit
 from ringrun.diagnosis.records import (
     KEPT_FOLDERS,

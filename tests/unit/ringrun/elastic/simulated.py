@@ -47,7 +47,7 @@ class Simulated:
         self.waiting = [] if join else self.waiting
         self.epoch += 1
         self.view = staying + joined
-        change = Change(self.view, lost, joined, left, pause_s)
+        change = Change(self.view, left, pause_s)
         return self.take(self.membership.view(change, self.now_s))
 
     def exit(

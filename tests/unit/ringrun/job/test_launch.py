@@ -1,3 +1,5 @@
+"""From options to a job: hosts, files, variables, and the addresses of the rendezvous."""
+
 from __future__ import annotations
 
 import json
@@ -5,16 +7,18 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import pytest
 
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
 from ringcomm.transport import nics
-from ringrun.job import launch, rendezvous
+from ringrun.job import launch, ranks
 from ringrun.job.launch import describe, prepare
-from ringrun.job.rendezvous import master_variables, rendezvous_variables
+from ringrun.job.ranks import master_variables, rendezvous_addresses, rendezvous_variables
+from ringrun.join.invitation import Joined
+from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
 from ringrun.plan.setting_sources import from_values
 from ringrun.reach import doors
@@ -94,7 +98,7 @@ FROM_HERE = {
 )  # fmt: skip
 def test_where_others_meet(monkeypatch: pytest.MonkeyPatch, hosts: str, facts: Any, address: str) -> None:
     own = ["192.168.0.1", "10.0.0.1", "fd00::1"]
-    monkeypatch.setattr(rendezvous, "rendezvous_addresses", lambda job: own)
+    monkeypatch.setattr(ranks, "rendezvous_addresses", lambda job: own)
     job = prepare(Options(hosts=hosts), ["x.py"], ENVIRON)
     for host in job.hosts:
         found = master_variables(job, host, facts)
@@ -227,3 +231,46 @@ def test_files_that_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     job = prepare(options, ["train.py"], {**ENVIRON, "PWD": str(tmp_path)})
     assert job.tree is not None and job.code_at == "."
     assert [file.path for file in job.tree.files] == [".ringignore", "other.py", "train.py"]
+
+
+WIRED = nics.Interface("eth0", "192.0.2.1", nics.WIRED, 24)
+LINK_LOCAL = nics.Interface("eth0", "fe80::1", nics.WIRED, 64, scope=2)
+LOOPBACK = nics.Interface("lo", "127.0.0.1", nics.LOOPBACK, 8)
+
+
+@pytest.fixture
+def interfaces(monkeypatch: pytest.MonkeyPatch) -> List[nics.Interface]:
+    """This machine's, which a test chooses."""
+    found: List[nics.Interface] = []
+    monkeypatch.setattr(nics, "own_addresses", lambda spec="": found if spec != "none" else [])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ifaces", "text"),
+    [((), "except the loopback's, but"), (("none",), "loopback's that matches --iface none, but")],
+)
+def test_a_machine_that_other_hosts_cannot_reach(
+    interfaces: List[nics.Interface], ifaces: tuple, text: str
+) -> None:
+    interfaces += [LINK_LOCAL, LOOPBACK]
+    job = prepare(Options(hosts="localhost,far", iface=ifaces), ["true"], {"PATH": "/"})
+    with pytest.raises(ConfigError, match=text):
+        rendezvous_addresses(job)
+
+
+@pytest.mark.parametrize("login", ["203.0.113.9 43117 10.0.0.2 5", "203.0.113.9 x 10.0.0.2 5", ""])
+def test_a_machine_that_has_joined_gets_the_address_that_it_has_dialled(
+    interfaces: List[nics.Interface], login: str
+) -> None:
+    """A router forwards that port. The job encrypts, so that the proof does not cover the address."""
+    interfaces += [WIRED, LOOPBACK]
+    joined = [(HostSpec("desk", slots=1), Joined({}, 43117))]
+    job = prepare(Options(hosts="localhost,join:1@43117"), ["true"], {"PATH": "/"}, joined=joined)
+    assert job.port == 43117 and job.certificate
+    found = [
+        rendezvous_variables([(WIRED.address, 43117)], host, {"login": login})["RINGCOMM_RENDEZVOUS"]
+        for host in job.hosts
+    ]
+    forwarded = ",203.0.113.9:43117" if "9 43117" in login else ""
+    assert found == ["192.0.2.1:43117", f"192.0.2.1:43117{forwarded}"]

@@ -6,7 +6,7 @@ import pytest
 
 from ringcomm.errors import ProtocolError
 from ringrun.agent import framing
-from ringrun.reach.protocol import FRAME_LIMIT_BYTES, WANTED, Frame, FrameReader
+from ringrun.reach.protocol import FRAME_LIMIT_BYTES, Frame, FrameReader
 
 FRAMES = [
     Frame(framing.STDOUT, 3, b"hello\n"), Frame(framing.EVENT, -1, b"{}"), Frame(framing.RESULT, 0, b"")
@@ -29,17 +29,6 @@ def test_frames_after_noise(noise: bytes, size: int) -> None:
     assert found == FRAMES
     assert reader.started
     assert bytes(reader.noise) == noise[:4096]
-
-
-def test_the_program_is_sent_once_however_often_a_host_asks() -> None:
-    reader = FrameReader()
-    for _ in range(2):
-        reader.feed(WANTED)
-    assert reader.needs_program
-    reader.needs_program = False
-    for _ in range(1000):
-        reader.feed(WANTED)
-    assert not reader.needs_program and reader.feed(framing.MARKER + STREAM) == FRAMES
 
 
 def test_endless_noise_is_refused() -> None:

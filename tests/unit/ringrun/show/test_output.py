@@ -1,16 +1,17 @@
-"""The ranks' output: lines, progress bars, prefixes, held tracebacks, files, and ringrun's messages."""
+"""Lines of ranks, files, and texts that are safe for a terminal."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
 import pytest
 
+from ringcomm.errors import ConfigError
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
-from ringrun.show.console import Console
 from ringrun.show.output import (
     HOLD_S,
     MAX_LINE_BYTES,
@@ -18,11 +19,15 @@ from ringrun.show.output import (
     STATE_INTERVAL_S,
     TAIL_BYTES,
     TAIL_LINES,
+    Console,
     LineAssembler,
+    OutputFiles,
     Printer,
     Tail,
+    cut_to_width,
     prefix,
 )
+from ringrun.show.visible import columns, cut, visible, visible_line
 
 BAR = " \u2501 loss: 0."
 KERAS = f"\r\x1b[1m1/2\x1b[0m{BAR}5{chr(8) * 14}\r\x1b[1m2/2\x1b[0m{BAR}4\n".encode()
@@ -224,3 +229,79 @@ def test_a_terminal_has_one_line_for_all_bars_below_the_block() -> None:
     printer.printed(1, 1, b"\r9/9\n")
     printer.tick()
     assert not printer.waiting
+
+
+def test_a_state_fits_into_a_row() -> None:
+    assert cut_to_width(b"123456789", 5) == b"1234"
+    assert cut_to_width(b"\x1b[1m12\x1b[0m3456789", 5) == b"\x1b[1m12\x1b[0m34\x1b[0m"
+    red = b"\x1b[38:2::255:0:0m"
+    assert cut_to_width(red + b"123456789", 5) == red + b"1234\x1b[0m"
+    assert cut_to_width("日本語\tx".encode(), 6) == "日本".encode(), "a row that wraps stays"
+
+
+def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Console().coloured({}) == {1: False, 2: False}
+    monkeypatch.setattr(Console, "terminals", (2,))
+    assert Console().coloured({}) == {1: False, 2: True}
+    assert Console().coloured({"NO_COLOR": "1"}) == {1: False, 2: False}
+
+
+def test_files_of_ranks_that_come_and_go_are_closed(tmp_path: Path) -> None:
+    files = OutputFiles(tmp_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for rank in range(1, 20):
+        files.add(rank)
+        files.write(rank, 1, b"a line\n")
+        files.remove(rank)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert files.write(5, 1, b"late\n") == ""
+    assert (tmp_path / "rank.5" / "stdout").read_text() == "a line\n"
+
+
+def test_a_link_in_the_place_of_a_ranks_folder_is_not_followed(tmp_path: Path) -> None:
+    """The folder is opened once, and what is below it by that descriptor."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "rank.0").symlink_to(tmp_path / "other")
+    with pytest.raises(ConfigError, match=re.escape(f"{tmp_path}/out/rank.0 cannot be written")):
+        OutputFiles(tmp_path / "out").add(0)
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain\ttext\nof two lines, über", "plain\ttext\nof two lines, über"),
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+        ("\x1b[2J\x9b2J", "\\x1b[2J\\x9b2J"),
+        ("over\rwritten\b", "over\\x0dwritten\\x08"),
+        ("a line of ssh\r\n", "a line of ssh\n"),
+        ("evil\u202egpj.exe", "evil\\u202egpj.exe"),
+        ("no room\u200b\ufeff, a tag\U000e0041", "no room\\u200b\\ufeff, a tag\\U000e0041"),
+        ("half \ud800, a byte \udcff", "half \\ud800, a byte \\udcff"),
+    ],
+)
+def test_what_a_terminal_would_execute_is_shown_instead(text: str, shown: str) -> None:
+    assert visible(text) == shown
+    visible(text).encode()
+
+
+def test_a_part_of_a_line_stays_in_it() -> None:
+    assert visible_line("a\nb\tc\x1b[31m\r\n\x85") == "a\\nb\\tc\\n\\x85"
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [("abc", 3), ("日本", 4), ("ａ", 2), ("e\u0301", 1), ("\u200d", 0), ("a\tb", 10), ("🙂", 2), ("", 0)],
+)
+def test_the_columns_that_a_text_takes(text: str, taken: int) -> None:
+    assert columns(text) == taken
+    assert cut(text, taken) == (text, 0) and cut(text, taken + 3) == (text, 3)
+
+
+def test_what_does_not_fit_is_cut() -> None:
+    assert cut("abcdef", 4) == ("abcd", 0)
+    assert cut("日本語", 5) == ("日本", 0), "half a character is none"
+    shown, left = cut("a" + "\u0301" * 1000 + "b", 9)
+    assert len(shown) < 10 and shown[-1] == "b" and left == 7
