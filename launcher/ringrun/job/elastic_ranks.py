@@ -14,9 +14,8 @@ from ringcomm.errors import ConfigError
 from ringcomm.rendezvous.membership import Notice
 
 from ..agent import processes, threads
-from ..diagnosis.failure_report import local_file_hint, missing_module_hint
+from ..diagnosis.failure_report import last_error, local_file_hint, missing_module_hint, traceback_lines
 from ..diagnosis.first_failure import Exit
-from ..diagnosis.tracebacks import last_error, traceback_lines
 from ..elastic.job import Discovery, ElasticJob, host_key, timeout_text
 from ..elastic.membership import (
     Action,

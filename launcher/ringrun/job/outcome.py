@@ -14,12 +14,13 @@ from ..diagnosis import failure_report
 from ..diagnosis.failure_report import (
     NO_DIAGNOSIS,
     Diagnosis,
+    is_shown_whole,
     local_file_hint,
     search_path_hint,
     shadow_hint,
+    traceback_lines,
 )
 from ..diagnosis.first_failure import Cause, Exit, FirstFailure
-from ..diagnosis.tracebacks import is_shown_whole, traceback_lines
 from ..elastic.membership import describe_history
 from ..plan.job import HostJob, Job
 from ..show.output import Printer

@@ -28,15 +28,15 @@ from ringcomm.errors import ConfigError
 from ringcomm.rendezvous.membership import Notice
 
 from ..agent import framing, processes, threads
-from ..diagnosis.failure_report import NO_DIAGNOSIS, host_problem, ranks_text
-from ..diagnosis.first_failure import Complaint, Exit, FirstFailure, signal_name
+from ..diagnosis.failure_report import NO_DIAGNOSIS, host_problem
+from ..diagnosis.first_failure import Complaint, Exit, FirstFailure, ranks_text, signal_name
 from ..plan.hosts import crowding
 from ..plan.job import HostJob, Job
 from ..reach.agent_process import AgentLink
 from ..reach.base import how_to_install
 from ..reach.incoming import Incoming
 from ..reach.protocol import Frame
-from ..ship.source_tree import FETCHED
+from ..ship.contents import FETCHED
 from ..show.console import Console
 from ..show.output import STDERR, STDOUT, Printer
 from .agents import PING_S, Agents, Loop, Steps, failed_start, not_ready_text

@@ -8,7 +8,7 @@ from typing import Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, T
 
 from ringcomm.clock import Clock
 
-from ..diagnosis.tracebacks import ERRORS
+from ..diagnosis.failure_report import ERRORS
 from ..plan.job import Job
 from .console import Console, OutputFiles
 from .visible import visible, visible_line

@@ -21,7 +21,7 @@ from ringrun.plan.options import Options
 from ringrun.reach.agent_process import AgentLink
 from ringrun.reach.incoming import event_facts
 from ringrun.reach.protocol import BOOT, Frame
-from ringrun.ship.package import Package
+from ringrun.ship.contents import Package
 from tests.support.service import eventually
 
 LIMIT_S = 60.0

@@ -12,9 +12,9 @@ from ringcomm.config import Slot
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import Outcome
 from ringrun.job.supervise import FixedRanks, Supervisor
+from ringrun.plan.environment import from_values
 from ringrun.plan.job import Job
 from ringrun.plan.options import Options
-from ringrun.plan.setting_sources import from_values
 from ringrun.show.console import Console
 from tests.support.service import eventually
 

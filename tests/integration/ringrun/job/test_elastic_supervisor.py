@@ -19,8 +19,8 @@ from ringrun.job.elastic_ranks import ElasticRanks
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import Outcome
 from ringrun.job.supervise import Supervisor
+from ringrun.plan.environment import from_values
 from ringrun.plan.options import Options
-from ringrun.plan.setting_sources import from_values
 from tests.integration.ringrun.job.supervised import LIMIT_S, Server, Supervised, notice
 
 WAIT = "until [ -e enough ] || [ -e left.$RINGCOMM_MEMBER ]; do sleep 0.02; done"

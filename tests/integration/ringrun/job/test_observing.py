@@ -15,9 +15,9 @@ from ringrun.job import observing as module
 from ringrun.job.agents import Loop
 from ringrun.job.launch import prepare
 from ringrun.job.observing import ANSWER_S, LINE_S, Inquiry, Watching
+from ringrun.plan.environment import from_values
 from ringrun.plan.job import Observation
 from ringrun.plan.options import Options
-from ringrun.plan.setting_sources import from_values
 from ringrun.show.console import Console
 from ringrun.show.output import Printer
 from tests.unit.ringrun.watch.samples import report

@@ -9,8 +9,7 @@ import pytest
 from ringrun.agent import shipped
 from ringrun.agent.shipped import JobFolder
 from ringrun.job.files import FetchedFiles
-from ringrun.ship.package import Package
-from ringrun.ship.source_tree import SourceTree
+from ringrun.ship.contents import Package, SourceTree
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Dict
 import pytest
 
 from ringrun.agent import shipped
-from ringrun.ship.package import Package
+from ringrun.ship.contents import Package
 
 FILES = {"a/__init__.py": b"x = 1\n", "a/b.py": b"", "data.txt": b"\x00\xff"}
 

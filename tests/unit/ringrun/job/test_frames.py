@@ -13,7 +13,7 @@ from ringrun.diagnosis.failure_report import host_problem
 from ringrun.job.launch import prepare
 from ringrun.job.supervise import FixedRanks, Supervisor
 from ringrun.plan.options import Options
-from ringrun.plan.reaching import last_lines
+from ringrun.reach.base import last_lines
 from ringrun.reach.incoming import Incoming, event_facts
 from ringrun.reach.protocol import Frame
 from ringrun.show.console import Console

@@ -15,10 +15,10 @@ from ringcomm.transport import nics
 from ringrun.job import launch, rendezvous
 from ringrun.job.launch import describe, prepare
 from ringrun.job.rendezvous import master_variables, rendezvous_variables
+from ringrun.plan.environment import from_values
 from ringrun.plan.options import Options
-from ringrun.plan.setting_sources import from_values
 from ringrun.reach import doors
-from ringrun.ship.source_tree import SourceTree
+from ringrun.ship.contents import SourceTree
 
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
 

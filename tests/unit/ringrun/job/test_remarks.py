@@ -10,8 +10,8 @@ import pytest
 from ringcomm.rendezvous.membership import Notice
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import REFUSALS_SHOWN, Notices, Outcome
+from ringrun.plan.environment import from_values
 from ringrun.plan.options import Options
-from ringrun.plan.setting_sources import from_values
 
 
 class Screen:
