@@ -47,19 +47,14 @@ SCHEDULES = {"quick": 50, "ci": 150, "all": 1000}
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--tier",
-        choices=("quick", "ci", "all"),
-        default="all",
+        "--tier", choices=("quick", "ci", "all"), default="all",
         help="quick: a selection, without tests marked `full` or `release`; ci: without those marked "
         "`release`, and of parametrized tests a share; all (the default): everything",
     )
     parser.addoption("--schedules", type=int, metavar="N", help="run N simulated jobs, with seeds from 0")
     parser.addoption(
-        "--starts",
-        type=int,
-        default=0,
-        metavar="N",
-        help="of each case of tests/hosts/test_routes.py start N jobs, of all cases, not two of some",
+        "--starts", type=int, default=0, metavar="N",
+        help="start N jobs of each case of tests/hosts/test_routes.py, not two",
     )
     parser.addoption("--programs", type=int, metavar="N", help="run N programs from seeds of each kind")
     parser.addoption("--all-kills", action="store_true", help="run the whole kill matrix, not a selection")

@@ -71,51 +71,6 @@ def test_help_is_enough(module: str, name: str) -> None:
     assert problems(thing) == []
 
 
-def described(first: int, *rest: int, last: bool = False) -> int:
-    """Everything is said.
-
-    Args:
-        first: one.
-        *rest: more.
-        last: a flag.
-
-    Returns:
-        a sum.
-    """
-    return first
-
-
-def without_returns(first: int) -> int:
-    """Args:
-    first: one.
-    """
-    return first
-
-
-def with_placeholder(first: int) -> None:
-    """Do it.
-
-    Args:
-        {first}
-    """
-
-
-def with_reference() -> None:
-    """See :func:`described`."""
-
-
-def without_text() -> None:
-    pass
-
-
-@pytest.mark.parametrize(
-    ("thing", "count"),
-    [(described, 0), (without_returns, 2), (with_placeholder, 2), (with_reference, 1), (without_text, 1)],
-)
-def test_the_check_finds_what_is_missing(thing: Any, count: int) -> None:
-    assert len(problems(thing)) == count
-
-
 def test_methods_and_functions_share_their_description() -> None:
     import ringcomm
     from ringcomm.calls.collectives import Collectives

@@ -6,24 +6,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Container,
-    Dict,
-    Iterator,
-    List,
-    Mapping,
-    NoReturn,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NoReturn, Optional, Sequence, Set, Tuple
 
 import click
 from click.shell_completion import CompletionItem
@@ -31,16 +20,9 @@ from click.shell_completion import CompletionItem
 from ringcomm.errors import ConfigError, Misuse, RingcommError
 from ringcomm.version import __version__
 
+from . import flags
 from .commands import BRIEF, commands, note
-from .flags import (
-    Flag,
-    brief_help,
-    options_of,
-    refuse_unknown,
-    with_job_options,
-    with_project_option,
-    write_options,
-)  # fmt: skip
+from .flags import Flag
 from .plan import launchers
 from .plan.options import INSTEAD, Options
 from .project import with_project
@@ -55,6 +37,22 @@ if TYPE_CHECKING:
     from .reach.base import Reach
 
 FLUSH_S = 5.0
+_USAGE = """\
+Usage: ringrun [OPTIONS] COMMAND [ARGS]…   COMMAND: train.py, -m module, program
+       ringrun SUBCOMMAND [OPTIONS] …      --help after it shows its options
+"""
+_NOTES = (
+    "In a job of Slurm the hosts are those of that job.",
+    "Settings are variables, too, like RINGCOMM_LATE_AFTER; all options may stand in ringrun.toml. Names of "
+    "horovodrun, mpirun and torchrun work as well.",
+    "A program that is named like a command is started by its path: ./stop.",
+)
+"""Further text of ``--help-all``."""
+_NO_OPTION = ("--", "-", "-m")
+"""Words that begin like options, and end ringrun's options."""
+_EVERYTHING, _HOSTS = "ringrun.everything", "ringrun.hosts"
+"""Keys in click's context: present if the help lists all options; for the number of hosts that options of
+another launcher request."""
 
 
 class _RankCommand(click.Command):
@@ -71,13 +69,12 @@ class _RankCommand(click.Command):
         position = _end_of_options(args, values)
         own = (option for option in self.params if isinstance(option, Flag) and option.is_switch)
         switches = {name for option in own for name in option.opts}
+        # click would take the command as the value of a switch.
         words = [f"{word}=." if word in switches else word for word in args[:position]]
-        args = [*words, *args[position:]]  # click would take the command as the value of a switch
-        if args[position : position + 1] == ["-m"]:
-            args = [*args[:position], "--", *args[position:]]
-        for word in _options_in(args[:position], values):
-            refuse_unknown(ctx, word, values)
-        return super().parse_args(ctx, args)
+        for word in _options_in(words, values):
+            flags.refuse_unknown(ctx, word, values)
+        end = ["--"] if args[position : position + 1] == ["-m"] else []
+        return super().parse_args(ctx, [*words, *end, *args[position:]])
 
     def option_values(self, ctx: click.Context) -> Dict[str, int]:
         """Return the number of values of each option, by all its names."""
@@ -93,11 +90,11 @@ class _RankCommand(click.Command):
         if _EVERYTHING in ctx.meta:
             super().format_help(ctx, formatter)
         else:
-            formatter.write(_USAGE + brief_help(self, ctx, BRIEF))
+            formatter.write(_USAGE + flags.brief_help(self, ctx, BRIEF))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands.format_commands(ctx, formatter)
-        write_options(self, ctx, formatter)
+        flags.write_options(self, ctx, formatter)
         for text in _NOTES:
             formatter.write_paragraph()
             formatter.write_text(text)
@@ -159,23 +156,6 @@ def _show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-_USAGE = """\
-Usage: ringrun [OPTIONS] COMMAND [ARGS]…   COMMAND: train.py, -m module, program
-       ringrun SUBCOMMAND [OPTIONS] …      --help after it shows its options
-"""
-_NOTES = (
-    "In a job of Slurm the hosts are those of that job.",
-    "Settings are variables, too, like RINGCOMM_LATE_AFTER; all options may stand in ringrun.toml. Names of "
-    "horovodrun, mpirun and torchrun work as well.",
-    "A program that is named like a command is started by its path: ./stop.",
-)
-"""Further text of ``--help-all``."""
-_NO_OPTION = ("--", "-", "-m")
-"""Words that begin like options, and end ringrun's options."""
-_EVERYTHING = "ringrun.everything"
-"""The key in click's context that is present if the help lists all options."""
-_HOSTS = "ringrun.hosts"
-"""The key in click's context for the number of hosts that options of another launcher request."""
 _EXIT: Dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show}
 
 
@@ -184,8 +164,8 @@ _EXIT: Dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": Fals
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     epilog="Example: ringrun -np 3 -H localhost,jetson1,jetson2 train.py --epochs 3",
 )
-@with_job_options
-@with_project_option
+@flags.with_job_options
+@flags.with_project_option
 @click.option("--dry-run", cls=Flag, purpose=INSTEAD, brief="Show the plan.", is_flag=True,
               help="Show plan, command lines and settings; start nothing.")  # fmt: skip
 @click.option("-cb", "--check-build", cls=Flag, purpose=INSTEAD, brief="Find frameworks.", is_flag=True,
@@ -206,7 +186,7 @@ def ringrun(
     COMMAND is a script (train.py), "-m pkg.module", "python …", or a program.
     """
     try:
-        options = options_of(with_project(ctx, ctx.command, given, note) if project_file else given)
+        options = flags.options_of(with_project(ctx, ctx.command, given, note) if project_file else given)
         if check_build:
             _check_build(options, dry_run)
         else:
@@ -232,11 +212,11 @@ def _run(options: Options, command: Tuple[str, ...], dry_run: bool) -> None:
         with gathered(options, command, note, dry_run) as joined:
             _run_job(options, command, dry_run, joined)
     else:
-        _run_job(options, command, dry_run)
+        _run_job(options, command, dry_run, ())
 
 
 def _run_job(
-    options: Options, command: Tuple[str, ...], dry_run: bool, joined: Sequence[Tuple[HostSpec, Reach]] = ()
+    options: Options, command: Tuple[str, ...], dry_run: bool, joined: Sequence[Tuple[HostSpec, Reach]]
 ) -> None:
     from .job.launch import describe, prepare
 
@@ -258,8 +238,7 @@ def _run_job(
     console = DescriptorConsole()
     attempts = Attempts(job, options.restarts, console)
     _take_signals(attempts)
-    outcome = attempts.run()
-    _leave(outcome, console)
+    _leave(attempts.run(), console)
 
 
 def _compare_hosts(requested: Optional[Tuple[str, int]], job: Job) -> None:
@@ -275,30 +254,25 @@ def _compare_hosts(requested: Optional[Tuple[str, int]], job: Job) -> None:
     )
 
 
-def misplaced_options(command: Command, own: Container[str]) -> List[str]:
+def misplaced_options(command: Command, own: Set[str]) -> List[str]:
     """Return ringrun's options (`own`) among the arguments of a script that does not name them itself."""
     try:
         text = Path(command.script or "").read_text("utf-8", "replace").replace("-", "_")
     except OSError:
         return []  # it is on another host, or there is no script
     words = [str(word) for word in command.argv[command.argv.index(command.script) + 1 :]]
-    if "--" in words:
-        words = words[: words.index("--")]
-    options = [word.partition("=")[0] for word in words]
+    options = [word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", words)]
     # A parser needs the name itself: "watch" of --watch, and "-np" with its hyphen.
     wanted = {option: option[2:] if option.startswith("--") else option for option in options}
     return [option for option in wanted if option in own and wanted[option].replace("-", "_") not in text]
 
 
 def _take_signals(attempts: Attempts) -> None:
-    def pass_on(signum: int, _: object) -> None:
-        attempts.interrupt(signum)
-
-    signal.signal(signal.SIGINT, pass_on)
-    signal.signal(signal.SIGTERM, pass_on)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # nohup keeps its meaning.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda signum, _: attempts.interrupt(signum))
     signal.signal(signal.SIGUSR1, lambda *_: attempts.diagnose())
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup keeps its meaning
-        signal.signal(signal.SIGHUP, pass_on)
 
 
 def _leave(outcome: Outcome, console: Any) -> NoReturn:
@@ -317,11 +291,7 @@ def _leave(outcome: Outcome, console: Any) -> NoReturn:
 
 def main(args: Optional[List[str]] = None) -> None:
     """Run the command line (None: ``sys.argv[1:]``), and exit."""
-    words = _subcommand_first(sys.argv[1:] if args is None else args)
+    words = list(_subcommand_first(sys.argv[1:] if args is None else args))
     if words and words[0] in commands.commands:
-        commands.main(args=list(words), prog_name="ringrun", obj=ringrun)
-    ringrun.main(args=list(words), prog_name="ringrun")
-
-
-if __name__ == "__main__":
-    main()
+        commands.main(args=words, prog_name="ringrun", obj=ringrun)
+    ringrun.main(args=words, prog_name="ringrun")

@@ -16,9 +16,9 @@ import click
 from ringcomm.errors import ConfigError, RingcommError
 
 from .flags import options_of, with_doctor_options, with_host_options, with_project_option
+from .reach import named_hosts
 from .show.visible import visible
 
-_SETTINGS = {"help_option_names": ["-h", "--help"]}
 _JOB = click.option("--job", metavar="JOB", default="", help="The job, in place of the argument.")
 BRIEF = (
     ("hosts", "Named lists."),
@@ -35,7 +35,7 @@ BRIEF = (
 """The lines of ``ringrun --help``."""
 
 
-@click.group("ringrun", context_settings=_SETTINGS)
+@click.group("ringrun", context_settings={"help_option_names": ["-h", "--help"]})
 def commands() -> None:
     """Commands beside running a job."""
 
@@ -121,16 +121,17 @@ def join(words: Tuple[str, ...], name: str, slots: int, cores: Optional[int], ye
     """
     from .join.command import join as take_part
 
+    has_terminal = sys.stdin.isatty()
+
     def ask(text: str) -> bool:
         note(text)
         return yes or click.confirm("Run it?", err=True)
 
     def read_code() -> str:
-        prompted = sys.stdin.isatty()
-        return str(click.prompt("Code", err=True)) if prompted else sys.stdin.readline(200)
+        return str(click.prompt("Code", err=True)) if has_terminal else sys.stdin.readline(200)
 
     def run() -> Tuple[str, int]:
-        if not (yes or sys.stdin.isatty()):
+        if not (yes or has_terminal):
             raise ConfigError("What the job runs is asked about, and there is no terminal. Give --yes.")
         return "", take_part(words, name, slots, cores, note, read_code, ask)
 
@@ -237,29 +238,24 @@ def hosts(ctx: click.Context, /) -> None:
 
 
 def _all_lists() -> str:
-    from .reach.named_hosts import folder_of_lists, hosts_of_list, list_names
-
     lines = []
-    names = list_names(os.environ)
-    width = max(map(len, names), default=0)
+    names = named_hosts.list_names(os.environ)
+    if not names:
+        return "There is no list of hosts yet. Make one: ringrun hosts add lab localhost jetson1 jetson2"
     for name in names:
         try:
-            text = ", ".join(spec.item for spec in hosts_of_list(name, os.environ) or ())
+            text = ", ".join(spec.item for spec in named_hosts.hosts_of_list(name, os.environ) or ())
         except ConfigError as problem:
             text = f"cannot be used: {problem}"
-        lines.append(f"{name:<{width}}  {text}")
-    if not lines:
-        return "There is no list of hosts yet. Make one: ringrun hosts add lab localhost jetson1 jetson2"
-    return "\n".join([*lines, f"They are in {folder_of_lists(os.environ)}."])
+        lines.append(f"{name:<{max(map(len, names))}}  {text}")
+    return "\n".join([*lines, f"They are in {named_hosts.folder_of_lists(os.environ)}."])
 
 
 @hosts.command("show")
 @_LIST
 def show_list(name: str) -> NoReturn:
     """Show a list as it is in its file."""
-    from .reach.named_hosts import text_of_list
-
-    answer(lambda: (text_of_list(name, os.environ), 0))
+    answer(lambda: (named_hosts.text_of_list(name, os.environ), 0))
 
 
 @hosts.command("add")
@@ -267,9 +263,7 @@ def show_list(name: str) -> NoReturn:
 @click.argument("items", metavar="HOST[:SLOTS]…", nargs=-1, required=True)
 def add_to_list(name: str, items: Tuple[str, ...]) -> NoReturn:
     """Add hosts to a list. It is made where there is none."""
-    from .reach.named_hosts import add_hosts
-
-    answer(lambda: (add_hosts(name, items, os.environ), 0), failed=2)
+    answer(lambda: (named_hosts.add_hosts(name, items, os.environ), 0), failed=2)
 
 
 @hosts.command("drop")
@@ -277,9 +271,7 @@ def add_to_list(name: str, items: Tuple[str, ...]) -> NoReturn:
 @click.argument("items", metavar="[HOST…]", nargs=-1)
 def drop_from_list(name: str, items: Tuple[str, ...]) -> NoReturn:
     """Drop hosts from a list, or the whole list."""
-    from .reach.named_hosts import drop_hosts
-
-    answer(lambda: (drop_hosts(name, items, os.environ), 0), failed=2)
+    answer(lambda: (named_hosts.drop_hosts(name, items, os.environ), 0), failed=2)
 
 
 @hosts.command("import")
@@ -290,15 +282,13 @@ def import_hosts(name: str, patterns: Tuple[str, ...]) -> NoReturn:
 
     Without a pattern the hosts that it has are shown.
     """
-    from .reach.named_hosts import add_hosts, ssh_hosts
-
     def ask() -> Tuple[str, int]:
         path = Path(os.path.expanduser("~/.ssh/config"))  # noqa: PTH111  users without a home
-        found = ssh_hosts(patterns, path)
+        found = named_hosts.ssh_hosts(patterns, path)
         if not patterns:
             text = f"{path} has: {', '.join(found)}\nSay which, like: ringrun hosts import {name} {found[0]}"
             return text, 2
-        return add_hosts(name, found, os.environ), 0
+        return named_hosts.add_hosts(name, found, os.environ), 0
 
     answer(ask, failed=2)
 

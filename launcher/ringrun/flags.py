@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from typing import (
-    TYPE_CHECKING,
     Any,
     Callable,
     Dict,
@@ -12,7 +11,6 @@ from typing import (
     Iterator,
     List,
     Mapping,
-    Optional,
     Sequence,
     Tuple,
     TypeVar,
@@ -24,7 +22,7 @@ from ringcomm.configuration.settings import SettingValue, nearest, parse_setting
 from ringcomm.errors import ConfigError
 
 from .plan import launchers, options
-from .plan.setting_sources import shown_value
+from .plan.environment import shown_value
 
 JOB_OPTIONS = ("iface", "verbose")
 """Settings whose flags are options of the job: ``--iface HOST=SPEC`` is given per host."""
@@ -32,28 +30,21 @@ JOB_OPTIONS = ("iface", "verbose")
 _NAME_COLUMNS, _HALF_COLUMNS = 19, 41
 """Columns of ``--help``: of a name, and of the left half. Both halves fit into 80."""
 
-if TYPE_CHECKING:  # a class with parameters for type checkers only, and only in new versions
-    _ParamType = click.ParamType[Any]
-else:
-    _ParamType = click.ParamType
-
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-class _Setting(_ParamType):
-    """The text of a setting, which its parser takes."""
+def _checked(setting: str) -> Callable[[Any, Any, Any], Any]:
+    """Return the callback of a setting's flag: its parser must take the text."""
 
-    name = "value"
-
-    def __init__(self, setting: str) -> None:
-        self.setting = setting
-
-    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Any:
+    def check(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         try:
-            parse_setting(self.setting, value, repr(value))
+            if value is not None:
+                parse_setting(setting, value, repr(value))
         except ConfigError as problem:
-            self.fail(str(problem), param, ctx)
+            raise click.BadParameter(str(problem), ctx, param) from None
         return value
+
+    return check
 
 
 class Flag(click.Option):
@@ -91,14 +82,9 @@ class _Whole(click.IntRange):
 
 
 def _type(option: options.Option) -> Any:
-    """Return the type of click for an option's value."""
-    if option.choices:
-        return click.Choice(option.choices)
-    if option.kind == options.WHOLE:
-        return _Whole(*option.within)
-    if option.kind == options.NUMBER:
-        return click.FloatRange(min=0, min_open=True)
-    return None
+    number = click.FloatRange(min=0, min_open=True) if option.kind == options.NUMBER else None
+    whole = _Whole(*option.within) if option.kind == options.WHOLE else None
+    return click.Choice(option.choices) if option.choices else whole or number
 
 
 def _job_options(only: Callable[[options.Option], bool]) -> Iterator[click.Option]:
@@ -145,7 +131,7 @@ def _settings() -> Iterator[click.Option]:
             yield Flag([f"{flag}/--no-{flag[2:]}", f"tunable_{item.name}"], default=None, **more)
         else:
             more["metavar"] = item.metadata["metavar"] or "NAME"
-            yield Flag([flag, f"tunable_{item.name}"], type=_Setting(item.name), **more)
+            yield Flag([flag, f"tunable_{item.name}"], callback=_checked(item.name), **more)
 
 
 def with_job_options(command: _Command) -> _Command:
@@ -179,8 +165,8 @@ def _with(command: _Command, made: Iterable[click.Option]) -> _Command:
 
 def nearest_option(name: str, known: Iterable[str]) -> str:
     """Return the option most like a name, among those with an effect; or ""."""
-    options = sorted({*launchers.names(), *known}, key=lambda option: option.startswith("--"))
-    bare = {option.lstrip("-"): option for option in options}
+    ordered = sorted({*launchers.names(), *known}, key=lambda option: option.startswith("--"))
+    bare = {option.lstrip("-"): option for option in ordered}
     return bare.get(nearest(name.lstrip("-"), sorted(bare)), "")
 
 

@@ -22,20 +22,15 @@ from .agent.worker import Call, carries_bytecode, pack_call
 from .job.launch import prepare
 from .job.outcome import Outcome
 from .job.supervise import Attempts
+from .plan import options as kinds
+from .plan.environment import from_values
 from .plan.job import Job
 from .plan.options import (
-    NUMBER,
-    PATH,
-    PER_HOST,
-    TEXT,
-    VARIABLES,
-    WHOLE,
     Option,
     Options,
     table,
     takes_options,
 )
-from .plan.setting_sources import from_values
 from .show.output import Console
 
 
@@ -104,23 +99,24 @@ def options_of(given: Mapping[str, Any], setting_values: Tuple[SettingValue, ...
 
 def _converted(name: str, option: Option, value: Any) -> Any:
     """Return an argument of :func:`run` in the form of :class:`Options`, after a check of its type."""
-    if option.kind == VARIABLES:
+    if option.kind == kinds.VARIABLES:
         _check_table(name, value)
         return tuple(f"{variable}={text}" for variable, text in (value or {}).items())
-    if option.kind == PER_HOST:
+    if option.kind == kinds.PER_HOST:
         by_host = value if isinstance(value, Mapping) else {None: value}
         for host, item in by_host.items():
             _check_text(f"a host of {name}", host, False)
             _check_text(name if host is None else f"{name}[{host!r}]", item, name != "iface")
         rows = [(host, os.fspath(item)) for host, item in by_host.items() if item is not None]
         return tuple(item if host is None else f"{host}={item}" for host, item in rows)
-    if option.kind in (TEXT, PATH):
-        _check_text(name, value, option.kind == PATH)
-        return value if value is None or option.kind == TEXT else os.fspath(value)
-    if option.kind in (WHOLE, NUMBER) and value is not None:
-        of: Any = numbers.Integral if option.kind == WHOLE else numbers.Real
+    if option.kind in (kinds.TEXT, kinds.PATH):
+        _check_text(name, value, option.kind == kinds.PATH)
+        return value if value is None or option.kind == kinds.TEXT else os.fspath(value)
+    if option.kind in (kinds.WHOLE, kinds.NUMBER) and value is not None:
+        of: Any = numbers.Integral if option.kind == kinds.WHOLE else numbers.Real
         if not isinstance(value, of) or isinstance(value, bool):
-            raise ConfigError(f"{name}={value!r} is not a{' whole' if option.kind == WHOLE else ''} number.")
+            whole = " whole" if option.kind == kinds.WHOLE else ""
+            raise ConfigError(f"{name}={value!r} is not a{whole} number.")
         low, high = option.within
         if (low is not None and value < low) or (high is not None and value > high):
             bounds = f"at least {low}" if high is None else f"from {low} to {high}"
@@ -142,32 +138,27 @@ def _check_text(name: str, value: object, may_be_path: bool) -> None:
 def unpack_results(job: Job, outcome: Outcome) -> List[Any]:
     """Return the functions' values in rank order; RemoteError if the job failed."""
     ranks = range(job.plan.size) if outcome.members is None else outcome.members
-    forged = next((rank for rank, data in outcome.results.items() if data is None), None)
-    if forged is not None and outcome.exit_code == 0:
-        host = job.host_of(forged).name
-        raise RemoteError(
-            f"The result of rank {forged} on {host} has no valid signature of that rank, and was not "
-            "unpickled: another process has written to its result descriptor, or changed the data.",
-            rank=forged, host=host,
-        )  # fmt: skip
-    if outcome.exit_code == 0 and all(rank in outcome.results for rank in ranks):
-        return [unpack(outcome.results[rank] or b"")["value"] for rank in ranks]
     rank = None if outcome.cause is None else outcome.cause.rank
+    text = outcome.report or "The job was stopped before its functions returned."
+    if outcome.exit_code == 0:
+        rank = next((rank for rank in ranks if not outcome.results.get(rank)), None)
+        if rank is None:
+            return [unpack(outcome.results[rank] or b"")["value"] for rank in ranks]
+        text = (
+            f"rank {rank} on {job.host_of(rank).name} ended with exit code 0, but without a result: the "
+            "function ended the process (sys.exit, os._exit)."
+        )
+        if rank in outcome.results:
+            text = (
+                f"The result of rank {rank} on {job.host_of(rank).name} has no valid signature of that rank, "
+                "and was not unpickled: another process has written to its result descriptor, or changed the "
+                "data."
+            )
     if rank is None:
-        if outcome.exit_code == 0:
-            missing = next(rank for rank in ranks if rank not in outcome.results)
-            host = job.host_of(missing).name
-            raise RemoteError(
-                f"rank {missing} on {host} ended with exit code 0, but without a result: the function "
-                "ended the process (sys.exit, os._exit).", rank=missing, host=host,
-            )  # fmt: skip
-        raise RemoteError(outcome.report or "The job was stopped before its functions returned.")
-    host = job.host_of(rank).name
-    result = outcome.results.get(rank)
+        raise RemoteError(text)
+    result, host = outcome.results.get(rank), job.host_of(rank).name
     found = unpack(result) if result else {"ok": True}
-    if found["ok"]:
-        raise RemoteError(outcome.report, rank=rank, host=host)
-    raise remote_error(found, rank, host)
+    raise RemoteError(text, rank=rank, host=host) if found["ok"] else remote_error(found, rank, host)
 
 
 def _pack(call: Call, by_value: bool) -> bytes:

@@ -7,6 +7,7 @@ foreign repository: the user must confirm options that start programs here, once
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -25,7 +26,7 @@ from ringcomm.storage.folders import trusted_folder
 
 from .flags import Flag, settings_of
 from .plan.options import INSTEAD
-from .plan.reaching import quoted
+from .reach.base import quoted
 from .reach.named_hosts import folder_of_configuration
 from .show.visible import visible
 
@@ -40,25 +41,18 @@ _OF_HOSTS = ("hosts", "hostfile", "host_discovery_script")
 class Project(NamedTuple):
     """The content of a project file."""
 
-    path: Path
     options: Dict[str, Any]  # by the names of click's parameters
     settings: Tuple[SettingValue, ...]
     keys: Tuple[str, ...]  # the names in the file
-
-    @property
-    def line(self) -> str:
-        """The line for the user."""
-        return f"options of {self.path} are used: {', '.join(self.keys)}; --no-project-file leaves them out"
 
 
 def with_project(
     ctx: click.Context, command: click.Command, given: Mapping[str, Any], say: Callable[[str], None]
 ) -> Dict[str, Any]:
     """Return the values of flags, with those of the project file where the command line has none."""
-    try:
+    path = None
+    with contextlib.suppress(FileNotFoundError):  # the working directory is gone, which the job says
         path = find_file(Path.cwd())
-    except FileNotFoundError:
-        path = None  # the working directory is gone, which the job says
     content = None if path is None else read_trusted(path, say)
     if path is None or content is None:
         return dict(given)
@@ -70,7 +64,7 @@ def with_project(
         if name in given and name not in typed | replaced and not name.startswith("tunable_")
     }  # fmt: skip
     if project.keys:
-        say(project.line)
+        say(f"options of {path} are used: {', '.join(project.keys)}; --no-project-file leaves them out")
     _allow_programs(path, content, {n: used[n] for n in PROGRAMS if used.get(n) not in (None, "ssh")})
     return {**given, **used, "project_values": project.settings, "project_names": tuple(used)}
 
@@ -142,7 +136,7 @@ def parse_project(content: str, path: Path, command: click.Command) -> Project:
         name: value for name, value in inner.params.items()
         if inner.get_parameter_source(name) is ParameterSource.COMMANDLINE and name != "command"
     }  # fmt: skip
-    return Project(path, found, settings_of(found, str(path)), tuple(values))
+    return Project(found, settings_of(found, str(path)), tuple(values))
 
 
 def _parser(path: Path) -> Any:
@@ -172,7 +166,9 @@ def _words(key: str, value: Any, path: Path, command: click.Command) -> List[str
     if option.is_flag or not items or not all(type(item) in (str, int, float) for item in items):
         form = "true or false" if option.is_flag else f"of the form {option.metavar}"
         raise ConfigError(f"{path}: {key} = {value!r} is not {form}.")
-    texts = [_path(str(item), path) if _is_path(option) else str(item) for item in items]
+    texts = [str(item) for item in items]
+    if (option.metavar or "").split(".")[0] in ("FILE", "FOLDER"):  # relative to the file's folder
+        texts = [str(path.parent / os.path.expanduser(text)) for text in texts]  # noqa: PTH111  without a home
     if option.name == "hosts":
         texts = [",".join(texts)]
     if len(texts) > 1 and not option.multiple:
@@ -188,12 +184,3 @@ def _flags(command: click.Command) -> Dict[str, Tuple[Flag, str]]:
         if isinstance(option, Flag) and option.purpose != INSTEAD and option.name != "project_file"
         for name in option.opts
     }
-
-
-def _is_path(option: Flag) -> bool:
-    return (option.metavar or "").split(".")[0] in ("FILE", "FOLDER")
-
-
-def _path(text: str, file: Path) -> str:
-    """Return a path of the file, relative to its folder."""
-    return str(file.parent / os.path.expanduser(text))  # noqa: PTH111  users without a home

@@ -53,18 +53,17 @@ from ringcomm.wire.signature import Signature
 from ringcomm.wire.signing import Session, Signer
 from ringrun.agent import framing
 from ringrun.diagnosis.records import Records, explain, has_operations
-from ringrun.diagnosis.reports import parse_record, read_report
-from ringrun.diagnosis.waiting import diagnose
+from ringrun.diagnosis.waiting import diagnose, parse_record, read_report
 from ringrun.job.launch import prepare
 from ringrun.plan.hosts import parse_hostfile, parse_hosts
+from ringrun.plan.job import ABOUT_CALL, about_result, signed, verified
 from ringrun.plan.options import Options
-from ringrun.plan.signed import about_call, about_result, signed, verified
 from ringrun.reach.incoming import event_facts
 from ringrun.reach.protocol import FRAME_LIMIT_BYTES, FrameReader
 from ringrun.show.visible import visible
-from ringrun.watch import table
+from ringrun.watch import views
 from ringrun.watch.history import History
-from ringrun.watch.html_report import ReportFacts, html_report
+from ringrun.watch.views import ReportFacts, html_report
 from tests.unit.ringrun.watch.samples import report
 
 CASES = int(os.environ.get("FUZZ_CASES", "4000"))
@@ -483,8 +482,8 @@ def signed_objects(rng: Random) -> None:
     if data != right or (source, name) != (0, "n"):
         with pytest.raises(ProtocolError):
             Objects(SIGNER, 1).verified(data, source, "broadcast_object", name)
-    payload = signed(right, SIGNER, *about_call())
-    assert verified(damage(rng, payload) + b"x", SIGNER, *about_call()) is None
+    payload = signed(right, SIGNER, *ABOUT_CALL)
+    assert verified(damage(rng, payload) + b"x", SIGNER, *ABOUT_CALL) is None
     assert verified(payload, SIGNER, *about_result(None)) is None
 
 
@@ -613,8 +612,8 @@ def numbers_of_ranks(rng: Random) -> None:
                 content[rng.choice(list(content))] = rng.choice([*ODD, 1 << 62, "\ud800<&", peers, kinds])
             data = json.dumps(content).encode()
             taken += history.take(rank, data if rng.randrange(12) else damage(rng, data), float(second))
-    table.table(history, names, 4.0, True, True, 20)
-    table.line(history, names)
+    views.table(history, names, 4.0, True, True, 20)
+    views.line(history, names)
     html_report(ReportFacts("train.py", "1", 0.0, 4.0, "it ended"), history, names).encode("utf-8", "replace")
     if taken < 6:
         raise ProtocolError("a report is not valid")

@@ -30,18 +30,21 @@ import subprocess
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple, Union
+from typing import Any, Dict, FrozenSet, Iterable, List, Sequence, Set, Tuple, Union
+
+import psutil
 
 from tests.hosts import netlab_plan as plans
-from tests.hosts import netlab_ssh as ssh_files
 from tests.hosts import netlab_system as system
-from tests.hosts.netlab_cables import WLAN_RATE, Cables
-from tests.hosts.netlab_plan import LOCALHOST, Host
-from tests.hosts.netlab_system import LabError, ip_batch, sh, wait_for
+from tests.hosts.netlab_plan import LOCALHOST, Host, Port
+from tests.hosts.netlab_system import LabError, ip, ip_batch, sh, wait_for
 
 __all__ = ["LOCALHOST", "Host", "Lab", "LabError", "wait_for"]
 
 TIED = ("setpriv", "--pdeathsig", "KILL")
+WLAN_RATE = ("20mbit", "64kb", "50ms")
+OTHER_WAY = {"input": "output", "output": "input"}
+WAYS = ("input", "output")
 
 
 @dataclass
@@ -54,33 +57,41 @@ class Running:
     namespace: int = 0
 
 
-class Lab(Cables):
-    """A set of hosts, made by `start` (or `with`) and removed by `close`; see the module's text."""
+class Lab:
+    """A set of hosts, made by `start` (or `with`) and removed by `close`; see the module's text. An interface
+    is given by its name or its role.
+    """
 
     def __init__(
         self, *hosts: Union[str, Host], ipv6_only: bool = False, no_wlan: bool = False, docker: bool = True,
         bridged: bool = False,
     ) -> None:  # fmt: skip
         wlan = None if no_wlan else "wlan0"
-        super().__init__([
+        self.hosts = [
             host if isinstance(host, Host) else Host(host, wlan=wlan, ipv6_only=ipv6_only)
             for host in hosts or ("jetson1", "jetson2")
-        ])  # fmt: skip
+        ]
         names = {host.name for host in self.hosts if re.fullmatch(r"[a-z0-9-]+", host.name)}
         if len(names - {LOCALHOST, "switch"}) != len(self.hosts):
             raise ValueError(f"bad or repeated host names: {[host.name for host in self.hosts]}")
-        self.docker = docker
-        self.bridged = bridged
+        self.docker, self.bridged = docker, bridged
+        self.number = 0
+        self._ports: Dict[Tuple[str, str], Port] = {}
+        self._cuts: Dict[FrozenSet[str], Tuple[str, Sequence[str], str]] = {}
+        self._unplugged: Set[Port] = set()
+        self._shaped: Set[Port] = set()
         self._lock: int | None = None
         self._docker_lock: int | None = None
         self._owner = 0
         self._running: Dict[str, Running] = {}
 
+    unavailable = staticmethod(system.unavailable)
+
     # --- life ---
 
     def start(self) -> Lab:
         """Make the hosts and wait until each one's sshd listens; removes everything again when that fails."""
-        self.cleanup_stale()
+        system.cleanup_stale()
         self.number, self._lock = system.acquire()
         self._owner = os.getpid()
         atexit.register(self.close)
@@ -107,21 +118,10 @@ class Lab(Cables):
         self._lock = None
         atexit.unregister(self.close)
 
-    def __enter__(self) -> Lab:
-        return self.start()
+    __enter__ = start
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @staticmethod
-    def cleanup_stale() -> List[int]:
-        """Remove what labs of dead processes have left; returns the numbers of those labs."""
-        return system.cleanup_stale()
-
-    @staticmethod
-    def unavailable() -> str | None:
-        """Why this machine cannot make a lab, in one line, or None when it can."""
-        return system.unavailable()
 
     def boot(self, *names: str) -> None:
         """Start hosts (after `start` only those that were killed) and wait until their sshd listens."""
@@ -188,11 +188,11 @@ class Lab(Cables):
     def _write_files(self) -> None:
         self.directory.mkdir(mode=0o700)
         for name in ("client_key", "wrong_key"):
-            ssh_files.make_key(self.directory / name)
+            plans.make_key(self.directory / name)
         addresses = {host.name: self.addresses(host.name) for host in self.hosts}
         for host in self.hosts:
-            ssh_files.write_host(self.directory, host.name, addresses[host.name], chroot=bool(host.root))
-        ssh_files.write_client(self.directory, addresses)
+            plans.write_host(self.directory, host.name, addresses[host.name], chroot=bool(host.root))
+        plans.write_client(self.directory, addresses)
 
     def _start_host(self, name: str) -> Running:
         sshd = shutil.which("sshd", path=system.TOOL_PATH) or "sshd"
@@ -214,8 +214,8 @@ class Lab(Cables):
         if host.holder.poll() is not None:
             raise LabError(f"host {name} ended: {(self.directory / name / 'sshd.log').read_text()}")
         if not host.init:
-            children = [pid for pid in system.pids() if system.proc_stat(pid)[1] == host.holder.pid]
-            host.init = children[0] if children else 0
+            children = psutil.Process(host.holder.pid).children()
+            host.init = children[0].pid if children else 0
             host.namespace = system.pid_namespace(host.init)
         return bool(host.init) and system.listening(host.init, 22) >= host.listeners
 
@@ -233,7 +233,6 @@ class Lab(Cables):
     # --- looking ---
 
     def iface(self, host: str, role: str = "eth") -> str:
-        """The name of a host's interface; role is "eth" or "wlan"."""
         return self._port(host, role).iface
 
     def addresses(self, host: str, role: str | None = None) -> List[str]:
@@ -248,7 +247,6 @@ class Lab(Cables):
 
     @property
     def ssh_command(self) -> str:
-        """`ssh -F ...`, for what takes an ssh command."""
         return f"ssh -F {self.ssh_config}"
 
     def environ(self) -> Dict[str, str]:
@@ -282,13 +280,111 @@ class Lab(Cables):
         running = self._running[host]
         return [entry for entry in system.alive_in(running.namespace) if entry[0] != running.init]
 
-    def first_process(self, host: str) -> int:
-        """A host's PID 1 as seen from here: everything that starts on the host inherits from it."""
-        return self._running[host].init
-
     def pid_namespace(self, host: str) -> int:
         """Return what identifies a host's processes, also after its end: see `netlab_system.alive_in`."""
         return self._running[host].namespace
+
+    # --- cables ---
+
+    def _own_ports(self, name: str) -> List[Port]:
+        return [port for port in self._ports.values() if port.host == name]
+
+    def _port(self, host: str, iface: str) -> Port:
+        for port in self._own_ports(host):
+            if iface in (port.role, port.iface):
+                return port
+        raise KeyError(f"{host} has no interface {iface}")
+
+    def _tbf(self, port: Port, rate: str, burst: str, latency: str, ways: Sequence[str] = WAYS) -> None:
+        for way in ways:
+            where, device = self._sender(port, way)
+            limit = ["tbf", "rate", rate, "burst", burst, "latency", latency]
+            sh("tc", *where, "qdisc", "replace", "dev", device, "root", *limit)
+
+    def _sender(self, port: Port, way: str) -> Tuple[List[str], str]:
+        """Return what sends over a cable in this direction of the host: options of `tc`, and the device."""
+        if way == "input":
+            return ["-n", plans.switch_of(self.number)], port.near
+        return ["-n", port.netns] if port.netns else [], port.iface
+
+    def shape(
+        self, host: str, iface: str, rate: str, burst: str = "256kb", latency: str = "10ms",
+        ways: Sequence[str] = WAYS,
+    ) -> None:  # fmt: skip
+        """Limit a link: `rate` as tc writes it, such as "100mbit", in both directions or in one of them.
+
+        The other direction is not limited at all then. `ways` are the host's, as those of :meth:`cut`.
+        """
+        self.unlimit(host, iface)
+        self._tbf(self._port(host, iface), rate, burst, latency, ways)
+
+    def unlimit(self, host: str, iface: str) -> None:
+        """Take every limit off a link, also the one that it started with."""
+        port = self._port(host, iface)
+        self._shaped.add(port)
+        for way in WAYS:
+            where, device = self._sender(port, way)
+            sh("tc", *where, "qdisc", "del", "dev", device, "root", check=False)
+
+    def unshape(self, host: str, iface: str) -> None:
+        port = self._port(host, iface)
+        self.unlimit(host, iface)
+        self._shaped.discard(port)
+        if port.role == "wlan":
+            self._tbf(port, *WLAN_RATE)
+
+    def cut(
+        self, host: str, peers: Iterable[str] | None = None, action: str = "drop", ways: Sequence[str] = WAYS
+    ) -> None:
+        """Silently drop everything between a host and `peers` (by default all others, with "localhost").
+
+        `action` can be "reject with tcp reset"; `ways` are the host's: with "input" its own packets get out.
+        """
+        self._cuts.update(dict.fromkeys(self._pairs(host, peers), (host, ways, action)))
+        self._apply_cuts()
+
+    def heal(self, host: str, peers: Iterable[str] | None = None) -> None:
+        for pair in self._pairs(host, peers):
+            self._cuts.pop(pair, None)
+        self._apply_cuts()
+
+    def _pairs(self, host: str, peers: Iterable[str] | None) -> Set[FrozenSet[str]]:
+        names = {LOCALHOST, *(each.name for each in self.hosts)}
+        others = names - {host} if peers is None else set(peers)
+        if host not in names or not others <= names - {host}:
+            raise KeyError(f"no such hosts to cut apart: {host} and {sorted(others)}")
+        return {frozenset((host, other)) for other in others}
+
+    def _apply_cuts(self) -> None:
+        """Write each host's rules anew. The root needs none: what it sends or should get is dropped there."""
+        for host in self.hosts:
+            netns = str(self._port(host.name, "eth").netns)
+            cuts = [
+                (way if host.name == by else OTHER_WAY[way], address, action)
+                for pair, (by, ways, action) in self._cuts.items()
+                for peer in pair - {host.name}
+                if host.name in pair
+                for address in sorted(self._live_addresses(peer))
+                for way in ways
+            ]
+            system.in_netns(netns, "nft", "-f", "-", stdin=plans.cut_rules(cuts))
+
+    def _live_addresses(self, host: str) -> List[str]:
+        """Every address of a host's lab interfaces as the kernel has them now, with the link-local ones."""
+        ports = {port.iface: port for port in self._own_ports(host)}
+        links = system.ip_json(self._port(host, "eth").netns, "addr", "show")
+        return [info["local"] for link in links if link["ifname"] in ports for info in link["addr_info"]]
+
+    def unplug(self, host: str, iface: str) -> None:
+        """Pull a cable: the interface keeps its addresses and loses its carrier."""
+        port = self._port(host, iface)
+        self._unplugged.add(port)
+        ip(plans.switch_of(self.number), "link", "set", port.near, "down")
+
+    def plug(self, host: str, iface: str) -> None:
+        port = self._port(host, iface)
+        self._unplugged.discard(port)
+        ip(plans.switch_of(self.number), "link", "set", port.near, "up")
 
     # --- running ---
 
@@ -305,14 +401,17 @@ class Lab(Cables):
 
     def run(self, host: str, argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         """`subprocess.run` on a host; by default checked, as text, captured, and for 60 s at most."""
-        options = {"check": True, "text": True, "timeout": 60, "preexec_fn": system.interruptible, **options}
+        options = {"check": True, "timeout": 60, **options}
         if not {"capture_output", "stdout", "stderr"} & set(options):
             options["capture_output"] = True
-        options["env"] = system.tool_env(options.get("env"))
-        return subprocess.run(self.command(host, argv, options.pop("cwd", None)), **options)
+        return subprocess.run(*self._with_defaults(host, argv, options), **options)
 
     def popen(self, host: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-        """`subprocess.Popen` on a host, as text unless told otherwise."""
-        options = {"text": True, "preexec_fn": system.interruptible, **options}
+        return subprocess.Popen(*self._with_defaults(host, argv, options), **options)
+
+    def _with_defaults(self, host: str, argv: Sequence[str], options: Dict[str, Any]) -> List[List[str]]:
+        """Fill in the options of a process on a host, and return its command line."""
+        command = self.command(host, argv, options.pop("cwd", None))
+        options.update({"text": True, "preexec_fn": system.interruptible, **options})
         options["env"] = system.tool_env(options.get("env"))
-        return subprocess.Popen(self.command(host, argv, options.pop("cwd", None)), **options)
+        return [command]

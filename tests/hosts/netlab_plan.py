@@ -1,14 +1,17 @@
-"""What a lab consists of, as data: hosts, their interfaces and addresses, and the `ip` commands to make them.
-
-Pure functions; netlab.py carries the commands out.
+"""What a lab consists of, as data: hosts, their interfaces and addresses, the `ip` commands to make them, and
+the files of SSH. netlab.py carries the commands out.
 """
 
 from __future__ import annotations
 
+import shutil
+import stat
+import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Dict, Iterable, List, Sequence, Tuple
 
-from tests.hosts.netlab_system import DOCKER_ADDRESS, networks
+from tests.hosts.netlab_system import DOCKER_ADDRESS, TOOL_PATH, LabError, networks, sh
 
 LOCALHOST = "localhost"
 BRIDGES = {"eth": "lan", "wlan": "wlan"}
@@ -73,7 +76,6 @@ Ports = Dict[Tuple[str, str], Port]
 
 
 def switch_of(number: int) -> str:
-    """The namespace with lab `number`'s bridges."""
     return f"rl{number}.switch"
 
 
@@ -85,9 +87,7 @@ def netns_of(number: int, host: str) -> str | None:
 def plan(number: int, hosts: Sequence[Host]) -> Ports:
     """Decide each interface's name and addresses: (host, role) to port, the root's first."""
     root = Host(
-        LOCALHOST,
-        eth=f"rl{number}e",
-        wlan=f"rl{number}w" if any(host.wlan for host in hosts) else None,
+        LOCALHOST, eth=f"rl{number}e", wlan=f"rl{number}w" if any(host.wlan for host in hosts) else None,
         ipv6_only=all(host.ipv6_only for host in hosts),
     )
     ports: Ports = {}
@@ -100,19 +100,15 @@ def plan(number: int, hosts: Sequence[Host]) -> Ports:
             addresses = [] if host.ipv6_only else [net4.replace(".0/", f".{own}/")]
             if host.ipv6_only or (not index and any(each.ipv6_only for each in hosts)):
                 addresses.append(net6.replace("::", f"::{own}"))
+            near = f"p{index}{role[0]}"
             netns = netns_of(number, host.name)
-            ports[host.name, role] = Port(
-                host.name, role, netns, iface, f"p{index}{role[0]}", tuple(addresses)
-            )
+            ports[host.name, role] = Port(host.name, role, netns, iface, near, tuple(addresses))
     return ports
 
 
 def bridge_lines() -> List[str]:
-    """`ip` commands for the switch's bridges."""
-    lines = []
-    for bridge in BRIDGES.values():
-        lines += [f"link add {bridge} type bridge forward_delay 0 mcast_snooping 0", f"link set {bridge} up"]
-    return lines
+    text = "link add {0} type bridge forward_delay 0 mcast_snooping 0\nlink set {0} up"
+    return [line for bridge in BRIDGES.values() for line in text.format(bridge).split("\n")]
 
 
 def root_lines(number: int, ports: Ports, own_docker: bool, bridged: bool) -> List[str]:
@@ -154,25 +150,18 @@ def switch_lines(ports: Ports, docker: bool, own_docker: bool) -> List[str]:
 
 
 def host_lines(ports: Iterable[Port], docker: bool) -> List[str]:
-    """`ip` commands for the inside of one host."""
     lines = ["link set lo up"]
     for port in ports:
         lines += address_lines(port)
     if docker:
-        lines += [
-            "link add docker0 type bridge forward_delay 0",
-            f"link set {DOCKER_MEMBER} master docker0 up",
-        ]
-        lines += ["link set docker0 up", f"addr add {DOCKER_ADDRESS} dev docker0"]
+        lines += ["link add docker0 type bridge forward_delay 0", "link set docker0 up"]
+        lines += [f"link set {DOCKER_MEMBER} master docker0 up", f"addr add {DOCKER_ADDRESS} dev docker0"]
     return lines
 
 
 def address_lines(port: Port) -> List[str]:
-    """`ip` commands that bring an interface up with its addresses."""
-    lines = [f"link set {port.iface} up"]
-    for address in port.addresses:
-        lines.append(f"addr add {address} dev {port.iface}" + " nodad" * (":" in address))
-    return lines
+    own = (f"addr add {each} dev {port.iface}" + " nodad" * (":" in each) for each in port.addresses)
+    return [f"link set {port.iface} up", *own]
 
 
 Cut = Tuple[str, str, str]
@@ -191,3 +180,103 @@ def cut_rules(cuts: Sequence[Cut]) -> str:
                 rules += f"{family} {side} {address} {tcp}{action}\n"
         rules += "}\n"
     return f"table inet ringlab\ndelete table inet ringlab\ntable inet ringlab {{\n{rules}}}\n"
+
+
+# --- the files of SSH: keys, an sshd_config per host, and one client configuration for all ---
+
+SSHD_CONFIG = """\
+Port 22
+{listen}
+HostKey {dir}/host_key
+AuthorizedKeysFile {top}/client_key.pub
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+UseDNS no
+StrictModes no
+PrintMotd no
+PidFile none
+LogLevel INFO
+"""
+
+CLIENT_COMMON = """\
+Host *
+    User root
+    BatchMode yes
+    StrictHostKeyChecking yes
+    UserKnownHostsFile {top}/known_hosts
+    GlobalKnownHostsFile /dev/null
+    UpdateHostKeys no
+    IdentitiesOnly yes
+    IdentityAgent none
+    PreferredAuthentications publickey
+    ConnectTimeout 10
+    KexAlgorithms curve25519-sha256
+    LogLevel ERROR
+"""
+
+CLIENT_ENTRY = """\
+Host {patterns}
+    HostName {address}
+    HostKeyAlias {alias}
+    IdentityFile {top}/{key}
+"""
+
+HOSTS_FILE = """\
+127.0.0.1 localhost
+127.0.1.1 {name}
+::1 localhost ip6-localhost ip6-loopback
+"""
+
+
+def make_key(path: Path) -> str:
+    sh("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", path.name, "-f", str(path))
+    kind, key = path.with_suffix(".pub").read_text().split()[:2]
+    return f"{kind} {key}"
+
+
+def write_host(top: Path, name: str, addresses: Sequence[str], chroot: bool = False) -> None:
+    """Write the directory of one host: sshd's files, and those that are bound over /etc and /proc in it.
+
+    With `chroot`, a login sees the folder `root` in that directory as its root file system.
+    """
+    directory = top / name
+    directory.mkdir()
+    public = make_key(directory / "host_key")
+    with (top / "known_hosts").open("a") as known:
+        known.write(f"{name} {public}\n")
+    listen = "\n".join(f"ListenAddress {address}" for address in addresses)
+    config = SSHD_CONFIG.format(listen=listen, dir=directory, top=top)
+    if chroot:
+        config += f"ChrootDirectory {directory / 'root'}\n"
+    (directory / "sshd_config").write_text(config)
+    (directory / "hosts").write_text(HOSTS_FILE.format(name=name))
+    (directory / "hostname").write_text(name + "\n")
+    (directory / "boot_id").write_text(f"{uuid.uuid4()}\n")
+    (directory / "machine-id").write_text(f"{uuid.uuid4().hex}\n")
+
+
+def write_client(top: Path, addresses: Dict[str, List[str]]) -> Path:
+    """Write the client's configuration and a wrapper `bin/ssh` that uses it; returns the configuration.
+
+    A host is found by its name and by each of its addresses. Two further entries lead to the first host and
+    fail: `unknownkey` (its key is not in known_hosts) and `badkey` (it does not accept our key).
+    """
+    text = ""
+    for name, own in addresses.items():
+        patterns = " ".join([name, *own])
+        text += CLIENT_ENTRY.format(patterns=patterns, address=own[0], alias=name, top=top, key="client_key")
+    first, own = next(iter(addresses.items()))
+    for name, alias, key in (("unknownkey", "unknownkey", "client_key"), ("badkey", first, "wrong_key")):
+        text += CLIENT_ENTRY.format(patterns=name, address=own[0], alias=alias, top=top, key=key)
+    config = top / "ssh_config"
+    config.write_text(text + CLIENT_COMMON.format(top=top))
+    real = shutil.which("ssh", path=TOOL_PATH)
+    if real is None:
+        raise LabError("no ssh on this machine")
+    wrapper = top / "bin" / "ssh"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\nexec {real} -F {config} "$@"\n')
+    wrapper.chmod(stat.S_IRWXU)
+    return config

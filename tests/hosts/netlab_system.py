@@ -18,11 +18,14 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
+import psutil
+
 RUN_DIR = Path("/run/ringcomm-netlab")
 DOCKER_ADDRESS = "172.17.0.1/16"
 DOCKER_ALIAS = "ringcomm-netlab decoy"
 TOOLS = ("ip", "tc", "nft", "nsenter", "unshare", "setpriv", "mount", "sshd", "ssh", "ssh-keygen")
 LAST_LAB = 254
+ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 # Some of the tools live in sbin, which an ordinary PATH may lack.
 TOOL_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
@@ -60,17 +63,14 @@ def sh(*argv: str, stdin: str = "", check: bool = True) -> str:
 
 
 def ip(netns: str | None, *args: str, check: bool = True) -> str:
-    """Run `ip` in the named network namespace, or in the root's when it is None."""
     return sh("ip", *(["-n", netns] if netns else []), *args, check=check)
 
 
 def ip_batch(netns: str | None, lines: List[str]) -> None:
-    """Run many `ip` commands in one process, stopping at the first that fails."""
     sh("ip", *(["-n", netns] if netns else []), "-batch", "-", stdin="\n".join(lines) + "\n")
 
 
 def ip_json(netns: str | None, *args: str) -> List[Dict[str, Any]]:
-    """Run `ip -j` and return its list of objects."""
     return list(json.loads(ip(netns, "-j", *args) or "[]"))
 
 
@@ -90,12 +90,10 @@ def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
 
 
 def in_netns(netns: str, *argv: str, stdin: str = "") -> str:
-    """Run a command in a named network namespace, with everything else as it is here."""
     return sh("nsenter", f"--net=/run/netns/{netns}", *argv, stdin=stdin)
 
 
 def unavailable() -> str | None:
-    """Why this machine cannot make a lab, in one line, or None when it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [name for name in TOOLS if not shutil.which(name, path=TOOL_PATH)]
@@ -125,13 +123,11 @@ def lock(path: Path, mode: int) -> int | None:
 
 
 def unlock(fd: int) -> None:
-    """Give a lock back, also for children that were forked while it was held."""
     fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 
 
 def networks(number: int) -> Dict[str, Tuple[str, str]]:
-    """The IPv4 and the IPv6 network of lab `number`, for each role of an interface."""
     first = {"eth": 99, "wlan": 98}
     return {role: (f"10.{n}.{number}.0/24", f"fd{n}:{number}::/64") for role, n in first.items()}
 
@@ -149,7 +145,6 @@ def taken_networks() -> List[Any]:
 
 
 def acquire() -> Tuple[int, int]:
-    """Take a free lab number: the number and the descriptor of its lock."""
     RUN_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
     taken = taken_networks()
     for offset in range(LAST_LAB):  # each process from another number on, so that few are used anew at once
@@ -165,7 +160,6 @@ def acquire() -> Tuple[int, int]:
 
 
 def release(number: int, fd: int) -> None:
-    """Give a lab number back."""
     with contextlib.suppress(FileNotFoundError):
         (RUN_DIR / f"{number}.lock").unlink()
     unlock(fd)
@@ -189,7 +183,6 @@ def remove(number: int) -> None:
 
 
 def netns_of(number: int) -> List[str]:
-    """The named network namespaces of lab `number`."""
     directory = Path("/run/netns")
     names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
     return [name for name in names if re.match(rf"rl{number}[-.]", name)]
@@ -258,20 +251,6 @@ def drop_docker() -> None:
 # --- processes ---
 
 
-def proc_stat(pid: int) -> Tuple[str, int]:
-    """State letter and parent of a process; ("X", 0) when it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return "X", 0
-    return fields[0], int(fields[1])
-
-
-def pids() -> Iterator[int]:
-    """Every process id that is visible here."""
-    return (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-
-
 def pid_namespace(pid: int) -> int:
     """The inode that identifies a process's pid namespace; 0 when it is gone."""
     try:
@@ -283,15 +262,10 @@ def pid_namespace(pid: int) -> int:
 def alive_in(namespace: int) -> List[Tuple[int, str]]:
     """(pid as seen here, command line) of the processes in a pid namespace, without zombies."""
     found = []
-    for pid in pids():
-        if pid_namespace(pid) != namespace:
-            continue
-        try:
-            raw = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if proc_stat(pid)[0] not in "ZX":
-            found.append((pid, raw.replace(b"\0", b" ").decode(errors="replace").strip()))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if pid_namespace(process.pid) == namespace and process.status() not in ENDED:
+                found.append((process.pid, " ".join(process.cmdline()).strip()))
     return sorted(found)
 
 

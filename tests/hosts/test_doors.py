@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shlex
@@ -67,19 +66,6 @@ def test_containers_that_sleep(lab: Lab, program: Program, tmp_path: Path) -> No
     assert logins(lab) == before
 
 
-def test_the_shells_variables_arrive_in_containers(
-    lab: Lab, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program("box", 'host=$2; shift 3; enter_$host "$@"')
-    value = b"a\n'\"$HOME`x`\\ \xc3\xa9 \xff" + b"x" * 100_000
-    monkeypatch.setenv("MY_TOKEN", os.fsdecode(value))
-    text = "import hashlib, os\nprint('got', hashlib.sha256(os.environb[b'MY_TOKEN']).hexdigest())\n"
-    (tmp_path / "show.py").write_text(text)
-    job = ringrun(lab, "--via", "box -i {host} --", "-H", "jetson1,jetson2", tmp_path / "show.py")
-    assert job.process.returncode == 0, job.output
-    assert job.values("got ([0-9a-f]+)") == [hashlib.sha256(value).hexdigest()] * 2, job.output
-
-
 def test_a_container_that_ends_is_named(lab: Lab, program: Program) -> None:
     program("box", 'host=$2; shift 3; enter_$host "$@"')
     with Job(lab, "--via", "box -i {host} --", "-H", "jetson1,jetson2", MEMBER, "sleep", "ends") as job:
@@ -89,21 +75,6 @@ def test_a_container_that_ends_is_named(lab: Lab, program: Program) -> None:
         assert job.finish() == 255  # of a host that is lost
     assert re.search(r"jetson2: the connection to it \(box\) ", job.output), job.output
     wait_for(lambda: not job_processes(lab, "member.py sleep ends"), 10, "the end of all processes")
-
-
-@pytest.mark.release
-def test_a_container_that_does_not_run_yet(lab: Lab, program: Program, tmp_path: Path) -> None:
-    up = tmp_path / "up"
-    complaint = 'echo "error: unable to upgrade connection: container not found" >&2; exit 1'
-    wait = f"echo try >>{tmp_path}/tries; [ -e {up} ] || {{ {complaint}; }}"
-    program("box", f'host=$2; shift 3; {wait}; enter_$host "$@"')
-    with Job(lab, "--via", "box -i {host} --", "-H", "jetson1,jetson2", MEMBER) as job:
-        tries = tmp_path / "tries"
-        # More often than a failure that is tried again a few times only.
-        wait_for(lambda: tries.exists() and tries.read_text().count("try") >= 10, 60, "ten attempts")
-        up.touch()
-        job.finish(90)
-    assert places(job) == ["jetson1", "jetson2"], job.output
 
 
 def test_the_mpi_operators_hosts_are_waited_for(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Callable, List
+from typing import List
 
 import pytest
 
@@ -56,30 +57,11 @@ def test_hosts_and_faults_of_their_links(lab: Lab) -> None:
     assert "20Mbit" in out(lab, "jetson1", "tc", "qdisc", "show", "dev", "wlan0")
 
 
-def test_two_labs_at_once(lab: Lab, make_lab: Callable[..., Lab]) -> None:
-    other = make_lab(ipv6_only=True)
-    assert other.number != lab.number and other.addresses("jetson1")[0] == f"fd99:{other.number}::11"
-    assert out(other, "jetson1", "ip", "-4", "-o", "addr", "show", "dev", "eth0") == ""
-    assert len({ssh(each, "jetson1", "cat /etc/machine-id") for each in (lab, other)}) == 2
-    other.cut("jetson1")
-    other.close()
-    assert ssh(lab, "jetson1", "hostname") == "jetson1"
-
-
-@pytest.mark.parametrize("names", [["a", "a"], ["localhost"], ["no_good"]])
-def test_bad_names_are_refused(names: List[str]) -> None:
-    with pytest.raises(ValueError, match="host names"):
-        Lab(*names)
-
-
 def things(number: int) -> List[str]:
     """Return what is there of a lab."""
     links = [link["ifname"] for link in system.ip_json(None, "link", "show")]
     routes = system.ip(None, "route", "show") + system.ip(None, "-6", "route", "show")
-    found = [
-        name for name in links if name.startswith(f"rl{number}") and not name[len(f"rl{number}")].isdigit()
-    ]
-    found += system.netns_of(number)
+    found = [name for name in links if re.match(rf"rl{number}\D", name)] + system.netns_of(number)
     found += [net for pair in system.networks(number).values() for net in pair if net in routes]
     return found + [path.name for path in system.RUN_DIR.glob(str(number))]
 
@@ -110,9 +92,8 @@ def test_close_leaves_nothing(able: None) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_killed_process_leaves_nothing(able: None, how: signal.Signals) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as p:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", HOLD], cwd=ROOT, stdout=pipe, stderr=pipe) as p:
         try:
             assert p.stdout is not None
             number, namespace = (int(word) for word in p.stdout.readline().split())
@@ -123,7 +104,7 @@ def test_a_killed_process_leaves_nothing(able: None, how: signal.Signals) -> Non
             p.kill()
     wait_for(lambda: not system.alive_in(namespace), 10, "the end of the hosts")
     if how == signal.SIGKILL:
-        Lab.cleanup_stale()
+        system.cleanup_stale()
     assert leftovers(number) == []
 
 

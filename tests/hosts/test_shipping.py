@@ -14,7 +14,7 @@ from typing import Dict, List
 import pytest
 
 from ringcomm.version import __version__
-from ringrun.agent.shipped import IN_USE, SHARED_PLACES
+from ringrun.agent.shipped import SHARED_PLACES
 from tests.hosts.job import Job, ringrun
 from tests.hosts.netlab import Lab
 from tests.proc.test_ringrun_local import _other_python
@@ -46,8 +46,7 @@ class Boards:
         (folder / "train.py").write_text(PROGRAM)
         for host in ("jetson1", "jetson2"):
             self.places[host] = {
-                "XDG_CACHE_HOME": str(folder / host / "cache"),
-                "TMPDIR": str(folder / host / "temporary"),
+                "XDG_CACHE_HOME": str(folder / host / "cache"), "TMPDIR": str(folder / host / "temporary"),
             }
 
     def options(self) -> List[str]:
@@ -117,45 +116,7 @@ def test_a_read_only_home_and_a_full_disk(lab: Lab, boards: Boards) -> None:
 
 
 @pytest.mark.release
-@pytest.mark.timeout(300)
-def test_what_jobs_have_left_is_removed_but_not_what_a_running_one_uses(
-    lab: Lab, boards: Boards, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = boards.folder / "here"
-    for name, folder in (("XDG_CACHE_HOME", "cache"), ("TMPDIR", "temporary")):
-        (own / folder).mkdir(parents=True)
-        monkeypatch.setenv(name, str(own / folder))
-    (boards.folder / "train.py").write_text(
-        f"{PROGRAM}\nimport pathlib, time\n"
-        f"while not pathlib.Path({str(own)!r}, 'go').exists(): time.sleep(0.1)\n"
-        "print('the end', rc.__version__, flush=True)\n"
-    )
-    words = boards.options()
-    place = words.index("--cwd")
-    del words[place : place + 2]
-    reach = [word for word in words if word != "--provision"]
-    caches = [Path(boards.places[host]["XDG_CACHE_HOME"]) / "ringcomm" for host in boards.places]
-    with Job(lab, *words, "--ship", "train.py", module_path=False, cwd=boards.folder) as job:
-        job.wait_for_line(r"\] 2 of 3 True", 150.0)
-        during = ringrun(lab, "clean", *reach, module_path=False)
-        assert during.process.returncode == 0, during.output
-        assert len(during.values("^  kept  .*/jobs/.*: .its job runs.$")) == 2, during.output
-        assert len(during.values("^  kept  .*/ringcomm: '?a running job may use it'?$")) >= 2
-        (own / "go").touch()
-        assert job.finish(60) == 0 and len(job.values(r"\] the end \d")) == 3, job.output
-    trial = ringrun(lab, "clean", "--dry-run", *reach, module_path=False)
-    assert len(trial.values(r"^jetson[12]: would remove [\d.]+ MB")) == 2, trial.output
-    assert all([*cache.glob("jobs/*")] and [*cache.glob("*/ringcomm/api.py")] for cache in caches)
-    after = ringrun(lab, "clean", *reach, module_path=False)
-    assert after.process.returncode == 0 and "kept" not in after.output, after.output
-    assert len(after.values(r"^  job folder  ")) == 2 and len(after.values(r"^  shipped files  ")) == 2
-    assert {entry.name for cache in caches for entry in cache.iterdir()} == {IN_USE, "jobs"}
-    assert len(ringrun(lab, "clean", *reach, module_path=False).values("(nothing to remove)")) == 3
-
-
-@pytest.mark.release
-@pytest.mark.parametrize("command", [["train.py"], ["python", "train.py"]], ids=["script", "python"])
-def test_an_environment_of_conda_is_found_by_its_name(lab: Lab, tmp_path: Path, command: List[str]) -> None:
+def test_an_environment_of_conda_is_found_by_its_name(lab: Lab, tmp_path: Path) -> None:
     """This machine has it in one folder, and the hosts in another."""
     here = tmp_path / "miniconda3" / "envs" / "train"
     venv.create(here, with_pip=False)
@@ -172,13 +133,8 @@ def test_an_environment_of_conda_is_found_by_its_name(lab: Lab, tmp_path: Path, 
         for host in hosts:
             for source, target in mounts:
                 lab.run(host, ["mount", "--bind", str(source), str(target)])
-        words = ["-H", "localhost,jetson1,jetson2", "--cwd", tmp_path, *command]
-        python = here / "bin" / "python"
-        if command != ["train.py"]:  # ringrun runs in another environment, and finds "python" by PATH
-            python = tmp_path / "other"
-            python.write_text(f'#!/bin/sh\nPATH="{here}/bin:$PATH" exec {sys.executable} "$@"\n')
-            python.chmod(0o755)
-        with Job(lab, *words, python=str(python), module_path=False) as job:
+        words = ["-H", "localhost,jetson1,jetson2", "--cwd", tmp_path, "train.py"]
+        with Job(lab, *words, python=str(here / "bin" / "python"), module_path=False) as job:
             assert job.finish(150) == 0, job.output
     finally:
         for host in hosts:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringrun.plan.allocations import expand, tasks_per_node
+from ringrun.plan.hosts import expand, tasks_per_node
 from tests.hosts.job import job_processes
 from tests.hosts.netlab import Lab, wait_for
 from tests.slurm.cluster import Slurm

@@ -98,15 +98,10 @@ class TestIdleness:
 class TestStepClock:
     @pytest.fixture
     def at(self, monkeypatch):
-        now = [10.0]
-        monkeypatch.setattr("time.perf_counter", lambda: now[0])
-
-        def set_time(seconds):
-            now[0] = seconds
-
-        return set_time
+        return lambda seconds: monkeypatch.setattr("time.perf_counter", lambda: seconds)
 
     def test_steps_are_counted_and_measured(self, at):
+        at(10.0)
         steps = StepClock()
         assert (steps.count, steps.step_s, steps.mean_s) == (0, 0.0, 0.0)
         for seconds in (1.0, 2.0, 5.0):
@@ -117,10 +112,9 @@ class TestStepClock:
     def test_two_owners_take_the_same_steps(self, at):
         steps = StepClock()
         for seconds in (1.0, 2.0, 3.0):
-            at(seconds)
-            steps.add("generator")
-            at(seconds + 0.5)
-            steps.add("discriminator")
+            for owner, later in (("generator", 0.0), ("discriminator", 0.5)):
+                at(seconds + later)
+                steps.add(owner)
         assert (steps.count, steps.mean_s, steps.last_s) == (3, 1.0, 3.0)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import stat
-import subprocess
 import sys
 
 import pytest
@@ -30,15 +29,13 @@ class TestNewKey:
         assert newkey.main(arguments) == 2
         assert "usage: python -m ringcomm.newkey" in capsys.readouterr().err
 
-    def test_a_key_that_may_be_in_use_stays(self, tmp_path, capsys):
+    def test_a_key_that_may_be_in_use_stays_and_no_folder_is_made(self, tmp_path, capsys):
         file = tmp_path / "key"
         file.write_text("old")
         assert newkey.main([str(file)]) == 1
         assert file.read_text() == "old" and "exists already" in capsys.readouterr().err
-
-    def test_a_folder_that_does_not_exist(self, tmp_path, capsys):
-        file = str(tmp_path / "missing" / "key")
-        assert newkey.main([file]) == 1
+        file = tmp_path / "missing" / "key"
+        assert newkey.main([str(file)]) == 1
         assert f"{file} cannot be written: No such file or directory." in capsys.readouterr().err
 
     def test_no_means_to_make_a_certificate(self, tmp_path, monkeypatch, capsys):
@@ -60,12 +57,6 @@ class TestNewKey:
         assert f"{file} cannot be written: File too large." in capsys.readouterr().err
         assert not file.exists()
 
-    def test_as_a_program(self, tmp_path):
-        done = subprocess.run(
-            [sys.executable, "-m", "ringcomm.newkey", str(tmp_path / "key")], capture_output=True, check=False
-        )
-        assert done.returncode == 0 and (tmp_path / "key").exists()
-
 
 class TestCertificate:
     @pytest.mark.skipif(keys.shutil.which("openssl") is None, reason="there is no openssl command")
@@ -76,44 +67,29 @@ class TestCertificate:
         monkeypatch.setattr(keys, "_by_package", lambda: None)
         assert Tls(make_certificate())
 
-    def test_what_the_package_has_made_is_enough(self, monkeypatch):
-        monkeypatch.setattr(keys, "_by_package", lambda: "made")
-        assert make_certificate() == "made"
-
-    def test_without_the_package(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "cryptography", None)
-        assert keys._by_package() is None
-
-    def test_with_the_package(self):
+    def test_with_the_package_and_without_it(self, monkeypatch):
         pytest.importorskip("cryptography")
         made = keys._by_package()
         assert made is not None and Tls(made)
+        monkeypatch.setitem(sys.modules, "cryptography", None)
+        assert keys._by_package() is None
 
-    def test_a_program_that_cannot_be_run(self, monkeypatch, tmp_path):
-        program = tmp_path / "openssl"
-        program.write_text("no program")
-        program.chmod(0o755)
-        monkeypatch.setattr(keys.shutil, "which", lambda name: str(program))
-        with pytest.raises(ConfigError, match="could not be made: .*openssl"):
+    @pytest.mark.parametrize(
+        ("program", "text"),
+        [
+            ("no program", "openssl"), ("#!/bin/sh\nexec sleep 60\n", "timed out"),
+            ("#!/bin/sh\ncat >/dev/null\necho no such curve >&2; exit 1", "openssl genpkey"),
+            ("#!/bin/sh\ncat >/dev/null\necho hello", "openssl genpkey"),
+        ],
+    )
+    def test_a_program_that_fails(self, monkeypatch, tmp_path, program, text):
+        path = tmp_path / "openssl"
+        path.write_text(program)
+        path.chmod(0o755)
+        monkeypatch.setattr(keys.shutil, "which", lambda name: str(path))
+        monkeypatch.setattr(keys, "_OPENSSL_S", 0.2 if "sleep" in program else 30.0)
+        with pytest.raises(ConfigError, match=f"could not be made: .*{text}"):
             keys._by_command()
-
-    def test_a_program_that_does_not_end(self, monkeypatch, tmp_path):
-        program = tmp_path / "openssl"
-        program.write_text("#!/bin/sh\nexec sleep 60\n")
-        program.chmod(0o755)
-        monkeypatch.setattr(keys.shutil, "which", lambda name: str(program))
-        monkeypatch.setattr(keys, "_OPENSSL_S", 0.05)
-        with pytest.raises(ConfigError, match="timed out"):
-            keys._by_command()
-
-    def test_a_program_that_fails_or_prints_something_else(self, monkeypatch, tmp_path):
-        program = tmp_path / "openssl"
-        monkeypatch.setattr(keys.shutil, "which", lambda name: str(program))
-        for commands in ("echo no such curve >&2; exit 1", "echo hello"):
-            program.write_text(f"#!/bin/sh\ncat >/dev/null\n{commands}\n")
-            program.chmod(0o755)
-            with pytest.raises(ConfigError, match="could not be made: .*openssl genpkey"):
-                keys._by_command()
 
 
 class TestKeys:

@@ -18,7 +18,7 @@ from ringcomm.errors import ConfigError, Misuse
 from ringcomm.storage.results import NOT_SENT, pack_error, pack_value, unpickled
 from ringcomm.wire.signing import Signer
 
-from ..plan.signed import about_call, about_result, signed, verified
+from ..plan.job import ABOUT_CALL, about_result, signed, verified
 
 
 class Call(NamedTuple):
@@ -72,7 +72,7 @@ def main(payload_descriptor: int, result_descriptor: int) -> None:
     job, place = place_from_environment()
     signer, about = Signer(key[0], job), about_result(place)
     with open(payload_descriptor, "rb") as file:
-        payload = verified(file.read(), signer, *about_call())
+        payload = verified(file.read(), signer, *ABOUT_CALL)
     if payload is None:
         raise Misuse("The function that this process received is not signed with the job's key.")
     path, unpickle = unpack_call(payload)

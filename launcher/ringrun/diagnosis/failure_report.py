@@ -8,27 +8,32 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import ringcomm
 
 from ..agent.agent import CHECK_LIMIT_S
 from ..agent.checks import PROVISIONED
 from ..plan.job import HostJob, Job
-from ..plan.reaching import NOTHING, quoted
-from ..reach.base import other_python
-from .first_failure import Cause, Exit, FirstFailure, signal_name
-from .tracebacks import (
-    ERRORS,
-    direct_cause,
-    last_traceback,
-    origin,
-    shared_error,
-    traceback_lines,
-    without_inner_frames,
-)  # fmt: skip
+from ..reach.base import NOTHING, other_python, quoted
+from .first_failure import Cause, Exit, FirstFailure, ranks_text, signal_name
+from .waiting import is_users
 
 Diagnosis = Callable[[bool], str]
 """Tells which ranks waited for which, after a text that perhaps names calls that differ."""
 NO_DIAGNOSIS: Diagnosis = lambda names_calls: ""  # noqa: E731
+MAX_LINES = 40
+"""Above this the report leaves out the middle of the frames, and of the error."""
+ERRORS = "ringcomm.errors."
+"""The beginning of a traceback's last line if ringcomm raised the error."""
+
+_HEAD = "Traceback (most recent call last):"
+_GROUP = "  + Exception Group Traceback (most recent call last):"
+_IGNORED = "Exception ignored "
+_CAUSED = "The above exception was the direct cause"
+_FRAME = re.compile(r'  File "(?:.*[/\\])?ringcomm[/\\]([^"]+)", line \d+, in ')
+_FILE = re.compile(r'  File "([^"]+)", line \d+')
+_PACKAGE = Path(ringcomm.__file__).parent
 _MISMATCH = f"{ERRORS}MismatchError:"
 _DISAGREE = "the ranks do not make the same calls"
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)'$")
@@ -43,21 +48,6 @@ def box(title: str, paragraphs: Sequence[str], last: str = "") -> str:
         lines += [f"│ {line}".rstrip() for line in paragraph.splitlines()]
     lines.append(f"╰─ {last}" if last else "╰─")
     return "\n".join(lines) + "\n"
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ``rank 2`` or ``ranks 0, 2-5``."""
-    runs: List[List[int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts = [
-        str(run[0]) if len(run) == 1 else ", ".join(map(str, run)) if len(run) == 2 else f"{run[0]}-{run[-1]}"
-        for run in runs
-    ]  # fmt: skip
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)
 
 
 def failure_box(
@@ -82,9 +72,7 @@ def failure_box(
     return box(title, list(filter(None, paragraphs)), f"exit code {failure.exit_code()}")
 
 
-def _title(
-    failure: FirstFailure, cause: Cause, hosts: Mapping[int, str], host_names: Sequence[str]
-) -> str:  # fmt: skip
+def _title(failure: FirstFailure, cause: Cause, hosts: Mapping[int, str], host_names: Sequence[str]) -> str:
     if cause.host_index is not None:
         return f"the host {host_names[cause.host_index]} was lost first"
     if cause.rank is None:
@@ -125,19 +113,15 @@ def error_paragraphs(tail: Sequence[str]) -> List[str]:
 
 def signal_hint(end: Optional[Exit]) -> str:
     """Return the usual meaning of a signal that is not obvious."""
-    if end is None or end.signal is None or end.signal == end.sent:
-        return ""  # ringrun's own signal needs no explanation
-    name = signal_name(end.signal)
-    if name == "SIGKILL":
-        return (
-            "It was killed with SIGKILL. The kernel does that when memory runs out: "
-            "see `dmesg | grep -i oom` on that host."
-        )
-    if name in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGABRT", "SIGFPE"):
-        return (
-            f"{name} is a crash in compiled code. PYTHONFAULTHANDLER=1 (-x PYTHONFAULTHANDLER=1) shows where."
-        )
-    return ""
+    # ringrun's own signal needs no explanation.
+    name = "" if end is None or end.signal == end.sent else signal_name(end.signal)
+    crash = f"{name} is a crash in compiled code. PYTHONFAULTHANDLER=1 (-x PYTHONFAULTHANDLER=1) shows where."
+    killed = (
+        "It was killed with SIGKILL. The kernel does that when memory runs out: see `dmesg | grep -i oom` on "
+        "that host."
+    )
+    crashes = dict.fromkeys(("SIGSEGV", "SIGBUS", "SIGILL", "SIGABRT", "SIGFPE"), crash)
+    return {"SIGKILL": killed, **crashes}.get(name, "")
 
 
 def missing_module_hint(lines: Sequence[str], host: str, python: str) -> str:
@@ -189,36 +173,28 @@ def _others(failure: FirstFailure, cause: Cause, alike: Sequence[int]) -> str:
     """Return one line for the ranks that stopped because of the cause, and one for those that failed
     separately; `alike` failed with the same error.
     """
-    ended = {
-        rank for rank, end in failure.exits.items()
-        if rank != cause.rank and not (end.ok and rank not in failure.secondary())
-    }  # fmt: skip
-    ended -= failure.past
-    ended |= failure.secondary() - {cause.rank}
+    exits, victims = failure.exits, failure.secondary() - {cause.rank}
+    failed = {rank for rank, end in exits.items() if rank != cause.rank and not end.ok} - failure.past
+    alone = {rank for rank in failed - victims if not exits[rank].sent}
     if cause.host_index is not None:
-        ended -= {rank for rank in ended if rank not in failure.exits}
-    alone = {rank for rank in ended - failure.secondary() if not failure.exits[rank].sent}
-    if cause.host_index is not None:
-        alone = set()  # the rendezvous may not have had the time to report it
+        # The rendezvous may not have had the time to report it.
+        victims, alone = victims & set(exits), set()
+    ended = failed | victims
     lines = [f"{ranks_text(alike).capitalize()} failed with the same error."] if alike else []
     ended, alone = ended - set(alike), alone - set(alike)
     if ended - alone:
         lines.append(f"{ranks_text(sorted(ended - alone)).capitalize()} stopped because of it.")
-    for how in sorted({failure.exits[rank].describe() for rank in alone}):
-        ranks = [rank for rank in alone if failure.exits[rank].describe() == how]
+    for how in sorted({exits[rank].describe() for rank in alone}):
+        ranks = [rank for rank in alone if exits[rank].describe() == how]
         lines.append(f"{ranks_text(ranks).capitalize()} failed too: {how}.")
     return "\n".join(lines)
 
 
 def problems_box(problems: Mapping[str, str], waiting: Sequence[str], failed: int, hosts: int) -> str:
     """Return the box of a job that did not start: one paragraph per host."""
-    title = (
-        "the job did not start" if hosts == 1 else f"the job did not start: {failed} of {hosts} hosts failed"
-    )
-    paragraphs = list(problems.values())
-    if waiting:
-        paragraphs.append(f"Not heard of until then: {', '.join(waiting)}.")
-    return box(title, paragraphs, "exit code 1")
+    title = "the job did not start" + (f": {failed} of {hosts} hosts failed" if hosts > 1 else "")
+    silent = [f"Not heard of until then: {', '.join(waiting)}."] if waiting else []
+    return box(title, [*problems.values(), *silent], "exit code 1")
 
 
 _PROBLEMS = {
@@ -289,60 +265,148 @@ def _trial_run(facts: Mapping[str, Any]) -> Dict[str, str]:
     return {"how": how, "said": quoted(said) if said else NOTHING}
 
 
+# -- tracebacks on the stderr of ranks ---------------------------------------------------------
+
+
+def _starts(lines: Sequence[str]) -> List[int]:
+    """Return the indices at which tracebacks begin, without those of errors that Python has ignored."""
+    return [
+        index for index, line in enumerate(lines)
+        if line.startswith((_HEAD, _GROUP)) and not (index and lines[index - 1].startswith(_IGNORED))
+    ]  # fmt: skip
+
+
+def traceback_lines(lines: Sequence[str]) -> List[str]:
+    """Return the lines of the last traceback on a rank's stderr, or none. The error ends the program, so the
+    lines after it are its text, in which TensorFlow has empty lines.
+    """
+    starts = _starts(lines)
+    if not starts:
+        return []
+    first = starts[-1]
+    ignored = (index for index in range(first, len(lines)) if lines[index].startswith(_IGNORED))
+    return list(lines[first : next(ignored, len(lines))])
+
+
+def _parts(lines: Sequence[str]) -> Tuple[List[str], List[str]]:
+    """Return the frames of a traceback, with its first line, and the error, without final empty lines."""
+    texts = (index for index, line in enumerate(lines) if index and not line.startswith((" ", "\t")))
+    split = next(texts, len(lines))
+    last = max((index for index, line in enumerate(lines) if line.strip()), default=-1)
+    return list(lines[:split]), list(lines[split : last + 1])
+
+
+def _shortened(lines: Sequence[str], most: int = MAX_LINES) -> List[str]:
+    """Return the lines, without the middle if there are more than `most`."""
+    half = most // 2
+    more = f"  … {len(lines) - 2 * half} lines left out …"
+    return list(lines) if len(lines) <= most else [*lines[:half], more, *lines[-half:]]
+
+
+def direct_cause(lines: Sequence[str]) -> str:
+    """Return the first error in the chain that led to the last traceback's, with its place; or ""."""
+    starts = _starts(lines)
+    chosen = len(starts) - 1
+    while chosen > 0 and any(line.startswith(_CAUSED) for line in lines[starts[chosen - 1] : starts[chosen]]):
+        chosen -= 1
+    if chosen in (-1, len(starts) - 1):
+        return ""
+    part = lines[starts[chosen] : starts[chosen + 1]]
+    frames, error = _parts([line for line in part if not line.startswith(_CAUSED)])
+    files = [line for line in frames if line.startswith("  File ")]
+    own = [line for line in files if (found := _FILE.match(line)) and is_users(found[1])]
+    place = (own or files or [""])[-1].strip()  # of the program, or else the innermost
+    return "\n  ".join(filter(None, [*_shortened(error, MAX_LINES // 2), place])) if error else ""
+
+
+def last_traceback(lines: Sequence[str]) -> str:
+    """Return the last traceback in these lines, shortened, or ""."""
+    frames, error = _parts(traceback_lines(lines))
+    return "\n".join([*_shortened(frames), *_shortened(error)]).rstrip()
+
+
+def last_error(lines: Sequence[str]) -> str:
+    """Return the first line of the last traceback's error; without one the last line; or ""."""
+    errors = (line for line in traceback_lines(lines)[1:] if not line.startswith((" ", "\t")))
+    return next(errors, "") or next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def is_shown_whole(lines: Sequence[str]) -> bool:
+    """Return whether :func:`last_traceback` is complete."""
+    return all(len(part) <= MAX_LINES for part in _parts(traceback_lines(lines)))
+
+
+def without_inner_frames(lines: Sequence[str]) -> List[str]:
+    """Return a traceback without the frames inside ringcomm, if it ends in an error of
+    :mod:`ringcomm.errors`. Such an error is about the program that called ringcomm; another one may be a
+    defect of ringcomm, for which all frames count.
+    """
+    if not shared_error(lines):
+        return list(lines)
+    left: List[str] = []
+    inner = False
+    for line in lines:
+        if line.startswith("  File "):
+            found = _FRAME.match(line)
+            # The path of a user's own folder may contain the word, too.
+            inner = found is not None and (_PACKAGE / found[1].replace("\\", "/")).is_file()
+        elif not line.startswith((" ", "\t")):
+            inner = False
+        if not inner:
+            left.append(line)
+    return left if any(line.startswith("  File ") for line in left) else list(lines)
+
+
+def shared_error(lines: Sequence[str]) -> str:
+    """Return the first line of ringcomm's error in which the last traceback ends, or ""."""
+    return next((line for line in traceback_lines(lines) if line.startswith(ERRORS)), "")
+
+
+def origin(lines: Sequence[str]) -> Tuple[str, str]:
+    """Return the innermost frame and the class of the last traceback; ("", "") without one, or if ringcomm
+    raised an error in it, which may be another rank's fault.
+    """
+    frames, error = _parts(traceback_lines(lines))
+    files = [line for line in frames if line.startswith("  File ")]
+    if not files or any(line.startswith(ERRORS) for line in lines):
+        return "", ""
+    return files[-1], error[0].partition(":")[0] if error else ""
+
+
 # -- remedies for errors that do not name their cause ------------------------------------------
 
-_KERAS_2 = re.compile(
-    r"keras\.optimizers\.legacy` is not supported in Keras 3"
-    r"|'(?:Keras)?Variable' object has no attribute 'ref'"
-    r"|Argument\(s\) not recognized: \{'(?:lr|decay)'"
-    r"|Unrecognized keyword arguments passed to BatchNormalization: \{'fused'"
-    r"|module '[\w.]*keras[\w.]*' has no attribute '[gs]et_session'"
-    r"|cannot import name '[gs]et_session' from '[\w.]*keras"
-    r"|\.variables\(\)[^\0]*TypeError: 'list' object is not callable"
-    r"|compile\(\) got an unexpected keyword argument 'experimental_run_tf_function'"
-)
-_OTHERS = (
-    (
-        re.compile(
-            r"module 'tensorflow' has no attribute '(?:ConfigProto|GPUOptions|Session|InteractiveSession|"
-            r"placeholder|global_variables_initializer|get_variable|variable_scope|get_default_graph|reset_default_graph|"
-            r"set_random_seed|app|flags|logging|layers|contrib)'"
-        ),
-        "This program was written for TensorFlow 1. Write `import tensorflow.compat.v1 as tf` and "
-        "`tf.disable_v2_behavior()` in place of `import tensorflow as tf`; tf.contrib has no successor.",
-    ),
-    (
-        re.compile(
-            r"cannot import name 'HorovodStrategy'|strategies\.horovod'|invalid strategy name: .*horovod"
-        ),
-        "Lightning 2 has no HorovodStrategy. Write `import ringcomm.lightning` and "
-        '`Trainer(strategy="ddp_ringcomm", accelerator="cpu")`.',
-    ),
-    (
-        re.compile(r"[Uu]nknown c10d backend type '?RINGCOMM"),
-        "Write `import ringcomm.torch.distributed` before init_process_group(): PyTorch finds the backend "
-        "without it only from 2.5 on, and not with TORCH_DEVICE_BACKEND_AUTOLOAD=0.",
-    ),
-    (
-        re.compile(
-            r"marked as ready twice|mark a variable ready only once"
-            r"|computed more than backward_passes_per_step"
-        ),
-        "If the model uses gradient checkpointing, pass use_reentrant=False to torch.utils.checkpoint "
-        '(gradient_checkpointing_kwargs={"use_reentrant": False} in Transformers): the other form computes '
-        "the gradients of a layer that is used twice in passes of their own.",
-    ),
+_REMEDIES = (
+    (r"keras\.optimizers\.legacy` is not supported in Keras 3"
+     r"|'(?:Keras)?Variable' object has no attribute 'ref'"
+     r"|Argument\(s\) not recognized: \{'(?:lr|decay)'"
+     r"|Unrecognized keyword arguments passed to BatchNormalization: \{'fused'"
+     r"|module '[\w.]*keras[\w.]*' has no attribute '[gs]et_session'"
+     r"|cannot import name '[gs]et_session' from '[\w.]*keras"
+     r"|\.variables\(\)[^\0]*TypeError: 'list' object is not callable"
+     r"|compile\(\) got an unexpected keyword argument 'experimental_run_tf_function'",
+     "This program was written for Keras 2, and tf.keras is Keras 3 here. Install tf_keras of TensorFlow's "
+     "version on every host, and add -x TF_USE_LEGACY_KERAS=1 to the command."),
+    (r"module 'tensorflow' has no attribute '(?:ConfigProto|GPUOptions|Session|InteractiveSession|"
+     r"placeholder|global_variables_initializer|get_variable|variable_scope|get_default_graph|"
+     r"reset_default_graph|set_random_seed|app|flags|logging|layers|contrib)'",
+     "This program was written for TensorFlow 1. Write `import tensorflow.compat.v1 as tf` and "
+     "`tf.disable_v2_behavior()` in place of `import tensorflow as tf`; tf.contrib has no successor."),
+    (r"cannot import name 'HorovodStrategy'|strategies\.horovod'|invalid strategy name: .*horovod",
+     "Lightning 2 has no HorovodStrategy. Write `import ringcomm.lightning` and "
+     '`Trainer(strategy="ddp_ringcomm", accelerator="cpu")`.'),
+    (r"[Uu]nknown c10d backend type '?RINGCOMM",
+     "Write `import ringcomm.torch.distributed` before init_process_group(): PyTorch finds the backend "
+     "without it only from 2.5 on, and not with TORCH_DEVICE_BACKEND_AUTOLOAD=0."),
+    (r"marked as ready twice|mark a variable ready only once|computed more than backward_passes_per_step",
+     "If the model uses gradient checkpointing, pass use_reentrant=False to torch.utils.checkpoint "
+     '(gradient_checkpointing_kwargs={"use_reentrant": False} in Transformers): the other form computes '
+     "the gradients of a layer that is used twice in passes of their own."),
 )
 
 
 def hint_of(traceback: str) -> str:
     """Return a remedy for the error of a traceback, as a paragraph for the failure report, or ""."""
-    if _KERAS_2.search(traceback):
-        return (
-            "This program was written for Keras 2, and tf.keras is Keras 3 here. Install tf_keras of "
-            "TensorFlow's version on every host, and add -x TF_USE_LEGACY_KERAS=1 to the command."
-        )
-    return next((text for pattern, text in _OTHERS if pattern.search(traceback)), "")
+    return next((text for pattern, text in _REMEDIES if re.search(pattern, traceback)), "")
 
 
 # -- files of this machine --------------------------------------------------------------------

@@ -176,3 +176,15 @@ def signal_name(number: Optional[int]) -> str:
         return signal.Signals(number or 0).name
     except ValueError:
         return f"signal {number}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ``rank 2`` or ``ranks 0, 2-5``."""
+    runs: List[List[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)

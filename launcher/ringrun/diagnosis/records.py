@@ -11,22 +11,13 @@ from pathlib import Path
 from typing import Any, Container, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.errors import ConfigError
+from ringcomm.storage import folders
 from ringcomm.storage.files import read_file, write_file
-from ringcomm.storage.folders import (
-    has_marker,
-    inner_folder,
-    marked_folder,
-    own_folder,
-    owned_names,
-    remove,
-    temporary_folder,
-)
 
 from ..agent.shipped import MARKER_OF_RECORDS, RECORDS
 from ..plan.job import Job
 from .first_failure import Complaint, Exit
-from .reports import LOST_WITH_HOST, RankReport, parse_record, read_report
-from .waiting import diagnose, has_failed, has_met_another_call
+from .waiting import LOST_WITH_HOST, diagnose, has_failed, has_met_another_call, parse_record, read_report
 
 PATTERN = "flight.*.json"
 _WRITTEN = re.compile(r"flight\.\d+\.json")
@@ -156,31 +147,27 @@ def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Path:
     """
     wanted = Path(job.settings.diagnose_dir) if job.settings.diagnose_dir else job.output_dir
     if wanted is not None:
-        with own_folder(wanted, 0o700) as opened:
+        with folders.own_folder(wanted, 0o700) as opened:
             for name in os.listdir(opened):  # noqa: PTH208  by its descriptor
                 if _WRITTEN.fullmatch(name):
                     os.unlink(name, dir_fd=opened)  # of an earlier job
             _write(opened, contents)
         return wanted
     place = Path(tempfile.gettempdir())
-    with temporary_folder(place) as around:
-        name = marked_folder(around, RECORDS, MARKER_OF_RECORDS)
+    with folders.temporary_folder(place) as around:
+        name = folders.marked_folder(around, RECORDS, MARKER_OF_RECORDS)
         try:
-            with inner_folder(around, name, None) as folder:
+            with folders.inner_folder(around, name, None) as folder:
                 _write(folder, contents)
         except OSError:
-            remove(around, name)
+            folders.remove(around, name)
             raise
-        _remove_old(around)
+        own = (name for name, _ in folders.owned_names(around, _FOLDER))
+        ours = [each for each in own if folders.has_marker(around, each, MARKER_OF_RECORDS)]
+        for old in ours[KEPT_FOLDERS:]:
+            with contextlib.suppress(OSError):  # another ringrun has just removed it
+                folders.remove(around, old)
     return place / name
-
-
-def _remove_old(around: int) -> None:
-    """Remove this user's temporary folders of records, except for the newest."""
-    names = [name for name, _ in owned_names(around, _FOLDER) if has_marker(around, name, MARKER_OF_RECORDS)]
-    for name in names[KEPT_FOLDERS:]:
-        with contextlib.suppress(OSError):  # another ringrun has just removed it
-            remove(around, name)
 
 
 def _write(folder: int, contents: Mapping[int, Mapping[str, Any]]) -> None:
@@ -188,16 +175,17 @@ def _write(folder: int, contents: Mapping[int, Mapping[str, Any]]) -> None:
         write_file(folder, f"flight.{rank}.json", json.dumps(content).encode())
 
 
-def read_records(folder: Path) -> Tuple[Dict[int, RankReport], List[str]]:
-    """Return the reports in a directory, and a sentence for each file that cannot be read."""
+def diagnose_folder(folder: Path) -> Tuple[str, int]:
+    """Return the diagnosis of the records in a directory, with a sentence for each file that cannot be read,
+    and the exit code, 1 if a file is not valid. ConfigError without a record.
+    """
     paths = sorted(folder.glob(PATTERN)) if folder.is_dir() else []
     if not paths:
         what = "has no flight records (flight.0.json, …)" if folder.is_dir() else "is not a directory"
         raise ConfigError(
             f"{folder} {what}. When a job fails, the box of ringrun names the directory that they are in."
         )
-    reports: Dict[int, RankReport] = {}
-    bad: List[str] = []
+    reports, bad = {}, []
     for path in paths:
         try:
             found = read_report(parse_record(read_file(path, FILE_LIMIT_BYTES)))
@@ -206,11 +194,5 @@ def read_records(folder: Path) -> Tuple[Dict[int, RankReport], List[str]]:
             bad.append(f"{path} cannot be read: {why or problem}.")
         else:
             reports[found.rank] = found
-    return reports, bad
-
-
-def diagnose_folder(folder: Path) -> Tuple[str, int]:
-    """Return the user's text and the exit code, 1 if a file is not valid. ConfigError without a record."""
-    reports, bad = read_records(folder)
     paragraphs = ["\n".join(diagnose(reports) if reports else []), "\n".join(bad)]
     return "\n\n".join(filter(None, paragraphs)) + "\n", 1 if bad else 0

@@ -1,4 +1,4 @@
-"""Which ranks wait for which, and which are behind. Pure: reports of ranks go in, sentences come out.
+"""Which ranks wait for which, and which are behind. Pure: flight records of ranks go in, sentences come out.
 
 A rank that waits is a victim, whatever it reports about others. So the ranks that it waits for are followed
 until one is found that does not wait. Ranks that made different calls where the calls must be the same do not
@@ -7,12 +7,17 @@ wait for another rank: they disagree.
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from ringcomm.engine import stacks
 from ringcomm.engine.deadlocks import behind, waiting_for_each_other
+from ringcomm.engine.stacks import Frame
+from ringcomm.errors import ProtocolError
 
-from .failure_report import ranks_text
-from .reports import LOST_WITH_HOST, RankReport, ReportedChannel, ReportedOperation
+from ..reach.incoming import fields, flag, items, json_of, maybe, number, one_of, row, table, whole
+from .first_failure import ranks_text
 
 MAX_LINES = 12
 _STATES = {
@@ -24,14 +29,62 @@ _STATES = {
     "starved": "its threads wait for a processor, as its host is busy",
     "S": "a C call keeps the interpreter lock and sleeps, or the program does not use ringcomm",
 }
-
-_CODE = "exit code"
-
 UNCAUGHT = "uncaught "
 """The beginning of a rank's error if its program has failed."""
-
 MISMATCH = "MismatchError: "
 """The beginning of a rank's error if another one has made another call."""
+LOST_WITH_HOST = "lost with its host"
+"""The end of a rank on a host that was lost."""
+
+
+class ReportedOperation(NamedTuple):
+    """One operation of a rank."""
+
+    number: int  # counts the rank's operations in this channel
+    label: str  # kind, and the program's name for it, like "allreduce `conv3.grad`"
+    key: Tuple[int, str, int]  # identifies the operation on all ranks where order does not
+    what: str  # the call with everything that ranks must agree on
+    place: str  # train.py:88
+    state: str  # submitted, running, done or failed
+    moved: Optional[int]  # bytes so far, if known
+    at: float  # begun or submitted, in seconds of that host's wall clock
+    peer: Optional[int] = None  # the other rank of a message; None: any
+
+    def text(self) -> str:
+        """Return ``allreduce `conv3.grad` (op 812, train.py:88)``, or ``message 5 from rank 0 (…)``."""
+        number = "" if self.label.startswith("message ") else f"op {self.number}, "
+        return f"{self.label} ({number}{self.place})"
+
+
+class ReportedChannel(NamedTuple):
+    """Operations that run on the same links."""
+
+    name: str
+    ordered: bool  # equal numbers mean the same operation on all ranks
+    members: Tuple[int, ...]
+    sets: Dict[int, Tuple[int, ...]]  # by number, the members of process sets
+    operations: Tuple[ReportedOperation, ...]
+    # by rank: messages posted to it, and from it; None if these are calls
+    messages: Optional[Dict[int, Tuple[int, int]]] = None
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """The report of one rank."""
+
+    rank: int
+    host: str
+    reason: str = "nothing"  # failure, asked, ended, silent (no answer), or nothing (no process)
+    error: str = ""
+    culprit: Optional[int] = None  # the rank that caused its error, if known
+    end: str = ""  # of its process
+    state: str = ""  # of a silent process, as ps shows it, or starved
+    main: str = ""  # where the main thread is, like "load (loader.py:12)", or ""
+    blocked: bool = False  # the main thread waits in ringcomm
+    paused: str = ""  # its reason for an announced absence, or ""
+    left: str = ""  # its reason for a regular leave, or ""
+    channels: Tuple[ReportedChannel, ...] = ()
+
 
 Place = Tuple[ReportedChannel, ReportedOperation]
 Waits = Dict[int, Set[int]]
@@ -48,7 +101,7 @@ class Dispute(NamedTuple):
 
     @property
     def ranks(self) -> List[int]:
-        return [rank for _, side in self.sides for rank in side]
+        return sorted(rank for _, side in self.sides for rank in side)
 
 
 def diagnose(reports: Mapping[int, RankReport], names_calls: bool = False) -> List[str]:
@@ -115,24 +168,22 @@ def _waits_in(report: RankReport) -> Optional[Place]:
     failed = report.reason == "failure" or _is_victim(report)
     if has_failed(report) or _has_left(report):
         return None
-    ordered = [channel for channel in report.channels if channel.ordered and channel.operations]
-    last = [(channel, channel.operations[-1]) for channel in ordered]
-    by_peer = [channel for channel in report.channels if channel.messages is not None]
-    messages = [(channel, operation) for channel in by_peer for operation in channel.operations]
+    waited, named = [], []
+    for channel in report.channels:
+        places = [(channel, operation) for operation in channel.operations]
+        by_name = not channel.ordered and channel.messages is None
+        named += places if by_name else []
+        waited += [] if by_name else places[-1:] if channel.ordered else places
     for wanted in ("running", "failed"):
         # A group that has failed may have been given up, and others used since.
-        places = [place for place in [*last, *messages] if place[1].state == wanted]
+        places = [place for place in waited if place[1].state == wanted]
         if places:
             return max(places, key=lambda place: place[1].at)
     if not (report.blocked or failed):
         return None  # the program need not wait for named operations that are under way
-    by_name = [channel for channel in report.channels if not channel.ordered and channel.messages is None]
-    named = [(channel, operation) for channel in by_name for operation in channel.operations]
-    for state in ("running", "submitted"):
-        for channel, operation in named:
-            if operation.state == state:
-                return channel, operation
-    return next((place for place in reversed(named) if failed and place[1].state == "failed"), None)
+    states = {place[1].state: place for place in named if place[1].state == "failed"} if failed else {}
+    states.update((place[1].state, place) for place in reversed(named) if place[1].state != "failed")
+    return states.get("running") or states.get("submitted") or states.get("failed")
 
 
 def _same_channel(report: RankReport, channel: ReportedChannel) -> Optional[ReportedChannel]:
@@ -152,7 +203,9 @@ def _lacks(report: Optional[RankReport], rank: int, place: Place) -> bool:
         return True
     if channel.ordered:
         return theirs is None or not theirs.operations or theirs.operations[-1].number < operation.number
-    return theirs is None or operation.key not in [item.key for item in theirs.operations if not item.over]
+    return theirs is None or not any(
+        item.key == operation.key for item in theirs.operations if item.state != "done"
+    )
 
 
 def _posted(report: RankReport, rank: int, place: Place) -> Optional[int]:
@@ -197,7 +250,10 @@ def _waiters(reports: Mapping[int, RankReport], waiting: Mapping[int, Optional[P
     texts: Dict[int, str] = {}
     for rank, place in waiting.items():
         if place is not None:
-            texts[rank] = f"waits in {_waiting_text(place[1])}"
+            moved = place[1].moved
+            texts[rank] = f"waits in {place[1].text()}"
+            if moved is not None:
+                texts[rank] += f", {f'{moved} bytes' if moved else 'nothing'} moved"
             if place[0].messages is not None:
                 texts[rank] = _message_text(rank, place, reports)
             if has_met_another_call(reports[rank]):
@@ -229,23 +285,14 @@ def _grouped(reports: Mapping[int, RankReport], texts: Mapping[int, str], one: s
     ]
 
 
-def _waiting_text(operation: ReportedOperation) -> str:
-    moved = operation.moved
-    return operation.text() + ("" if moved is None else f", {_bytes(moved)} moved")
-
-
 def _message_text(rank: int, place: Place, reports: Mapping[int, RankReport]) -> str:
     """Return ``waits for message 5 from rank 0 (…), which has sent 4``."""
     message = place[1]
-    text = message.text()
-    if " to " in message.label:
-        text = f"{text} to be taken"
+    taken, done = (" to be taken", "asked for") if " to " in message.label else ("", "sent")
     partner = None if message.peer is None else reports.get(message.peer)
     count = None if partner is None else _posted(partner, rank, place)
-    if count is None:
-        return f"waits for {text}"
-    done = "asked for" if " to " in message.label else "sent"
-    return f"waits for {text}, which has {done} {count or 'none'}"
+    more = "" if count is None else f", which has {done} {count or 'none'}"
+    return f"waits for {message.text()}{taken}{more}"
 
 
 def _describe(report: RankReport, is_wanted: bool) -> str:
@@ -255,7 +302,7 @@ def _describe(report: RankReport, is_wanted: bool) -> str:
     where = f"; its main thread is in {report.main}" if report.main else ""
     if report.reason == "nothing" and report.end == LOST_WITH_HOST:
         return f"{_name(report)} was {report.end}."
-    if report.reason == "nothing" and report.end.startswith(_CODE):
+    if report.reason == "nothing" and report.end.startswith("exit code"):
         return f"{_name(report)} ended with {report.end} and left nothing behind."
     if report.reason == "nothing":
         return f"{_name(report)} left nothing behind: {report.end or 'no process could ask it'}."
@@ -269,9 +316,9 @@ def _describe(report: RankReport, is_wanted: bool) -> str:
         return f"{_name(report)} {_farewell(report)}{before}{at}{stays}."
     parts = ["has called nothing yet"]
     if last is not None:
-        done = ", which is done" if last.over else ""
-        what = last.text() if last.is_message else f"op {last.number}, {last.label} ({last.place})"
-        parts = [f"is at {what}{done}"]
+        done = ", which is done" if last.state == "done" else ""
+        what = f"op {last.number}, {last.label} ({last.place})"
+        parts = [f"is at {last.text() if last.label.startswith('message ') else what}{done}"]
     if report.paused:
         parts.append(f'it has called pause(): "{report.paused}"')
     if report.end:  # after it has answered
@@ -282,7 +329,7 @@ def _describe(report: RankReport, is_wanted: bool) -> str:
 def _farewell(report: RankReport) -> str:
     """Return how a rank ended without an error."""
     if report.end:
-        return f"has ended{' with' if report.end.startswith(_CODE) else ':'} {report.end}"
+        return f"has ended{' with' if report.end.startswith('exit code') else ':'} {report.end}"
     return "has come to the end of its program" if report.reason == "ended" else f"has left: {report.left}"
 
 
@@ -294,10 +341,6 @@ def _last(report: RankReport) -> Optional[ReportedOperation]:
 
 def _name(report: RankReport) -> str:
     return f"Rank {report.rank} ({report.host})"
-
-
-def _bytes(count: int) -> str:
-    return "nothing" if count == 0 else f"{count} bytes"
 
 
 def _conclusions(
@@ -338,7 +381,7 @@ def _dispute_lines(dispute: Dispute, size: int) -> List[str]:
     members = dispute.channel.members
     group = f" in the group of {ranks_text(members)}" if len(members) != size else ""
     if len(most) == len(others[0][1]):
-        parties = ranks_text(sorted(dispute.ranks)).capitalize()
+        parties = ranks_text(dispute.ranks).capitalize()
         calls = "; ".join(f"{ranks_text(ranks)}: {_call(operation)}" for operation, ranks in dispute.sides)
         return [f"{parties} do not make the same call{group}: {calls}."]
     return [
@@ -350,3 +393,120 @@ def _dispute_lines(dispute: Dispute, size: int) -> List[str]:
 
 def _call(operation: ReportedOperation) -> str:
     return f"{operation.what} (op {operation.number}, {operation.place})"
+
+
+# -- reports of ranks, from the JSON of flight records -----------------------------------------------
+
+_RECORDING = ("/ringcomm/engine/stacks.py", "/ringcomm/job/flight_recorder.py")
+_LIBRARIES = ("/site-packages/", "/dist-packages/")
+_STANDARD = re.compile(r"/lib(64)?/python3[^/]*/|^<frozen|/python3\d*\.zip/")
+_MANY = 1 << 16
+_OPERATION = fields(
+    {"op": whole(), "kind": str, "name": str, "what": str, "site": str, "state": str, "at": number()},
+    {"set": whole(), "count": whole(), "moved": maybe(whole()), "peer": maybe(whole())},
+)
+_CHANNEL = fields(
+    {"name": str, "ordered": flag, "members": items(whole(), _MANY), "operations": items(_OPERATION, _MANY)},
+    {
+        "sets": table(int, items(whole(), _MANY), _MANY), "paused": maybe(str),
+        "messages": maybe(table(int, row(whole(), whole()), _MANY)),
+    },
+)  # fmt: skip
+_THREAD = fields({"main": flag, "frames": items(row(str, maybe(whole()), str), _MANY)})
+_RECORD = fields(
+    {"type": one_of("record"), "format": one_of(1), "rank": whole(), "host": str, "reason": str},
+    {
+        **dict.fromkeys(("error", "end", "state", "left", "stacks"), str), "culprit": maybe(whole()),
+        "generation": whole(), "lanes": items(_CHANNEL, _MANY), "threads": items(_THREAD, _MANY),
+    },
+)  # fmt: skip
+
+
+def parse_record(data: bytes) -> Dict[str, Any]:
+    """Return the JSON of a flight record; ValueError if it is not valid."""
+    try:
+        content = json_of(data)
+    except ProtocolError as problem:
+        raise ValueError(str(problem)) from None
+    if not isinstance(content, dict):
+        raise ValueError("it is not a flight record")  # noqa: TRY004  as for all that is no record
+    return content
+
+
+def read_report(content: Any) -> RankReport:
+    """Return the report in a record; ValueError if it is not a flight record of a known format."""
+    found = _RECORD(content)
+    main, blocked = _whereabouts(_main_frames(found))
+    channels = found.get("lanes", ())
+    same = ("rank", "host", "reason", "error", "culprit", "end", "state", "left")
+    return RankReport(
+        **{name: found[name] for name in same if name in found}, main=main, blocked=blocked,
+        paused=next((it["paused"] for it in channels if it.get("paused")), ""),
+        channels=tuple(map(_channel, channels)),
+    )  # fmt: skip
+
+
+def _channel(found: Mapping[str, Any]) -> ReportedChannel:
+    counts = found.get("messages")
+    make = _operation if counts is None else _message
+    return ReportedChannel(
+        found["name"], found["ordered"], tuple(found["members"]),
+        {number: tuple(ranks) for number, ranks in found.get("sets", {}).items()},
+        tuple(map(make, found["operations"])),
+        None if counts is None else {rank: (sent, received) for rank, (sent, received) in counts.items()},
+    )  # fmt: skip
+
+
+def _operation(found: Mapping[str, Any]) -> ReportedOperation:
+    kind, name = found["kind"], found["name"]
+    return ReportedOperation(
+        found["op"], f"{kind} `{name}`" if name else kind, (found.get("set", 0), name, found.get("count", 0)),
+        found["what"], found["site"].rpartition("/")[2], found["state"], found.get("moved"), found["at"],
+    )  # fmt: skip
+
+
+def _message(found: Mapping[str, Any]) -> ReportedOperation:
+    """Return an operation as a message: "message 5 from rank 0", with its purpose, length and place."""
+    operation, peer = _operation(found), found.get("peer")
+    way = "to" if found["kind"] == "send" else "from"
+    label = f"message {operation.number} {way} {'any rank' if peer is None else f'rank {peer}'}"
+    facts = (found["name"], operation.what, operation.place)
+    return operation._replace(label=label, place=", ".join(filter(None, facts)), peer=peer)
+
+
+def _main_frames(found: Mapping[str, Any]) -> List[Frame]:
+    """Return the main thread's frames, innermost last."""
+    for thread in found.get("threads", ()):
+        if thread["main"]:
+            return [(file, line or 0, function) for file, line, function in thread["frames"]]
+    threads = list(stacks.parse(found.get("stacks", "")).frames.values())
+    return threads[-1] if threads else []  # faulthandler writes the main thread last
+
+
+def _whereabouts(frames: Sequence[Frame]) -> Tuple[str, bool]:
+    """Return where the user's program is, and whether it waits in ringcomm there."""
+    own = [index for index, (file, _, _) in enumerate(frames) if is_users(file)]
+    if not own:
+        if any(file.endswith(_RECORDING) for file, _, _ in frames):
+            return "", False  # the program has failed, and is about to tell so
+        # Python's frozen modules (the import system) are of no use in a stack.
+        inner = [item for item in frames if not item[0].startswith("<frozen")]
+        return (_frame_text(inner[-1]) if inner else ""), any("/ringcomm/" in item[0] for item in frames)
+    text = _frame_text(frames[own[-1]])
+    deeper = [file for file, _, _ in frames[own[-1] + 1 :]]
+    if any("/ringcomm/" in file for file in deeper):
+        return text, True
+    library = next((file.rpartition(mark)[2] for file in deeper for mark in _LIBRARIES if mark in file), "")
+    return f"{text}, inside {library}" if library else text, False
+
+
+def is_users(file: str) -> bool:
+    """Return whether a file belongs to the program, not to a library, Python or ringcomm."""
+    inside = any(mark in file for mark in (*_LIBRARIES, "/ringcomm/", "/ringrun/"))
+    return not inside and not _STANDARD.search(file)
+
+
+def _frame_text(frame: Frame) -> str:
+    file, line, function = frame
+    place = f"{file.rpartition('/')[2]}:{line}"
+    return place if function == "<module>" else f"{function} ({place})"

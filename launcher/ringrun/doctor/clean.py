@@ -13,10 +13,9 @@ from ..plan.hosts import HostSpec
 from ..plan.job import HostJob
 from ..plan.options import Options
 from ..plan.ranks import PlannedHost
-from ..reach.base import AT_ONCE
+from ..reach.base import AT_ONCE, SshOptions
 from ..reach.doors import Doors
 from ..reach.named_hosts import list_names, with_lists
-from ..reach.ssh import SshOptions
 from ..show.visible import visible_line
 from .hosts import HostProbe
 

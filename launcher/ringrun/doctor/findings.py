@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 from ringcomm.transport.nics import PREFERENCE, VIRTUAL
 from ringcomm.transport.routes import Attempt
 
-from ..plan.reaching import quoted
+from ..reach.base import quoted
 from .network import SLOW_MB_PER_S, Examination
 
 BAD, SLOW, NOTE = "bad", "slow", "note"

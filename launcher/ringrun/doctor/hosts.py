@@ -22,12 +22,12 @@ from ringcomm.transport.routes import Attempt
 
 from ..job.agents import failed_start
 from ..plan.job import HostJob
-from ..plan.reaching import quoted
 from ..reach import incoming
 from ..reach.agent_process import AgentLink
-from ..reach.base import retry_delay_s
+from ..reach.base import quoted, retry_delay_s
 from ..reach.incoming import Form, amount, fields, items, maybe, one_of, row, said, table, text, whole
-from ..reach.protocol import program_source
+from ..reach.protocol import program as compressed
+from ..reach.protocol import with_reader
 from . import probe
 
 START_LIMIT_S = 20.0
@@ -147,7 +147,7 @@ class HostProbe:
         self._received = b""
         # Now, and not by the threads that start programs: it parses modules, which Python 3.11 before 3.11.8
         # cannot do in several threads.
-        self._program = program_source(program)
+        self._program = with_reader(compressed(program))
 
     def start(self) -> None:
         """Log in and wait for the program's first line; retry as a job does, but only a few times."""

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 from ringcomm.configuration.membership import Limits
 from ringcomm.errors import ConfigError
 
-from ..plan import horovod
+from ..plan.environment import horovod_rank_variables
 from ..plan.hosts import HostSpec, parse_host
 from ..plan.job import HostJob, Job
 from ..plan.options import ELASTIC, Options, table
@@ -142,7 +142,7 @@ class ElasticJob(Job):
         place = Place(member, agent, local, host.planned.slots, agent, len(self.hosts))
         places.append(place)
         env = {} if not self.horovod else {
-            **horovod.rank_variables(place._replace(rank=rank), size, host.name), "HOROVOD_ELASTIC": "1"
+            **horovod_rank_variables(place._replace(rank=rank), size, host.name), "HOROVOD_ELASTIC": "1"
         }
         env = {name: value for name, value in env.items() if name not in host.env}
         env.update(RINGCOMM_SLOT=f"{agent}:{local}", RINGCOMM_ELASTIC="1", RINGCOMM_MEMBER=str(member))

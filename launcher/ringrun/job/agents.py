@@ -18,9 +18,8 @@ from ringcomm.transport.reactor import WakeUp
 
 from ..agent import processes
 from ..plan.job import HostJob, Job
-from ..plan.reaching import NOTHING, last_lines
 from ..reach.agent_process import AgentLink
-from ..reach.base import AT_ONCE, RETRIES, retry_delay_s
+from ..reach.base import AT_ONCE, NOTHING, RETRIES, last_lines, retry_delay_s
 
 if TYPE_CHECKING:
     from .supervise import Supervisor

@@ -19,11 +19,9 @@ from ringcomm.storage.folders import inner_folder, own_folder
 from ..agent import framing
 from ..agent.checks import PROVISIONED
 from ..plan.job import HostJob, Job
-from ..plan.reaching import quoted
+from ..reach.base import quoted
 from ..reach.incoming import decoded, fields, flag, maybe, said, text, whole
-from ..ship.package import Package, own_package
-from ..ship.source_tree import describe_sent
-from ..ship.wheels import Target, fetch_wheels
+from ..ship.contents import Package, Target, describe_sent, fetch_wheels, own_package
 from .agents import Agents, Loop
 
 MAX_HOST_BYTES = 100 * 10**9

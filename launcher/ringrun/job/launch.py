@@ -21,23 +21,28 @@ from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.nics import InterfaceFilter
 from ringcomm.version import __version__
 
-from ..diagnosis.failure_report import ranks_text
+from ..diagnosis.first_failure import ranks_text
 from ..elastic.job import ElasticJob, fixed_hosts, limits_of, refuse_without_effect
-from ..plan import horovod, setting_sources
-from ..plan.allocations import Allocation, refuse_many_launchers
 from ..plan.command import Command, in_tree, parse_command, with_interpreter
-from ..plan.environment import forwarded, not_forwarded, of_the_shell, own_variables
-from ..plan.hosts import HostSpec, parse_hostfile, parse_hosts
+from ..plan.environment import (
+    forwarded,
+    horovod_counted,
+    horovod_settings,
+    horovod_without_effect,
+    not_forwarded,
+    of_the_shell,
+    own_variables,
+    rows_of,
+)
+from ..plan.hosts import Allocation, HostSpec, parse_hostfile, parse_hosts, refuse_many_launchers
 from ..plan.job import HostJob, Job, observation_of
 from ..plan.options import Options
 from ..plan.ranks import Plan, PlannedHost, make_plan
-from ..reach.base import Reach
+from ..reach.base import Reach, SshOptions
 from ..reach.doors import Doors, allocation_of, read_text
-from ..reach.environments import finder
 from ..reach.named_hosts import lists_in, with_lists
-from ..reach.ssh import SshOptions
-from ..ship.package import own_package
-from ..ship.source_tree import SourceTree, position
+from ..reach.protocol import finder
+from ..ship.contents import SourceTree, own_package, position
 
 SLOW_S = 2.0
 """Seconds after which a line names the slow step."""
@@ -69,7 +74,7 @@ def prepare(
     settings = found.settings
     env = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
     if options.horovod:
-        env.update(horovod.counted(environ))
+        env.update(horovod_counted(environ))
     ssh = SshOptions(options.ssh, options.ssh_port, options.ssh_identity_file)
     doors = Doors(options.via, ssh, allocation, {spec.name: reach for spec, reach in joined})
     maker = HostMaker(
@@ -92,7 +97,7 @@ def prepare(
         and (options.np is None or options.is_elastic),
         code_at=code_at, folder=secrets.token_hex(8), fetch=_with_folders(options.fetch), bind=options.bind,
         observation=observation_of(options.watch, options.report),
-        setting_rows=tuple(setting_sources.rows_of(found)), grace_s=options.grace_s,
+        setting_rows=tuple(rows_of(found)), grace_s=options.grace_s,
     )  # fmt: skip
     if options.is_elastic:
         specs = () if plan is None else tuple(host.spec for host in plan.hosts)
@@ -121,7 +126,7 @@ def _notes(options: Options, environ: Mapping[str, str], allocation: Optional[Al
     """Return the lines to show before the job starts."""
     notes = [] if options.hosts is None else lists_in(_named(options), os.environ)
     if options.horovod:
-        notes += horovod.without_effect(environ)
+        notes += horovod_without_effect(environ)
     if allocation is not None and needs_hosts(options):
         notes.append(allocation.describe())
     return [*notes, *not_forwarded(() if "forward" in options.project_names else options.forward, environ)]
@@ -245,7 +250,7 @@ def effective_settings(
         flags.append(SettingValue("iface", ifaces[None], f"--iface {ifaces[None]}", "--iface"))
     if options.verbose:
         flags.append(SettingValue("verbose", "1", "--verbose", "--verbose"))
-    others = horovod.from_environment(environ) if options.horovod else []
+    others = horovod_settings(environ) if options.horovod else []
     found = effective([options.project_values, others, values_in(environ), flags])
     InterfaceFilter(found.settings.iface)  # reports an invalid value once here, and not on every host
     return found

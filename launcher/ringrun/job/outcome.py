@@ -22,21 +22,22 @@ from ..diagnosis import failure_report
 from ..diagnosis.failure_report import (
     NO_DIAGNOSIS,
     Diagnosis,
+    is_shown_whole,
     local_file_hint,
     search_path_hint,
     shadow_hint,
+    traceback_lines,
 )
 from ..diagnosis.first_failure import Cause, Exit, FirstFailure
 from ..diagnosis.records import Records, explain, has_operations, keep_records
-from ..diagnosis.tracebacks import is_shown_whole, traceback_lines
 from ..elastic.membership import describe_history
 from ..plan.job import HostJob, Job
 from ..reach.agent_process import AgentLink
 from ..show.output import Printer
 from ..show.visible import visible
-from ..watch import table
+from ..watch import views
 from ..watch.history import History
-from ..watch.html_report import ReportFacts, html_report
+from ..watch.views import ReportFacts, html_report
 from .agents import READ, Loop
 
 ANSWER_S = 1.8
@@ -346,10 +347,10 @@ class Watching:
             self._printer.block = [line.encode("utf-8", "replace") for line in lines]
         elif self._shows and now_s >= self._next_line_s:
             self._next_line_s = now_s + LINE_S
-            self._printer.show(table.line(self.history, self._hosts()))
+            self._printer.show(views.line(self.history, self._hosts()))
 
     def _table(self, coloured: bool, keys: bool, rows: int) -> List[str]:
-        return table.table(self.history, self._hosts(), self._loop.clock(), coloured, keys, rows)
+        return views.table(self.history, self._hosts(), self._loop.clock(), coloured, keys, rows)
 
     def take(self, process: int, data: bytes) -> None:
         """Store the counters of a process; invalid ones are ignored."""
@@ -374,7 +375,7 @@ class Watching:
         if self._shows and block:
             self._printer.show("\n".join(self._table(False, False, sys.maxsize)))
         elif self._shows and not self._printer.console.terminals:
-            self._printer.show(table.line(self.history, self._hosts()))
+            self._printer.show(views.line(self.history, self._hosts()))
         self._shows = False
 
     def write_report(self, reason: str, failure: str, changes: Sequence[Tuple[float, str]]) -> None:

@@ -16,9 +16,8 @@ from ringcomm.errors import ConfigError
 from ringcomm.rendezvous.membership import Notice, Seat
 
 from ..agent import processes
-from ..diagnosis.failure_report import local_file_hint, missing_module_hint
+from ..diagnosis.failure_report import last_error, local_file_hint, missing_module_hint, traceback_lines
 from ..diagnosis.first_failure import Complaint, Exit
-from ..diagnosis.tracebacks import last_error, traceback_lines
 from ..elastic import membership as actions
 from ..elastic.job import Discovery, ElasticJob, host_key, timeout_text
 from ..elastic.membership import Action, Membership, OpenHost, StartProcess, StopProcess, change_of

@@ -18,8 +18,8 @@ from ringcomm.errors import ConfigError
 from ringcomm.rendezvous.membership import Notice
 
 from ..agent import framing
-from ..diagnosis.failure_report import NO_DIAGNOSIS, host_problem, ranks_text
-from ..diagnosis.first_failure import Exit, FirstFailure, signal_name
+from ..diagnosis.failure_report import NO_DIAGNOSIS, host_problem
+from ..diagnosis.first_failure import Exit, FirstFailure, ranks_text, signal_name
 from ..elastic.job import ElasticJob
 from ..plan.hosts import crowding
 from ..plan.job import HostJob, Job
@@ -27,7 +27,7 @@ from ..reach.agent_process import AgentLink
 from ..reach.base import how_to_install
 from ..reach.incoming import Incoming
 from ..reach.protocol import Frame
-from ..ship.source_tree import FETCHED
+from ..ship.contents import FETCHED
 from ..show.output import STDERR, STDOUT, Console, Printer
 from .agents import END, INTERRUPT, KILL, PING_S, Agents, Loop, Steps, failed_start, term
 from .control import ControlSocket, ForeignFolderError, job_facts

@@ -27,8 +27,7 @@ from ringcomm.transport.nics import LOOPBACK, own_addresses
 from ..job.launch import invited, prepare
 from ..plan.hosts import MAX_SLOTS, HostSpec
 from ..plan.options import Options
-from ..plan.reaching import Failure, last_lines
-from ..reach.base import Reach
+from ..reach.base import Failure, Reach, last_lines
 from ..reach.doors import is_own_name, own_user
 from ..reach.incoming import decoded, fields, flag, said, text, whole
 from ..reach.named_hosts import list_names

@@ -69,29 +69,25 @@ def parse_command(words: Sequence[str]) -> Command:
 
 def in_tree(command: Command, root: Path, cwd: Path) -> Command:
     """Return the command with a script's absolute path in the tree `root` made relative to `cwd`."""
-    script = command.script
+    script, root, cwd = command.script, root.resolve(), cwd.resolve()
     if script is None:
         return command
+    real = Path(os.path.abspath(cwd / script))  # noqa: PTH100  links stay
     if not Path(script).is_absolute():
-        _check_inside(script, root, cwd)
+        if root not in real.parents:
+            above = os.path.relpath(os.path.commonpath([real.parent, root]), cwd)
+            raise ConfigError(
+                f"--ship sends {root}, and {script} is not in it, so the hosts would not have it. Send a "
+                f"directory that contains both, with --ship={above}, or change to the script's directory."
+            )
         return command
     real = Path(script).parent.resolve() / Path(script).name
-    if root.resolve() not in real.parents:
+    if root not in real.parents:
         return command
-    relative = os.path.relpath(real, cwd.resolve())
+    relative = os.path.relpath(real, cwd)
     place = command.argv.index(script)
     argv = (*command.argv[:place], relative, *command.argv[place + 1 :])
     return command._replace(argv=argv, script=relative)
-
-
-def _check_inside(script: str, root: Path, cwd: Path) -> None:
-    real, root = Path(os.path.abspath(cwd.resolve() / script)), root.resolve()  # noqa: PTH100  links stay
-    if root not in real.parents:
-        above = os.path.relpath(os.path.commonpath([real.parent, root]), cwd.resolve())
-        raise ConfigError(
-            f"--ship sends {root}, and {script} is not in it, so the hosts would not have it. Send a "
-            f"directory that contains both, with --ship={above}, or change to the script's directory."
-        )
 
 
 def with_interpreter(command: Command, python: Optional[str]) -> Command:
@@ -103,12 +99,10 @@ def with_interpreter(command: Command, python: Optional[str]) -> Command:
 
 def _script(words: Sequence[str]) -> Optional[str]:
     """Return the script among the arguments of a Python interpreter, or None."""
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-        elif word in _TAKES_VALUE:
-            skip = True
+    rest = iter(words)
+    for word in rest:
+        if word in _TAKES_VALUE:
+            next(rest, None)
         elif word.startswith(("-m", "-c")) or word == "-":
             return None
         elif not word.startswith("-"):

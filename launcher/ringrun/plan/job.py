@@ -1,4 +1,8 @@
-"""A job that is ready to run: the supervisor's input, as plain data."""
+"""A job that is ready to run: the supervisor's input, as plain data.
+
+The function of ``rc.run`` and its results pass through the agents of the hosts; they are unpickled only after
+their signatures with the job's key are verified.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,33 @@ from ringcomm.wire.signing import Signer
 from .command import Command
 from .environment import OTHER_LAUNCHERS, rank_variables, removed
 from .ranks import Place, Plan, PlannedHost
-from .signed import about_call, about_result, signed, verified
 
 if TYPE_CHECKING:
     from ..reach.base import Reach
-    from ..ship.source_tree import SourceTree
+    from ..ship.contents import SourceTree
 
 SILENCE_S = 120.0
 """A remote agent that receives nothing for this long considers the launcher dead, and ends its ranks."""
+
+
+def signed(data: bytes, signer: Signer, *about: object) -> bytes:
+    """Return the signature of data that the receiver will unpickle, bound to a purpose, and the data."""
+    return signer.sign(data, "ringrun", *about) + data
+
+
+def verified(data: bytes, signer: Signer, *about: object) -> Optional[bytes]:
+    """Return the data that :func:`signed` was given; None if data or purpose do not match the signature."""
+    signature, rest = data[: Signer.SIGNATURE_BYTES], data[Signer.SIGNATURE_BYTES :]
+    return rest if signer.verifies(rest, signature, "ringrun", *about) else None
+
+
+ABOUT_CALL = ("function",)
+"""The purpose that the payload's signature is bound to."""
+
+
+def about_result(place: Optional[Slot]) -> Tuple[object, ...]:
+    """Return the purpose that the signature of a rank's result is bound to, with the rank's slot."""
+    return ("result", *(place or ()))
 
 
 class Observation(NamedTuple):
@@ -130,7 +153,7 @@ class Job:
 
     def signed_payload(self) -> Optional[bytes]:
         """Return the payload with this attempt's signature, or None without a payload."""
-        return None if self.payload is None else signed(self.payload, self._signer, *about_call())
+        return None if self.payload is None else signed(self.payload, self._signer, *ABOUT_CALL)
 
     def verified_result(self, rank: int, data: bytes) -> Optional[bytes]:
         """Return the result that a rank wrote to its descriptor; None if its signature is not valid."""
@@ -142,10 +165,9 @@ class Job:
 
     def agent_config(self, host: HostJob) -> Dict[str, Any]:
         """Return the first message to a host's agent, for JSON. It has the key: send it over stdin only."""
-        ranks: List[Dict[str, Any]] = [
-            {"rank": place.rank, "env": self._rank_env(host, place)}
-            for place in self.plan.on_host(host.index)
-        ]
+        places = self.plan.on_host(host.index)
+        ranks = [{"rank": place.rank, "env": self._rank_env(host, place)} for place in places]
+        timeline = self.settings.timeline
         own = {
             "RINGCOMM_JOB": self.id,
             "RINGCOMM_SIZE": str(self.plan.size),
@@ -180,15 +202,10 @@ class Job:
             "bytecode": self.bytecode,
             "silence_s": None if host.is_local else SILENCE_S,
             "horovod": self.horovod,
-            "writes": self._writes(host),
+            # The files that an option makes the first host's ranks write: the option and the path.
+            "writes": [["--timeline", timeline]] if timeline and not host.index else [],
             "threads": self.settings.threads,
         }
-
-    def _writes(self, host: HostJob) -> List[List[str]]:
-        """Return the files that an option makes the first host's ranks write: the option and the path."""
-        if host.index:
-            return []
-        return [["--timeline", self.settings.timeline]] if self.settings.timeline else []
 
     def _rank_env(self, host: HostJob, place: Place) -> Dict[str, str]:
         """Return one rank's variables, which do not override those that the user passes with ``-x``."""

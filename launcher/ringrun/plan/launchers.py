@@ -258,15 +258,13 @@ def _with_hyphens(word: str) -> str:
 def _joined_ifaces(words: Sequence[str]) -> List[str]:
     """Merge several ``--iface`` for all hosts into one; Open MPI has one for each of two layers."""
     values: List[str] = []
-    rest: List[str] = []
-    position = 0
-    while position < len(words):
-        value = words[position + 1 : position + 2]
-        if words[position] == "--iface" and value and "=" not in value[0]:
+    rest, position = list(words), 0
+    while position < len(rest):
+        value = rest[position + 1 : position + 2]
+        if rest[position] == "--iface" and value and "=" not in value[0]:
             values += [item for item in value[0].split(",") if item not in values]
-            position += 2
+            del rest[position : position + 2]
         else:
-            rest.append(words[position])
             position += 1
     return [*(["--iface", ",".join(values)] if values else []), *rest]
 
@@ -306,16 +304,15 @@ def without_launcher(words: Sequence[str]) -> Optional[Translated]:
     name = words[0] if words else ""
     if name in _INSTEAD:
         raise ConfigError(f"{name}: {_INSTEAD[name].format(name=name)}.")
-    if name in _LEFT_OUT:
-        return Translated(list(words[1:]), [f"{name} is left out: {_ITSELF}"])
     if name == "mlx.launch":
         return _renamed(name, words[1:])
     if name == "accelerate" and words[1:2] == ["launch"]:
         return _renamed(name, words[2:])
     start = 1 if re.fullmatch(r"(.*/)?python(3(\.\d+)?)?", name) else 0
-    if words[start : start + 1] == ["-m"] and words[start + 1 : start + 2] and words[start + 1] in _TORCH:
-        return Translated(list(words[start + 2 :]), [f"{words[start + 1]} is left out: {_ITSELF}"])
-    return None
+    if list(words[start : start + 1]) == ["-m"] and "".join(words[start + 1 : start + 2]) in _TORCH:
+        name, words = words[start + 1], words[start + 1 :]
+    is_left_out = name in (*_LEFT_OUT, *_TORCH)
+    return Translated(list(words[1:]), [f"{name} is left out: {_ITSELF}"]) if is_left_out else None
 
 
 def _renamed(name: str, words: Sequence[str]) -> Translated:
@@ -330,9 +327,7 @@ def _renamed(name: str, words: Sequence[str]) -> Translated:
         count, own = rules.get(option.replace("_", "-"), (known.values if known else 0, option))
         values = [value] if equals else list(words[position + 1 : position + 1 + count])
         position += 1 + (0 if equals else count)
-        if own:
-            found += [own, *values]
-        elif count:
-            unused.append(option)
+        found += [own, *values] if own else []
+        unused += [option] if count and not own else []
     more = f"; {', '.join(unused)}: nothing that ringrun needs" if unused else ""
     return Translated([*found, *words[position:]], [f"{name} is left out: {_ITSELF}{more}"])

@@ -66,103 +66,85 @@ def _option(default: Any, flags: str, purpose: str, doc: str, **more: Any) -> An
 class Options:
     """The options of a job."""
 
+    # fmt: off
     np: Optional[int] = _option(
         None, "-np --num-proc", JOB, "Number of ranks. Default: one per slot.", kind=WHOLE, metavar="N",
-        within=(1, None), brief="Number of ranks.", argument="np", horovod="num_proc", doctor=True,
-    )  # fmt: skip
+        within=(1, None), brief="Number of ranks.", argument="np", horovod="num_proc", doctor=True)
     hosts: Optional[str] = _option(
         None, "-H --hosts", JOB,
         "Hosts, with their slots [1]: places for a rank. @PORT: of its sshd. join:N: machines that join with "
         "a code. Default: this machine.",
         metavar="HOST[:SLOTS],…", brief="Hosts, or a list.", argument="hosts", horovod="hosts", doctor=True,
-        argument_doc='Hosts with their slots, like ``"localhost,jetson1:2"``; None for this machine.',
-    )  # fmt: skip
+        argument_doc='Hosts with their slots, like ``"localhost,jetson1:2"``; None for this machine.')
     hostfile: Optional[str] = _option(
         None, "--hostfile -hostfile", JOB,
         "Hosts from a file: 'HOST slots=2' per line. Also max_slots=, port=, python=, cwd=, iface=.",
         kind=PATH, metavar="FILE", brief="Hosts from a file.", argument="hostfile", horovod="hostfile",
         doctor=True,
-        argument_doc="Hosts from a file: 'HOST slots=2' per line. Also python=, cwd=, iface=.",
-    )  # fmt: skip
+        argument_doc="Hosts from a file: 'HOST slots=2' per line. Also python=, cwd=, iface=.")
     forward: Tuple[str, ...] = _option(
         (), "-x", JOB,
         "Set a variable for all ranks, or pass one that other hosts do not get by default, like PYTHONPATH. "
         "'PREFIX_*' passes several.",
         kind=VARIABLES, metavar="NAME[=VALUE]", brief="Pass a variable.", argument="env",
-        argument_doc="Variables for the ranks, as with ``-x NAME=VALUE``.",
-    )  # fmt: skip
+        argument_doc="Variables for the ranks, as with ``-x NAME=VALUE``.")
     no_env: bool = _option(
         False, "--no-env", JOB, "Pass none of this shell's variables to other hosts but those of -x.",
-        kind=FLAG,
-    )  # fmt: skip
+        kind=FLAG)
     python: Tuple[str, ...] = _option(
         (), "--python", JOB, "The ranks' Python interpreter. Default: the one that runs ringrun.",
         kind=PER_HOST, metavar="[HOST=]PATH", brief="Interpreter there.", argument="python",
-        horovod="executable", doctor=True,
-    )  # fmt: skip
+        horovod="executable", doctor=True)
     cwd: Tuple[str, ...] = _option(
         (), "--cwd", JOB, "The ranks' working directory. Default: the current one.", kind=PER_HOST,
-        metavar="[HOST=]FOLDER", argument="cwd", doctor=True,
-    )  # fmt: skip
+        metavar="[HOST=]FOLDER", argument="cwd", doctor=True)
     iface: Tuple[str, ...] = _option(
         (), "--iface --network-interfaces --network-interface", JOB,
         "Network interfaces to use: names, globs and CIDRs, like 'eth0,!wlan*'; '!' excludes.",
         kind=PER_HOST, metavar="[HOST=]SPEC", brief="Network to use.", argument="iface",
-        horovod="network_interfaces", doctor=True,
-    )  # fmt: skip
+        horovod="network_interfaces", doctor=True)
     restarts: int = _option(
         0, "--restarts", JOB, "Restart the job up to N times when it fails.", kind=WHOLE,
         metavar="N", within=(0, None), brief="Restart N times.", argument="restarts",
-        argument_doc="How often the job is restarted if it fails.",
-    )  # fmt: skip
+        argument_doc="How often the job is restarted if it fails.")
     grace_s: float = _option(
         30.0, "--grace", JOB,
         "Seconds that ranks have to end after SIGTERM or 'ringrun stop' [30].",
-        kind=NUMBER, metavar="S",
-    )  # fmt: skip
+        kind=NUMBER, metavar="S")
     bind: str = _option(
         "none", "--bind", JOB,
-        "Bind each rank to cores of its own [none].", choices=("none", "core"),
-    )  # fmt: skip
+        "Bind each rank to cores of its own [none].", choices=("none", "core"))
     oversubscribe: bool = _option(
-        False, "--oversubscribe", JOB, "Allow more ranks than slots.", kind=FLAG
-    )
+        False, "--oversubscribe", JOB, "Allow more ranks than slots.", kind=FLAG)
     slots_per_host: Optional[int] = _option(
         None, "--slots-per-host --slots", JOB,
         "Slots of every host, in place of those that are given.",
-        kind=WHOLE, metavar="N", within=(1, None), argument="slots_per_host", horovod="slots",
-    )  # fmt: skip
+        kind=WHOLE, metavar="N", within=(1, None), argument="slots_per_host", horovod="slots")
 
     via: Optional[str] = _option(
         None, "--via", REMOTE,
         "Reach hosts by a command, like 'docker exec -i {host}'; ssh: by ssh, in a scheduler's job, too.",
         metavar="TEMPLATE", argument="via", doctor=True,
         argument_doc="Reach hosts by a command, like ``'docker exec -i {host}'``. ``'ssh'``: by ssh, also "
-        "inside a job of a scheduler.",
-    )  # fmt: skip
+        "inside a job of a scheduler.")
     ssh: str = _option(
         "ssh", "--ssh", REMOTE, "The ssh command, with options if needed.", metavar="COMMAND", argument="ssh",
-        doctor=True,
-    )  # fmt: skip
+        doctor=True)
     ssh_port: Optional[int] = _option(
         None, "-p --ssh-port", REMOTE, "The ssh port on all hosts.", kind=WHOLE, metavar="PORT",
-        within=(1, 65535), argument="ssh_port", horovod="ssh_port", doctor=True,
-    )  # fmt: skip
+        within=(1, 65535), argument="ssh_port", horovod="ssh_port", doctor=True)
     ssh_identity_file: Optional[str] = _option(
         None, "-i --ssh-identity-file", REMOTE, "The private key for ssh.", kind=PATH, metavar="FILE",
-        argument="ssh_identity_file", horovod="ssh_identity_file", doctor=True,
-    )  # fmt: skip
+        argument="ssh_identity_file", horovod="ssh_identity_file", doctor=True)
 
     ship: Optional[str] = _option(
         None, "--ship", REMOTE,
         "Send this directory, or FOLDER above it, to the other hosts. Ranks run in a copy there.",
-        kind=SWITCH, metavar="FOLDER", brief="Send this folder.", doctor=True,
-    )  # fmt: skip
+        kind=SWITCH, metavar="FOLDER", brief="Send this folder.", doctor=True)
     fetch: Tuple[str, ...] = _option(
         (), "--fetch", REMOTE,
         "Bring files of these copies back to fetched/HOST, like 'out/*.pt'.", kind=TEXTS,
-        metavar="PATTERN",
-    )  # fmt: skip
+        metavar="PATTERN")
     provision: bool = _option(
         False, "--provision", REMOTE, "Send NumPy (and psutil, without Linux) to hosts that lack it.",
         kind=FLAG, brief="Send NumPy, too.", doctor=True,
@@ -174,44 +156,37 @@ class Options:
         kind=WHOLE, metavar="N", within=(1, None), brief="Fewest ranks.", argument="min_np",
         horovod="min_num_proc",
         argument_doc="Fewest ranks of an elastic job. It continues after losses while so many are left. "
-        "Default: the number of ranks.",
-    )  # fmt: skip
+        "Default: the number of ranks.")
     max_np: Optional[int] = _option(
         None, "--max-np --max-num-proc", ELASTIC, "Most ranks of an elastic job. Default: one per slot.",
         kind=WHOLE, metavar="N", within=(1, None), brief="Most ranks.", argument="max_np",
-        horovod="max_num_proc",
-    )  # fmt: skip
+        horovod="max_num_proc")
     host_discovery_script: Optional[str] = _option(
         None, "--host-discovery-script", ELASTIC,
         "A command that prints the hosts of an elastic job, HOST[:SLOTS] per line.",
-        metavar="COMMAND", argument="host_discovery_script", horovod="host_discovery_script",
-    )  # fmt: skip
+        metavar="COMMAND", argument="host_discovery_script", horovod="host_discovery_script")
 
     output_dir: Optional[str] = _option(
         None, "--output-dir --output-filename", OUTPUT,
         "Folder for copies of the ranks' output: rank.N/stdout and rank.N/stderr.",
-        kind=PATH, metavar="FOLDER", brief="Keep output.", argument="output_dir", horovod="output_filename",
-    )  # fmt: skip
+        kind=PATH, metavar="FOLDER", brief="Keep output.", argument="output_dir", horovod="output_filename")
     watch: bool = _option(
         False, "--watch", OUTPUT,
         "Show a table of all ranks while they run: steps, rates, waiting times.", kind=FLAG,
-        brief="Show a table.",
-    )  # fmt: skip
+        brief="Show a table.")
     report: Optional[str] = _option(
         None, "--report", OUTPUT,
         "Write a page about the run: curves, waiting times, links, operations.",
-        kind=PATH, metavar="FILE.html",
-    )  # fmt: skip
+        kind=PATH, metavar="FILE.html")
     verbose: bool = _option(
         False, "--verbose", OUTPUT, "Log the job's progress, and show the table of links.", kind=FLAG,
-        argument="verbose", horovod="verbose",
-    )  # fmt: skip
+        argument="verbose", horovod="verbose")
 
     horovod: bool = _option(
         False, "--horovod", SETTINGS,
         "For scripts that import horovod: they get ringcomm, and HOROVOD_* variables apply.",
-        kind=FLAG, brief="Act as Horovod.", argument="horovod",
-    )  # fmt: skip
+        kind=FLAG, brief="Act as Horovod.", argument="horovod")
+    # fmt: on
     ship_self: bool = True  # other hosts get this machine's ringcomm; the doctor examines theirs
     setting_values: Tuple[SettingValue, ...] = ()  # from flags; the table is ringcomm.config.Settings
     project_values: Tuple[SettingValue, ...] = ()  # from ringrun.toml

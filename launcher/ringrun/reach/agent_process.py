@@ -10,12 +10,10 @@ import subprocess
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
 
-from ..agent import framing
-from .protocol import Frame, FrameReader, agent_program, with_reader
+from ..agent import agent, framing
+from .protocol import Frame, FrameReader, program, with_reader
 
 STDERR_LIMIT_BYTES = 16 * 1024
-
-
 Process = Any
 """A :class:`LocalProcess`, or what has its pipes, and ``poll``, ``wait`` and ``kill``."""
 
@@ -56,21 +54,20 @@ class AgentLink:
 
     def start(self, config: Dict[str, Any], payload: Optional[bytes]) -> None:
         """Start the agent (again) and queue its program, its configuration and the payload."""
-        self.launch(with_reader(agent_program()))
+        self.launch(with_reader(program(agent)))
         self.send(config)
         if payload is not None:
             self.send_frame(framing.PAYLOAD, payload)
 
-    def launch(self, program: bytes) -> None:
+    def launch(self, first: bytes) -> None:
         """Start the command line (again) and queue the program for its interpreter. It raises OSError."""
         self._reset()
         self.attempt += 1
         self.process = self._spawn(self.argv)
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert stream is not None
-            os.set_blocking(stream.fileno(), False)
+        for name in ("stdin", "stdout", "stderr"):
+            os.set_blocking(self.descriptor(name), False)
         self.alive = True
-        self.put(self.first + program)
+        self.put(self.first + first)
 
     @property
     def answered(self) -> bool:
@@ -120,38 +117,31 @@ class AgentLink:
 
     def write(self) -> None:
         """Write queued data without blocking. :meth:`read` reports that the agent has ended."""
-        descriptor = self.descriptor("stdin")
-        while self._outgoing and descriptor >= 0:
-            view = self._outgoing[0]
+        while self.has_outgoing:
             try:
-                written = os.write(descriptor, view[: 1 << 20])
+                written = os.write(self.descriptor("stdin"), self._outgoing[0][: 1 << 20])
             except BlockingIOError:
                 return
             except OSError:
                 self._outgoing.clear()  # the event loop still watches the descriptor, and closes it later
                 return
-            if written == len(view):
-                self._outgoing.popleft()
-            else:
-                self._outgoing[0] = view[written:]
+            rest = self._outgoing.popleft()[written:]
+            if rest:
+                self._outgoing.appendleft(rest)
 
     def read(self) -> List[Frame]:
         """Return the complete frames received; ``alive`` becomes False at the end of stdout."""
-        assert self.process is not None and self.process.stdout is not None
         try:
-            data = os.read(self.process.stdout.fileno(), 1 << 18)
+            data = os.read(self.descriptor("stdout"), 1 << 18)
         except BlockingIOError:
             return []
-        if not data:
-            self.alive = False
-            return []
+        self.alive = bool(data)
         return self._reader.feed(data)
 
     def read_stderr(self) -> bytes:
         """Read from stderr of ssh or the agent, and keep the last 16 KiB; b"" at the end."""
-        assert self.process is not None and self.process.stderr is not None
         try:
-            data = os.read(self.process.stderr.fileno(), 1 << 16)
+            data = os.read(self.descriptor("stderr"), 1 << 16)
         except BlockingIOError:
             return b""
         self._stderr += data
@@ -172,9 +162,12 @@ class AgentLink:
     def close_stdin(self) -> None:
         """Close the agent's stdin, upon which it ends all its ranks and exits."""
         self._outgoing.clear()
-        if self.process is not None and self.process.stdin is not None:
+        self._close("stdin")
+
+    def _close(self, name: str) -> None:
+        if self.descriptor(name) >= 0:
             with contextlib.suppress(OSError):
-                self.process.stdin.close()
+                getattr(self.process, name).close()
 
     def kill(self) -> None:
         """SIGKILL the process group of the agent, or of the ssh to it."""
@@ -191,7 +184,5 @@ class AgentLink:
             except subprocess.TimeoutExpired:
                 self.kill()
                 self.process.wait()
-            for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
+            for name in ("stdin", "stdout", "stderr"):
+                self._close(name)

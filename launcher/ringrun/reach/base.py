@@ -1,32 +1,59 @@
 """How a host is reached: the command line that starts the agent there, retries, and explanations of failures.
 
 A way to reach hosts only has to start a program there, with its stdin and stdout connected to a process of
-this machine. The agent, files, output and signals all pass through these two. :mod:`.ssh` and :mod:`.via`
-have other ways than :class:`ThisMachine`.
+this machine. The agent, files, output and signals all pass through these two.
 """
 
 from __future__ import annotations
 
 import re
-from typing import List, Optional, Sequence
+import shlex
+from typing import List, NamedTuple, Optional, Sequence
 
 from ringcomm.errors import ConfigError
 
-from ..plan.hosts import HostSpec
-from ..plan.reaching import NOTHING, Failure, last_lines, quoted
+from ..plan.hosts import HostSpec, check_host
 from .agent_process import LocalProcess, Process
 from .protocol import BOOT
 
+Argv = Sequence[str]
 RETRIES = 5
 """Number of retries of a host after a temporary failure, like a login that sshd dropped."""
 AT_ONCE = 8
 """Maximum number of simultaneous starts: all logins may pass through one jump host."""
 MAX_DELAY_S = 4.0
+NOTHING = "nothing"
+"""Replaces the output of a program that printed nothing."""
+
+
+class Failure(NamedTuple):
+    """Why a host did not start; `text` is a paragraph for the user."""
+
+    text: str
+    retry: bool = False  # a retry may succeed
+    no_python: bool = False  # the host lacks the interpreter
+    may_appear: bool = False  # retry until the start timeout, as the host may still appear
 
 
 def retry_delay_s(attempt: int, chance: float) -> float:
     """Return the seconds before a retry, counted from 1; `chance` is random in [0, 1]."""
     return (0.3 + chance) * min(MAX_DELAY_S, float(2 ** min(attempt - 1, 8)))
+
+
+def quoted(text: str) -> str:
+    """Return a host's text on one line without control characters, in quotation marks unless it is one word.
+
+    >>> quoted("/home/me/a.py"), quoted("gone. Run: x")
+    ('/home/me/a.py', "'gone. Run: x'")
+    """
+    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return shlex.quote(shown) if "'" not in shown else '"' + re.sub(r'(["$`\\])', r"\\\1", shown) + '"'
+
+
+def last_lines(text: str) -> str:
+    """Return the last two lines of an output as one, quoted and without a full stop; or NOTHING."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return quoted("; ".join(lines[-2:])[-400:].rstrip(".")) if lines else NOTHING
 
 
 def quoted_path(path: str) -> str:
@@ -62,41 +89,34 @@ class Reach:
     `status` an exit status (negative for a signal, None if it still runs). Subclasses add explanations.
     """
 
-    description = ""
-    """The way in a few words, for ``--dry-run``."""
-    connection = "the connection to it"
-    """The name of the connection to an agent, in messages."""
-    gets_shell = True
-    """Whether ranks on other hosts get the launching shell's variables this way."""
-    dials_port = False
-    """Whether hosts have dialled this machine at the port that the rendezvous has."""
+    description = ""  # the way in a few words, for ``--dry-run``
+    connection = "the connection to it"  # of an agent, in messages
+    gets_shell = True  # ranks on other hosts get the launching shell's variables this way
+    dials_port = False  # hosts have dialled this machine at the port that the rendezvous has
 
     def argv(self, spec: HostSpec, python: str) -> List[str]:
         """Return the command line that starts the agent on a host; ConfigError if an option is not usable."""
         raise NotImplementedError
 
-    def start(self, argv: Sequence[str]) -> Process:
+    def start(self, argv: Argv) -> Process:
         """Start that command line: the pipes and methods of :class:`subprocess.Popen`; or OSError."""
         return LocalProcess(argv)
 
-    def by_hand(self, argv: Sequence[str]) -> str:
+    def by_hand(self, argv: Argv) -> str:
         """Return the agent's command line up to the remote program, which the user can try."""
         return ""
 
-    def refused(
-        self, host: str, argv: Sequence[str], status: Optional[int], output: str
-    ) -> Optional[Failure]:
+    def refused(self, host: str, argv: Argv, status: Optional[int], output: str) -> Optional[Failure]:
         """Return a failure of the way itself, or None if the program there failed."""
         return None
 
     def lacks_python(self, python: str, status: Optional[int], output: str) -> bool:
         """Return whether the failure means that the host does not have the interpreter."""
-        return status in (126, 127) or (
-            status == 1 and re.search(r"not found|No such file", output, re.I) is not None
-        )
+        missing = python in output and re.search(r"not found|No such file", output, re.I)
+        return status in (126, 127) or bool(missing)
 
     def explain_start(
-        self, host: str, argv: Sequence[str], python: str, status: Optional[int], output: str
+        self, host: str, argv: Argv, python: str, status: Optional[int], output: str
     ) -> Failure:
         """Return why the command line ended before the agent answered."""
         output = output.replace(BOOT, "…")  # a program that is not a Python may print its arguments
@@ -120,7 +140,7 @@ class Reach:
             f"Is it a Python? Try by hand: {self.by_hand(argv)}{quoted_path(python)} --version"
         )
 
-    def explain_unstarted(self, host: str, argv: Sequence[str], python: str, why: str) -> str:
+    def explain_unstarted(self, host: str, argv: Argv, python: str, why: str) -> str:
         """Return why the command line could not be started here; `why` is the system's message."""
         what = f"{host}: {argv[0]!r} cannot be started on this machine ({why})"
         return f"{what}. Install it, or check its name."
@@ -146,5 +166,196 @@ class ThisMachine(Reach):
     def argv(self, spec: HostSpec, python: str) -> List[str]:
         return [python, "-c", BOOT]
 
-    def explain_unstarted(self, host: str, argv: Sequence[str], python: str, why: str) -> str:
+    def explain_unstarted(self, host: str, argv: Argv, python: str, why: str) -> str:
         return f"{host}: there is no Python at {python} that can be started ({why}). {other_python(host)}"
+
+
+# -- ssh: the system's, with the user's configuration, which also governs the check of host keys -----------
+
+CONNECT_TIMEOUT_S = 10
+_OWN = (
+    "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}", "-o", "ServerAliveInterval=15",
+    "-o", "ServerAliveCountMax=4",
+)  # fmt: skip
+"""Options that ringrun adds: no prompts, a connection time limit, and keepalives."""
+_NO_NAME = r"Could not resolve hostname|Name or service not known|nodename nor servname"
+_STILL_STARTING = (
+    _NO_NAME + r"|Connection refused|Connection closed by|Connection reset by|timed out|No route to host"
+)
+_DROPPED = (
+    r"kex_exchange_identification|ssh_exchange_identification|Connection reset by|"
+    r"Connection closed by (remote host|\S+ port)"
+)
+_SSH_FAILURES = (
+    ("REMOTE HOST IDENTIFICATION HAS CHANGED",
+     "its host key is not the one that was accepted earlier. Either the machine was reinstalled, or "
+     "another machine intercepts the connection. Find out which; only then remove the old key (ssh-keygen "
+     "-R {host}) and accept the new one by running once by hand: {hand}"),
+    (_NO_NAME,
+     "its name cannot be resolved ({output}). Check the spelling, use its address, or define the name in "
+     "~/.ssh/config. By hand: {hand}"),
+    (r"Host key verification failed|No \S+ host key is known",
+     "its host key has not been accepted on this machine yet. Run this once by hand, compare the "
+     "fingerprint and answer yes: {hand}"),
+    (r"Permission denied|Too many authentication failures",
+     "the login was refused ({output}). ringrun does not use passwords: install your public key there "
+     "once (ssh-copy-id), or give the account as USER@HOST or the key with -i. By hand: {hand}"),
+    (r"Connection refused",
+     "it does not accept ssh connections ({output}). Is sshd running on it, and on this port (-p, or Port "
+     "in ~/.ssh/config)? By hand: {hand}"),
+    (r"timed out|No route to host|Network is unreachable|Host is down",
+     "it cannot be reached ({output}; ssh's time limit is {timeout_s} s). Is it switched on, connected to "
+     "this network, and not behind a firewall? By hand: {hand}"),
+    (r"Bad configuration option|Bad owner or permissions|terminating, \d+ bad",
+     "ssh rejects its configuration: {output}. By hand: {hand}"),
+    (_DROPPED,
+     "sshd dropped the connection before the login ({output}). It does so if too many logins arrive at "
+     "once (MaxStartups in its sshd_config), or if it bans this address. Try again in a moment, or try by "
+     "hand: {hand}"),
+    ("", "the login failed: {output}. Try by hand: {hand}"),
+)
+
+
+class SshOptions(NamedTuple):
+    """How to log in; None leaves the choice to ssh."""
+
+    command: str = "ssh"  # with options if needed
+    port: Optional[int] = None
+    identity_file: Optional[str] = None  # the private key
+
+
+class Ssh(Reach):
+    """Reaches hosts by ssh; with `may_appear` hosts may still be starting."""
+
+    connection = "the ssh connection to it"
+    description = "ssh"
+
+    def __init__(self, options: SshOptions, may_appear: bool = False) -> None:
+        self._options, self._may_appear = options, may_appear
+
+    def argv(self, spec: HostSpec, python: str) -> List[str]:
+        options = self._options
+        try:
+            words = shlex.split(options.command)
+        except ValueError as problem:
+            raise ConfigError(f"--ssh {options.command!r} cannot be parsed: {problem}.") from None
+        if not words:
+            raise ConfigError("--ssh is empty. Give a command, like: --ssh 'ssh -F my_config'")
+        words += _OWN
+        port = spec.port or options.port
+        if port:
+            words += ["-p", str(port)]
+        if options.identity_file is not None:
+            words += ["-i", options.identity_file]
+        check_host(spec, "ssh")
+        # Other programs, such as dropbear's, do not take it.
+        end = ["--"] if words[0].rpartition("/")[2] == "ssh" else []
+        return [*words, *end, spec.target, remote_command(python)]
+
+    def by_hand(self, argv: Argv) -> str:
+        return login_line(argv) + " "
+
+    def refused(self, host: str, argv: Argv, status: Optional[int], output: str) -> Optional[Failure]:
+        """Return ssh's failure, whose status is always 255, or None."""
+        if status != 255:
+            return None
+        pattern, text = next(row for row in _SSH_FAILURES if re.search(row[0], output, re.I))
+        text = text.format(
+            host=host, hand=login_line(argv), output=last_lines(output), timeout_s=CONNECT_TIMEOUT_S
+        )
+        may_appear = self._may_appear and re.search(_STILL_STARTING, output, re.I) is not None
+        return Failure(f"{host}: {text}", retry=may_appear or pattern == _DROPPED, may_appear=may_appear)
+
+
+def login_line(argv: Argv) -> str:
+    """Return the ssh command line for an interactive login, which the user can try."""
+    return shlex.join(argv[:-1]).replace(shlex.join(_OWN) + " ", "").replace(" -- ", " ")
+
+
+# -- a command template: ``--via``, like ``kubectl exec -i {host} --``, and srun ---------------------------
+
+_JOINING = ("ssh", "rsh")
+"""Programs that join their words with blanks and pass them to a remote shell, as ssh does."""
+_STILL_CREATED = (
+    r"ContainerCreating|PodInitializing|does not have a host assigned|is not running|container not found|"
+    r"unable to upgrade connection"
+)
+
+
+class Via(Reach):
+    """Reaches hosts by a template of words with ``{host}``, and perhaps ``{command}``, quoted for a shell."""
+
+    def __init__(self, template: str) -> None:
+        try:
+            self._words = shlex.split(template)
+        except ValueError as problem:
+            raise ConfigError(f"--via {template!r} cannot be parsed: {problem}.") from None
+        if not any("{host}" in word for word in self._words):
+            raise ConfigError(
+                f"--via {template!r} does not say where the host goes: write {{host}} there, like --via "
+                "'kubectl exec -i {host} --', --via 'docker exec -i {host}'. (--via ssh reaches hosts by ssh "
+                "also inside a scheduler's job.)"
+            )
+        self._joins = self._words[0].rpartition("/")[2] in _JOINING
+        self._has_command = any("{command}" in word for word in self._words)
+        self.description = self._words[0]
+        self.connection = f"the connection to it ({self._words[0]})"
+
+    def argv(self, spec: HostSpec, python: str) -> List[str]:
+        check_host(spec, self._words[0])  # a template may pass it to a shell
+        words = [word.replace("{host}", spec.target) for word in self._words]
+        if self._has_command:
+            return [word.replace("{command}", remote_command(python)) for word in words]
+        if self._joins:
+            return [*words, remote_command(python)]
+        if python.startswith("~"):
+            raise ConfigError(
+                f"{spec.name}: no shell expands the ~ in {python} when hosts are reached by "
+                f"{self._words[0]}. Give the full path."
+            )
+        return [*words, python, "-c", BOOT]
+
+    def by_hand(self, argv: Argv) -> str:
+        end = 1 if self._joins or self._has_command else 3
+        return shlex.join(argv[:-end]) + " "
+
+    def refused(self, host: str, argv: Argv, status: Optional[int], output: str) -> Optional[Failure]:
+        """Return a failure to retry until the start timeout if a container is being created, or None."""
+        if re.search(_STILL_CREATED, output, re.I) is None:
+            return None
+        text = f"{host}: it does not run yet ({last_lines(output)}). By hand: {self.by_hand(argv)}true"
+        return Failure(text, retry=True, may_appear=True)
+
+
+SRUN = (
+    "srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none --mpi=none --nodelist={host}"
+)
+"""A step of one task that shares the node's resources with other steps. Without ``--overlap`` it would wait
+until they end, and with Slurm's binding all ranks of the node would share the task's single core."""
+_SRUN_FAILURES = (
+    (r"unrecognized option .*overlap",
+     "this Slurm is older than srun's option --overlap. Steps share nodes there anyway: use --via "
+     "'{older}'."),
+    (r"Invalid job id|Job/step already completing|has been revoked|expired",
+     "Slurm job {job} is over, so no step starts in it ({output})."),
+    (r"Unable to create step|Invalid node name|node configuration",
+     "Slurm starts no step there ({output}). Is it one of the nodes of job {job}, and up? `scontrol show "
+     "job {job}` and `sinfo -N -l` show it."),
+)
+
+
+class Srun(Via):
+    """Reaches nodes by ``srun``; `job` is the number of the Slurm job, for messages."""
+
+    def __init__(self, job: str) -> None:
+        super().__init__(SRUN)
+        self._job = job
+        self.connection = "the job step on it (srun)"
+
+    def refused(self, host: str, argv: Argv, status: Optional[int], output: str) -> Optional[Failure]:
+        """Return the failure that srun reported; None if the output is not srun's."""
+        said, older = last_lines(output), SRUN.replace("--overlap ", "")
+        for pattern, text in _SRUN_FAILURES:
+            if re.search(pattern, output, re.I):
+                return Failure(f"{host}: {text.format(job=self._job, output=said, older=older)}")
+        return None

@@ -6,16 +6,13 @@ import getpass
 import socket
 import threading
 from pathlib import Path
-from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence
+from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence
 
 from ringcomm.configuration.membership import Numeric, numeric
 from ringcomm.errors import ConfigError
 
-from ..plan.allocations import Allocation, find_allocation
-from ..plan.hosts import HostSpec
-from .base import Reach, ThisMachine
-from .ssh import Ssh, SshOptions
-from .via import Srun, Via
+from ..plan.hosts import Allocation, HostSpec, find_allocation
+from .base import Reach, Srun, Ssh, SshOptions, ThisMachine, Via
 
 LOOKUP_LIMIT_S = 2.0
 """Time limit of name resolution, in seconds. After it the host counts as remote: ssh reports the error."""
@@ -28,13 +25,11 @@ class Doors:
         self, via: Optional[str], ssh: SshOptions, allocation: Optional[Allocation],
         joined: Optional[Mapping[str, Reach]] = None,
     ) -> None:  # fmt: skip
-        self._here, self._joined = ThisMachine(), joined or {}
-        self._allocation = allocation
+        self._here, self._joined, self._allocation = ThisMachine(), joined or {}, allocation
         self._ssh = Ssh(ssh, may_appear=allocation is not None and allocation.may_appear)
         self._via = Via(via) if via is not None and via != "ssh" else None
-        self._inside: Optional[Srun] = None
-        if allocation is not None and allocation.job and via is None and ssh == SshOptions():
-            self._inside = Srun(allocation.job)
+        by_srun = allocation is not None and allocation.job and via is None and ssh == SshOptions()
+        self._inside = Srun(allocation.job) if allocation is not None and by_srun else None
 
     def of(self, spec: HostSpec, is_local: bool) -> Reach:
         """Return the way to a host."""
@@ -43,11 +38,9 @@ class Doors:
     def _remote(self, spec: HostSpec) -> Reach:
         if spec.name in self._joined:
             return self._joined[spec.name]
-        if self._via is not None:
-            return self._via
-        if self._inside is not None and self._allocation is not None and self._allocation.has(spec):
-            return self._inside
-        return self._ssh
+        if self._inside is not None and self._allocation is not None:
+            return self._inside if spec.name in [host.name for host in self._allocation.hosts] else self._ssh
+        return self._via or self._ssh
 
     def in_clear(self) -> List[str]:
         """Return a line if the scheduler's way to the hosts does not encrypt this job's key."""
@@ -61,11 +54,9 @@ class Doors:
 
     def find_local(self, specs: Sequence[HostSpec]) -> List[bool]:
         """Return whether each host is this machine; see :func:`find_local`."""
-        here = self._allocation.here if self._allocation is not None else ""
-        names = [here] if here else []
-        found = find_local(
-            specs, more_names=names, by_name=lambda spec: not isinstance(self._remote(spec), Ssh)
-        )
+        names = [] if self._allocation is None else [self._allocation.here]
+        by_name = lambda spec: not isinstance(self._remote(spec), Ssh)  # noqa: E731
+        found = find_local(specs, more_names=names, by_name=by_name)
         return [is_local and spec.name not in self._joined for spec, is_local in zip(specs, found)]
 
 
@@ -97,12 +88,6 @@ def read_text(what: str, path: str) -> str:
 # The name that the user gave is resolved, and its addresses are compared with this machine's.
 
 
-def is_own(addresses: Iterable[str], own: FrozenSet[Numeric]) -> bool:
-    """Return whether any of a host's addresses is one of this machine's (``own``) or a loopback. Pure."""
-    found = [numeric(text) for text in addresses]
-    return any(address in own or address.is_loopback for address in found if address is not None)
-
-
 def is_own_name(name: str, hostname: str) -> bool:
     """Return whether a name is this machine's host name or a name of the loopback, by text. Pure."""
     given, own = name.lower().rstrip("."), hostname.lower().rstrip(".")
@@ -121,42 +106,38 @@ def own_addresses() -> FrozenSet[Numeric]:
 
 
 def find_local(
-    specs: Sequence[HostSpec], more_names: Sequence[str] = (),
-    by_name: Callable[[HostSpec], bool] = lambda spec: False,
-) -> List[bool]:  # fmt: skip
+    specs: Sequence[HostSpec], more_names: Sequence[str], by_name: Callable[[HostSpec], bool]
+) -> List[bool]:
     """Return whether each host is this machine; names are resolved in parallel. A host with another user
     before the @ counts as remote, because its ranks need a login. `more_names` are further names of this
     machine; `by_name` tells whether a host's name alone decides, as for containers, whose names are not in
     the network.
     """
     hostname, user, own = socket.gethostname(), own_user(), own_addresses()
-    answers: Dict[str, List[str]] = {}
-    threads: List[threading.Thread] = []
 
     def is_named(spec: HostSpec) -> bool:
         return spec.name in more_names or is_own_name(spec.name, hostname)
 
-    for spec in specs:
-        if not is_named(spec) and not by_name(spec) and spec.name not in answers:
-            answers[spec.name] = []
-            thread = threading.Thread(target=_look_up, args=(spec.name, answers), daemon=True)
-            thread.start()
-            threads.append(thread)
+    wanted = {spec.name for spec in specs if not is_named(spec) and not by_name(spec)}
+    answers: Dict[str, List[Numeric]] = {}
+    threads = [threading.Thread(target=_look_up, args=(name, answers), daemon=True) for name in wanted]
+    for thread in threads:
+        thread.start()
     for thread in threads:
         thread.join(LOOKUP_LIMIT_S)
     return [
-        (spec.user is None or spec.user == user)
-        and (is_named(spec) or is_own(answers.get(spec.name, ()), own))
+        spec.user in (None, user)
+        and (is_named(spec) or any(item in own or item.is_loopback for item in answers.get(spec.name, ())))
         for spec in specs
     ]
 
 
-def _look_up(name: str, answers: Dict[str, List[str]]) -> None:
+def _look_up(name: str, answers: Dict[str, List[Numeric]]) -> None:
     try:
         rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return  # it may be an alias in ssh's configuration; otherwise ssh reports the error
-    answers[name] = [str(row[4][0]) for row in rows]
+    answers[name] = [address for row in rows if (address := numeric(str(row[4][0]))) is not None]
 
 
 def own_user() -> str:

@@ -17,7 +17,7 @@ from ringcomm.errors import ProtocolError
 
 from ..agent import framing
 from ..agent.checks import PROVISIONED
-from ..plan.reaching import quoted
+from .base import quoted
 from .protocol import Frame
 
 Form = Callable[[Any], Any]

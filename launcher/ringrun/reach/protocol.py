@@ -1,20 +1,20 @@
+# ruff: noqa: PTH112, PTH118, PTH119, PTH120  text, and links make environments
 """The launcher's side of the agent protocol. Pure: the agent's program, and frames from a stream of bytes."""
 
 from __future__ import annotations
 
 import ast
+import os
 import zlib
 from functools import lru_cache
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Dict, Iterator, List, Mapping, NamedTuple
+from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 from ringcomm.errors import ProtocolError
-from ringcomm.storage import files, folders
 
-from ..agent import agent, checks, framing, processes, shipped
+from ..agent import framing
 
 BOOT = (
     "import os,sys;v=sys.version_info;"
@@ -39,31 +39,21 @@ class Frame(NamedTuple):
     data: bytes
 
 
-@lru_cache(maxsize=1)
-def agent_program() -> bytes:
-    """Return the agent's compressed program."""
-    modules = (folders, files, processes, framing, shipped, checks, agent)
-    return compressed_program({item.__name__: Path(str(item.__file__)) for item in modules})
-
-
 @lru_cache(maxsize=None)
-def program_source(main: ModuleType) -> bytes:
-    """Return a program for a host without ringcomm, as the first data for its stdin. `main` is run as
-    ``__main__``; it and the modules of ringcomm and ringrun that it imports must need only the standard
-    library. Their packages' code is not run.
+def program(main: ModuleType) -> bytes:
+    """Return a compressed program for a host without ringcomm. `main` is run as ``__main__``; it and the
+    modules of ringcomm and ringrun that it imports must need only the standard library. Their packages' code
+    is not run.
     """
-    return with_reader(compressed_program(modules_of(main)))
-
-
-def compressed_program(files: Mapping[str, Path]) -> bytes:
-    """Return modules, in the order of their imports, as one compressed program that runs the last one."""
+    files = _modules_of(main)
     parts = [name.split(".")[:-1] for name in files]
     packages = sorted({".".join(above[:count]) for above in parts for count in range(1, len(above) + 1)})
     steps = ["import sys, types"]
     steps += [f"sys.modules[{name!r}] = types.ModuleType({name!r})" for name in packages]
     for name, path in files.items():
-        text, file, (above, _, own) = path.read_text(encoding="utf-8"), _file(name), name.rpartition(".")
-        if name == next(reversed(list(files))):
+        text, (above, _, own) = path.read_text(encoding="utf-8"), name.rpartition(".")
+        file = name.replace(".", "/") + ".py"  # tracebacks show its lines if the host has ringrun
+        if name == main.__name__:
             steps.append(f"exec(compile({text!r}, {file!r}, 'exec'))")
             continue
         steps.append(f"module = sys.modules[{name!r}] = types.ModuleType({name!r})")
@@ -73,8 +63,7 @@ def compressed_program(files: Mapping[str, Path]) -> bytes:
     return zlib.compress("\n".join(steps).encode(), 9)
 
 
-@lru_cache(maxsize=None)
-def modules_of(main: ModuleType) -> Dict[str, Path]:
+def _modules_of(main: ModuleType) -> Dict[str, Path]:
     """Return the files of a module and of its imports from ringcomm and ringrun, in an order for importing.
 
     Imports within functions do not count: a host may not need or have them.
@@ -101,26 +90,19 @@ def _imports(tree: ast.Module, name: str) -> Iterator[str]:
             above = name.split(".")[: -node.level] if node.level else []
             module = ".".join([*above, *([node.module] if node.module else [])])
             if module.split(".")[0] in ("ringcomm", "ringrun"):
-                is_package = (find_spec(module) or _NO_SPEC).submodule_search_locations is not None
+                spec = find_spec(module)
+                is_package = spec is not None and spec.submodule_search_locations is not None
                 yield from (f"{module}.{item.name}" for item in node.names) if is_package else (module,)
 
 
-_NO_SPEC = ModuleSpec("", None)
-
-
 def with_reader(program: bytes) -> bytes:
-    """Return a compressed program after a line that reads and runs it."""
+    """Return a compressed program after a line that reads and runs it: the first data for its stdin."""
     loop = (
         f"import os, zlib\ntext = b''\nwhile len(text) < {len(program)}:\n"
         f"    piece = os.read(0, {len(program)} - len(text))\n"
         "    if not piece:\n        raise SystemExit\n    text += piece\nexec(zlib.decompress(text))"
     )
     return f"exec({loop!r})\n".encode() + program
-
-
-def _file(name: str) -> str:
-    """Return the file name for tracebacks on the host, which show the source line if the host has ringrun."""
-    return name.replace(".", "/") + ".py"
 
 
 class FrameReader:
@@ -139,8 +121,7 @@ class FrameReader:
         if not self.started and not self._find_marker():
             return []
         frames: List[Frame] = []
-        header = framing.TO_LAUNCHER
-        position = 0
+        header, position = framing.TO_LAUNCHER, 0
         while len(self._buffer) - position >= header.size:
             kind, rank, length = header.unpack_from(self._buffer, position)
             if not framing.STDOUT <= kind <= framing.NUMBERS or length > FRAME_LIMIT_BYTES:
@@ -156,13 +137,65 @@ class FrameReader:
         return frames
 
     def _find_marker(self) -> bool:
-        at = self._buffer.find(framing.MARKER)
-        if at < 0:
-            if len(self._buffer) > NOISE_LIMIT_BYTES:
-                raise ProtocolError("1 MiB of output without the agent's first line")
-            self.noise[:] = self._buffer[1:4097]
-            return False
-        self.noise[:] = self._buffer[1:at][:4096]
-        del self._buffer[: at + len(framing.MARKER)]
-        self.started = True
-        return True
+        noise, marker, rest = self._buffer.partition(framing.MARKER)
+        self.started, self.noise = bool(marker), noise[1:4097]
+        if self.started:
+            self._buffer = rest
+        elif len(noise) > NOISE_LIMIT_BYTES:
+            raise ProtocolError("1 MiB of output without the agent's first line")
+        return self.started
+
+
+# -- this machine's environment on a host ------------------------------------------------------------
+# A host may have another home, user or folder of conda. So before ``python3`` is used there, ringrun searches
+# for the interpreter's environment: a virtual environment at the same path below the home, or one of conda by
+# its name.
+
+CONDAS = ("miniconda3", "miniforge3", "mambaforge", "anaconda3", "micromamba", ".conda")
+"""The folders that installers of conda make in the home. Those in ``/opt`` have no dot."""
+_ROOTS = (*(f"~/{name}" for name in CONDAS), "/opt/conda", *(f"/opt/{name}" for name in CONDAS[:-1]))
+
+_FINDER = """
+import os
+found = {candidates!r}
+try:
+    with open(os.path.expanduser("~/.conda/environments.txt")) as file:
+        paths = [line.strip() for line in file.read(1 << 20).splitlines()]
+    paths = [path for path in paths if {name!r} and os.path.basename(path) == {name!r}]
+    found += [os.path.join(path, {inside!r}) for path in paths]
+except (OSError, ValueError):
+    pass
+for path in map(os.path.expanduser, found):
+    if os.path.isabs(path) and os.access(path, os.X_OK) and not os.path.isdir(path):
+        os.execv(path, [path, "-c", {boot!r}])
+exec(f.readline())
+"""
+
+
+def finder(python: str, home: str) -> bytes:
+    """Return a line for :data:`BOOT` that changes to the environment's interpreter, or b""."""
+    found, (name, inside) = candidates(python, home), conda_name(python)
+    text = _FINDER.format(candidates=found, name=name, inside=inside, boot=BOOT)
+    return f"exec({text!r})\n".encode() if found else b""
+
+
+def candidates(python: str, home: str) -> List[str]:
+    """Return the possible paths of the interpreter on another host; ``~`` is the home there."""
+    found: List[str] = []
+    if home != "/" and python.startswith(home.rstrip("/") + "/"):
+        found.append("~/" + python[len(home.rstrip("/")) + 1 :])
+    name, inside = conda_name(python)
+    if inside:
+        middle = f"envs/{name}/" if name else ""
+        found += [f"{root}/{middle}{inside}" for root in _ROOTS]
+    return [path for path in found if path != python]
+
+
+def conda_name(python: str) -> Tuple[str, str]:
+    """Return the name of an interpreter's conda environment ("": the base) and its path in it; or two ""."""
+    prefix, binary = os.path.split(os.path.dirname(python))
+    if binary != "bin" or not os.path.isdir(os.path.join(prefix, "conda-meta")):
+        return "", ""
+    above, name = os.path.split(prefix)
+    inside = f"bin/{os.path.basename(python)}"
+    return (name if os.path.basename(above) == "envs" else ""), inside

@@ -20,7 +20,7 @@ from ringcomm.errors import ConfigError
 from ringcomm.storage.files import new_file, write_all
 from ringcomm.storage.folders import inner_folder, own_folder
 
-from ..diagnosis.tracebacks import ERRORS
+from ..diagnosis.failure_report import ERRORS
 from ..plan.job import Job
 from .visible import COLOUR, cut, visible, visible_line
 

@@ -21,10 +21,9 @@ MAX_POINTS = 480
 """A curve with more points loses every second one."""
 MIN_SHARE = 0.1
 """A rank computes longest if the others wait for this part of the time more than it does."""
-MIN_BUSY = 0.3
-"""A link holds the job up if it is busy for at least this part of the time,"""
-SLOW_LINK = 0.5
-"""and has at most this part of the speed of links between other hosts."""
+MIN_BUSY, SLOW_LINK = 0.3, 0.5
+"""A link holds the job up if it is busy for at least this part of the time, and has at most this part of the
+speed of links between other hosts."""
 MIN_DELIVERED_BYTES = 1 << 20
 """A link that has delivered less has no known speed."""
 
@@ -58,7 +57,6 @@ class Sample(NamedTuple):
     generation: int  # membership epoch
     elapsed_s: float  # since the rank joined the job
     steps: int  # of training
-    step_s: float  # time of the last step
     waited_s: float  # in collectives, moving data or waiting for other ranks
     peers: Dict[int, PeerNumbers]  # by rank
     kinds: Dict[str, KindNumbers]  # by kind, such as allreduce
@@ -87,7 +85,7 @@ def _named(value: Any) -> str:
 
 _KINDS = table(_named, row(whole(), amount, whole()), _MAX_ENTRIES)
 _SAMPLE = fields({
-    "rank": whole(), "generation": whole(), "elapsed_s": amount, "steps": whole(), "step_s": amount,
+    "rank": whole(), "generation": whole(), "elapsed_s": amount, "steps": whole(),
     "waited_s": amount, "kinds": _KINDS, "operations": _KINDS, "late": table(int, amount, _MAX_ENTRIES),
     "peers": table(int, row(whole(), whole(), amount, whole(), amount), _MAX_ENTRIES),
     "doing": _named, "inside": flag, "waits_for": items(whole(), _MAX_ENTRIES),
@@ -121,50 +119,35 @@ class Waits(NamedTuple):
     """A rank's waiting times in a period."""
 
     waited_s: float  # in collectives, moving data or waiting for other ranks
-    slept_s: Mapping[int, float]  # by rank, until its data came
-    late_s: Mapping[int, float]  # from rank 0 only: by rank, how long operations by name waited for it alone
-    # by rank, bytes that TCP delivered to it, and the seconds for that
-    links: Mapping[int, Tuple[int, float]]
+    links: Mapping[int, Tuple[int, float]]  # by rank, bytes that TCP delivered to it, seconds for that
 
 
 def waits_between(before: Optional[Sample], after: Sample) -> Waits:
     """Return a rank's waiting times between two samples; without the first one, from the start."""
-    peers = {} if before is None else before.peers
-    late_before_s = {} if before is None else before.late_s
-    slept_s, links = {}, {}
+    links = {}
     for rank, peer in after.peers.items():
-        earlier = peers.get(rank, PeerNumbers())
-        slept_s[rank] = max(0.0, peer.slept_s - earlier.slept_s)
-        links[rank] = (
-            max(0, peer.delivered_bytes - earlier.delivered_bytes), max(0.0, peer.busy_s - earlier.busy_s)
-        )  # fmt: skip
-    late_s = {
-        rank: max(0.0, seconds - late_before_s.get(rank, 0.0)) for rank, seconds in after.late_s.items()
-    }
-    waited_s = after.waited_s - (0.0 if before is None else before.waited_s)
-    return Waits(max(0.0, waited_s), slept_s, late_s, links)
+        earlier = PeerNumbers() if before is None else before.peers.get(rank, PeerNumbers())
+        delivered_bytes = max(0, peer.delivered_bytes - earlier.delivered_bytes)
+        links[rank] = delivered_bytes, max(0.0, peer.busy_s - earlier.busy_s)
+    return Waits(max(0.0, after.waited_s - (0.0 if before is None else before.waited_s)), links)
 
 
-def waiting_matrix(waits: Mapping[int, Waits]) -> Matrix:
+def waiting_matrix(samples: Sequence[Sample]) -> Matrix:
     """Return the time that each rank has waited for each other one.
 
     A rank reports from which rank the data of a running collective were missing. An operation by name runs
     only when all ranks have submitted it, and only rank 0 is told which ranks are late. So the rest of a
     rank's waiting is divided among the late ranks in proportion to their lateness, and is at most that.
     """
-    late_s: Dict[int, float] = {}
-    for item in waits.values():
-        for rank, seconds in item.late_s.items():
-            late_s[rank] = late_s.get(rank, 0.0) + seconds
+    late_s = next((sample.late_s for sample in samples if sample.late_s), {})
     matrix: Matrix = {}
-    for rank, item in waits.items():
-        others = {other: seconds for other, seconds in late_s.items() if other != rank}
-        rest_s = max(0.0, item.waited_s - sum(item.slept_s.values()))
-        total_s = sum(others.values())
+    for sample in samples:
+        slept_s = {rank: peer.slept_s for rank, peer in sample.peers.items()}
+        total_s = sum(seconds for rank, seconds in late_s.items() if rank != sample.rank)
+        rest_s = max(0.0, sample.waited_s - sum(slept_s.values()))
         part = min(1.0, rest_s / total_s) if total_s else 0.0
-        for other in waits:
-            if other != rank:
-                matrix[rank, other] = item.slept_s.get(other, 0.0) + part * others.get(other, 0.0)
+        for other in (each.rank for each in samples if each.rank != sample.rank):
+            matrix[sample.rank, other] = slept_s.get(other, 0.0) + part * late_s.get(other, 0.0)
     return matrix
 
 
@@ -196,39 +179,23 @@ def slowest_rank(
     return _behind_slow_link(waits, hosts, period_s)
 
 
-class _HostLink(NamedTuple):
-    byte_per_s: float
-    busy: float
-
-
 def _behind_slow_link(
     waits: Mapping[int, Waits], hosts: Mapping[int, str], period_s: float
 ) -> Optional[Slowest]:
-    fastest: Dict[str, _HostLink] = {}
+    fastest: Dict[str, Tuple[float, float]] = {}  # the speed of a host's best link, and its busy share
     for rank, item in waits.items():
         for other, (delivered_bytes, busy_s) in item.links.items():
             if delivered_bytes >= MIN_DELIVERED_BYTES and busy_s > 0.0 and other in waits:
-                link = _HostLink(delivered_bytes / busy_s, busy_s / period_s)
+                link = (delivered_bytes / busy_s / 1e6, busy_s / period_s)
                 for host in (hosts.get(rank, ""), hosts.get(other, "")):
                     fastest[host] = max(fastest.get(host, link), link)
     if len(fastest) < 3:
         return None
-    slow, second, *_ = sorted(fastest, key=lambda host: fastest[host].byte_per_s)
-    own, others = fastest[slow], fastest[second]
-    if own.byte_per_s > SLOW_LINK * others.byte_per_s or own.busy < MIN_BUSY:
+    (own, busy), (others, _), *_ = sorted(fastest.values())
+    if own > SLOW_LINK * others or busy < MIN_BUSY:
         return None
-    rank = min(rank for rank in waits if hosts.get(rank, "") == slow)
-    return Slowest(rank, min(1.0, own.busy), own.byte_per_s / 1e6, others.byte_per_s / 1e6)
-
-
-def names_of(present: Mapping[int, int], hosts: Mapping[int, str]) -> Dict[int, str]:
-    """Return the host name by rank, from the process number by rank and the host name by process."""
-    return {rank: hosts.get(number, "?") for rank, number in present.items()}
-
-
-def totals_of(samples: Sequence[Sample]) -> Dict[int, Waits]:
-    """Return the waiting times from the start, by rank."""
-    return {sample.rank: waits_between(None, sample) for sample in samples}
+    rank = min(rank for rank in waits if fastest.get(hosts.get(rank, "")) == (own, busy))
+    return Slowest(rank, min(1.0, busy), own, others)
 
 
 # -- over time --------------------------------------------------------------------------------
@@ -237,18 +204,10 @@ def totals_of(samples: Sequence[Sample]) -> Dict[int, Waits]:
 class RankRates(NamedTuple):
     """A rank's rates in a period, per second; `waited` is the share of the time in collectives."""
 
-    period_s: float
     steps: float
     calls: float
     sent_bytes: float
     waited: float
-
-
-class Point(NamedTuple):
-    """A point of the report's curves; `at_s` is the middle of the period, from the start of the job."""
-
-    at_s: float
-    rates: RankRates
 
 
 def rates_between(before: Sample, after: Sample) -> Optional[RankRates]:
@@ -257,7 +216,6 @@ def rates_between(before: Sample, after: Sample) -> Optional[RankRates]:
     if period_s <= 0.0 or after.generation != before.generation:
         return None
     return RankRates(
-        period_s,
         max(0, after.steps - before.steps) / period_s,
         max(0, after.calls - before.calls) / period_s,
         max(0, after.sent_bytes - before.sent_bytes) / period_s,
@@ -268,50 +226,41 @@ def rates_between(before: Sample, after: Sample) -> Optional[RankRates]:
 class RankHistory:
     """The samples of one rank, or of one process of an elastic job. Times are of the launcher's clock."""
 
-    def __init__(self, began_s: float) -> None:
-        self.latest: Optional[Sample] = None  # the last sample
-        self.points: List[Point] = []  # the curves
+    def __init__(self, began_s: float, first: Sample) -> None:
+        self.latest = self._point_from = first
+        self.points: List[Tuple[float, RankRates]] = []  # the curves: the middle of a period, rates
         self._began_s = began_s
-        self._recent: Deque[Sample] = deque()
-        self._point_from: Optional[Sample] = None
+        self._recent: Deque[Sample] = deque([first])
         self._interval_s = MIN_S
 
     def add(self, sample: Sample) -> None:
-        last, self.latest = self.latest, sample
-        if last is not None and last.generation != sample.generation:
+        if self.latest.generation != sample.generation:
             self._recent.clear()
-            self._point_from = None
+            self._point_from = sample
+        self.latest = sample
         self._recent.append(sample)
         while len(self._recent) > 2 and sample.at_s - self._recent[1].at_s >= WINDOW_S:
             self._recent.popleft()
-        self._add_point(sample)
-
-    def _add_point(self, sample: Sample) -> None:
         start = self._point_from
-        if start is None:
-            self._point_from = sample
-            return
-        if sample.at_s - start.at_s < self._interval_s:
-            return
         rates = rates_between(start, sample)
-        if rates is None:
+        if sample.at_s - start.at_s < self._interval_s or rates is None:
             return
-        self.points.append(Point((start.at_s + sample.at_s) / 2 - self._began_s, rates))
+        self.points.append(((start.at_s + sample.at_s) / 2 - self._began_s, rates))
         self._point_from = sample
         if len(self.points) >= MAX_POINTS:
             del self.points[::2]
             self._interval_s = 2 * max(self._interval_s, 1.0)
 
     @property
-    def window(self) -> Tuple[Optional[Sample], Optional[Sample]]:
-        """The first and the last sample of the present window."""
-        return (self._recent[0], self._recent[-1]) if len(self._recent) > 1 else (None, self.latest)
+    def window_start(self) -> Optional[Sample]:
+        """The first sample of the present window; None if it has only one."""
+        return self._recent[0] if len(self._recent) > 1 else None
 
     @property
     def rates(self) -> Optional[RankRates]:
         """The rates in the present window."""
-        first, last = self.window
-        return None if first is None or last is None else rates_between(first, last)
+        first = self.window_start
+        return None if first is None else rates_between(first, self.latest)
 
 
 class History:
@@ -320,8 +269,7 @@ class History:
     def __init__(self, began_s: float) -> None:
         self.began_s = began_s
         self.processes: Dict[int, RankHistory] = {}  # by process number: the rank except in elastic jobs
-        # by (rank, peer), the rank's interface of their link
-        self.interfaces: Dict[Tuple[int, int], str] = {}
+        self.interfaces: Dict[Tuple[int, int], str] = {}  # the rank's of its link, by (rank, peer)
         self._members: Optional[Sequence[int]] = None
 
     def changed(self, members: Sequence[int]) -> None:
@@ -333,7 +281,10 @@ class History:
         sample = parse_sample(data, now_s, MAX_RANKS if self._members is None else len(self._members))
         if sample is None or self._members is None and sample.rank != process:
             return False
-        self.processes.setdefault(process, RankHistory(self.began_s)).add(sample)
+        if process in self.processes:
+            self.processes[process].add(sample)
+        else:
+            self.processes[process] = RankHistory(self.began_s, sample)
         return True
 
     def linked(self, links: Sequence[Mapping[str, Any]]) -> None:
@@ -354,40 +305,34 @@ class History:
         """Return the process number by rank, for processes that have reported as that rank."""
         members = self._members
         rows = {number: number for number in self.processes} if members is None else dict(enumerate(members))
-        latest = {number: process.latest for number, process in self.processes.items()}
         return {
             rank: number for rank, number in sorted(rows.items())
-            if (sample := latest.get(number)) is not None and sample.rank == rank
-        }
+            if number in self.processes and self.processes[number].latest.rank == rank
+        }  # fmt: skip
 
-    def slowest_now(self, hosts: Mapping[int, str]) -> Optional[Slowest]:
-        """Return the rank that the others wait for in the present window; `hosts` are by process."""
+    def slowest(self, hosts: Mapping[int, str], now: bool = False) -> Optional[Slowest]:
+        """Return the rank that the others wait for in the present window (`now`), or have waited for in the
+        whole epoch; `hosts` are by process.
+        """
         waits: Dict[int, Waits] = {}
-        periods_s = []
+        names, period_s = {}, 0.0
         for rank, number in self.present().items():
-            first, last = self.processes[number].window
-            if first is None or last is None:
+            process = self.processes[number]
+            before = process.window_start if now else None
+            if now and before is None:
                 return None
-            waits[rank] = waits_between(first, last)
-            periods_s.append(last.elapsed_s - first.elapsed_s)
-        return slowest_rank(waits, names_of(self.present(), hosts), max(periods_s, default=0.0))
+            waits[rank] = waits_between(before, process.latest)
+            names[rank] = hosts.get(number, "?")
+            began_s = 0.0 if before is None else before.elapsed_s
+            period_s = max(period_s, process.latest.elapsed_s - began_s)
+        return slowest_rank(waits, names, period_s)
 
     def matrix(self) -> Matrix:
         """Return the total time that each rank of the newest epoch has waited for each other one."""
-        return waiting_matrix(totals_of(self._latest()))
-
-    def slowest(self, hosts: Mapping[int, str]) -> Optional[Slowest]:
-        """Return the rank that the others have waited for in the whole epoch; `hosts` are by process."""
-        elapsed_s = max((sample.elapsed_s for sample in self._latest()), default=0.0)
-        return slowest_rank(totals_of(self._latest()), names_of(self.present(), hosts), elapsed_s)
-
-    def _latest(self) -> Sequence[Sample]:
-        """Return the last sample of each process of the newest epoch."""
-        found = [self.processes[number].latest for number in self.present().values()]
-        return [sample for sample in found if sample is not None]
+        return waiting_matrix([self.processes[number].latest for number in self.present().values()])
 
     def samples(self) -> Sequence[Tuple[int, Sample]]:
         """Return the last sample of each process, with its number, by rank; present ranks come first."""
-        found = [(number, item.latest) for number, item in self.processes.items() if item.latest is not None]
         present = set(self.present().values())
+        found = ((number, item.latest) for number, item in self.processes.items())
         return sorted(found, key=lambda pair: (pair[0] not in present, pair[1].rank, pair[0]))

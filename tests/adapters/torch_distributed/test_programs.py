@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ringrun.ship.package import _metadata
+from ringrun.ship.contents import entry_point
 from tests.proc.test_ringrun_support import Launched
 from tests.support.programs import SOURCES, run_python
 
@@ -82,7 +82,7 @@ assert dist.get_backend() == dist.Backend.RINGCOMM == "ringcomm"
 """
     run_python("-c", program)
     wanted = {(item.group, item.value) for item in distribution("ringcomm").entry_points}
-    text = next(data.decode() for name, data in _metadata() if name.endswith("entry_points.txt"))
+    text = next(data.decode() for name, data in entry_point() if name.endswith("entry_points.txt"))
     assert ("torch.backends", text.splitlines()[1].partition(" = ")[2]) in wanted, "what ringrun sends has it"
 
 

@@ -28,8 +28,8 @@ from ringrun.job.files import FetchedFiles
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
 from ringrun.reach import named_hosts
-from ringrun.ship import wheels
-from ringrun.ship.package import Package
+from ringrun.ship import contents
+from ringrun.ship.contents import Package
 from ringrun.show.output import OutputFiles
 
 GOOD, EVIL = "ab" * 16, "ee" * 16
@@ -150,13 +150,13 @@ class Wheels(Row):
 
     def make(self, monkeypatch: pytest.MonkeyPatch) -> None:
         fake = SimpleNamespace(run=pip, DEVNULL=None, TimeoutExpired=subprocess.TimeoutExpired)
-        monkeypatch.setattr(wheels, "subprocess", fake)
+        monkeypatch.setattr(contents, "subprocess", fake)
         self.use()
         self.parent = self.base / "cache"
         (self.target,) = self.parent.rglob("*.whl")
 
     def use(self) -> str:
-        package, _ = wheels.fetch_wheels(wheels.Target("3.8", "aarch64", "2.31"), self.environ, ["numpy"])
+        package, _ = contents.fetch_wheels(contents.Target("3.8", "aarch64", "2.31"), self.environ, ["numpy"])
         return package._files["numpy/__init__.py"].decode()
 
 

@@ -27,10 +27,9 @@ class Kept:
     """Replaces the console on descriptors 1 and 2; keeps its output and when it was closed."""
 
     made: List[Kept] = []
-    fails = ""
+    problem = ""
 
     def __init__(self) -> None:
-        self.problem = Kept.fails
         self.events: List[Tuple[Any, ...]] = []
         Kept.made.append(self)
 
@@ -62,9 +61,6 @@ class Attempts:
 
     def diagnose(self) -> None:
         self.received.append("diagnose")
-
-    def show(self, text: str) -> None:
-        self.received.append(text)
 
 
 made: List[Attempts] = []
@@ -123,32 +119,14 @@ def test_after_an_interruption_the_output_is_not_waited_for(
     assert Kept.made[0].events == [("close", cli.FLUSH_S)]
 
 
-@pytest.mark.parametrize(
-    ("reason", "code", "shown"),
-    [("done", 74, "No space left."), ("pipe", 74, "No space left. The job was ended."), ("failure", 3, "")],
-)
-def test_output_that_could_not_be_written(
-    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    reason: str, code: int, shown: str,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(Kept, "fails", "No space left.")
-    assert run(Outcome(3, "", reason)) == code
-    assert capsys.readouterr().err.startswith(f"ringrun: {shown} Write it to a disk" if shown else "")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
-def test_signals_reach_the_job(run: Callable[..., Any], number: signal.Signals) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    during = lambda attempts: signal.raise_signal(number)  # noqa: E731
+@pytest.mark.parametrize("number", [*SIGNALS, None])
+def test_signals_reach_the_job_but_a_closed_terminal_not_under_nohup(
+    run: Callable[..., Any], number: Optional[signal.Signals]
+) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL if number else signal.SIG_IGN)
+    during = lambda attempts: signal.raise_signal(number or signal.SIGHUP)  # noqa: E731
     assert run(Outcome(0, "", "done"), during=during) == 0
-    assert made[0].received == ["diagnose" if number == signal.SIGUSR1 else number]
-
-
-def test_under_nohup_a_closed_terminal_ends_nothing(run: Callable[..., Any]) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    during = lambda attempts: signal.raise_signal(signal.SIGHUP)  # noqa: E731
-    assert run(Outcome(0, "", "done"), during=during) == 0
-    assert made[0].received == []
+    assert made[0].received == (["diagnose"] if number == signal.SIGUSR1 else [number] if number else [])
 
 
 @pytest.mark.parametrize(("problem", "code"), [(ConfigError("no host"), 2), (RingcommError("no port"), 1)])
@@ -178,8 +156,7 @@ def test_an_option_after_the_script_is_pointed_out(
         (["train.py", "--watch"], "print(1)", ["--watch"]),
         (["python", "train.py", "--output-dir=x", "--watch", "--watch"], "", ["--output-dir", "--watch"]),
         (["train.py", "-np", "3", "-H", "a,b"], "sys.argv", ["-np", "-H"]),
-        (["train.py", "-H", "a"], "parser.add_argument('-H', '--height')", []),
-        (["train.py", "-x"], "", []),
+        (["train.py", "-H", "a"], "parser.add_argument('-H', '--height')", []), (["train.py", "-x"], "", []),
         (["train.py", "--", "--watch"], "", []),
         (["train.py", "--watch"], 'parser.add_argument("--watch")', []),
         (["train.py", "--output-dir", "x"], "class Arguments:\n    output_dir: str", []),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import sys
-import sysconfig
 import types
 from pathlib import Path
 from typing import Any, Dict, List, Optional
@@ -19,7 +17,7 @@ from ringcomm.storage.results import pack_error, pack_value
 from ringrun import function as module
 from ringrun.agent.worker import Call, unpack_call
 from ringrun.diagnosis.first_failure import Cause
-from ringrun.function import _import_path, _pack, unpack_results
+from ringrun.function import _pack, unpack_results
 from ringrun.function import run as run_function
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import Outcome
@@ -54,28 +52,13 @@ def test_a_module_that_no_new_process_can_import_is_sent_by_value(monkeypatch: p
     assert b"a_text_in_its_code" in _pack(Call(made.answer, (), {}), False)
 
 
-def test_workers_find_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ringcomm
-    import ringrun
-
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/mine", ""]))
-    roots = [str(Path(str(item.__file__)).absolute().parent.parent) for item in (ringrun, ringcomm)]
-    assert _import_path() == {"PYTHONPATH": os.pathsep.join(["/mine", *dict.fromkeys(roots)])}
-    monkeypatch.delenv("PYTHONPATH")
-    installed = Path(sysconfig.get_path("purelib"))
-    for item in (ringrun, ringcomm):
-        monkeypatch.setattr(item, "__file__", str(installed / item.__name__ / "__init__.py"))
-    assert _import_path() == {}
-
-
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
         ({"fn": 3}, "every rank calls, not 3"),
         ({"args": 7}, "args=7: the arguments must be a list or a tuple"),
         ({"kwargs": [1]}, r"kwargs=\[1\] is not a dictionary"),
-        ({"env": "A=1"}, "env='A=1' is not a dictionary"),
-        ({"np": "2"}, "np='2' is not a whole number"),
+        ({"env": "A=1"}, "env='A=1' is not a dictionary"), ({"np": "2"}, "np='2' is not a whole number"),
         ({"np": True}, "np=True is not a whole number"),
         ({"restarts": -1}, "restarts=-1 is out of range: it must be at least 0"),
         ({"ssh_port": 99999}, "ssh_port=99999 is out of range: it must be from 1 to 65535"),

@@ -81,14 +81,10 @@ def test_settings_of_the_file_come_after_all_others(folder: Path, seen: List[Opt
     ("content", "text"),
     [
         ("nop = 1", "ringrun has no option 'nop' for a project. Did you mean np?"),
-        ("[job]\nnp = 1", "no option 'job'"),
-        ("dry-run = true", "no option 'dry-run'"),
-        ("np = true", "np = True is not of the form N"),
-        ("horovod = 1", "horovod = 1 is not true or false"),
-        ('np = "x"', "'x' is not a valid whole number"),
-        ("np = [1, 2]", "np takes one value, not a list"),
-        ("x = [true]", "x = [True] is not of the form"),
-        ('compress = "zip"', "'zip' cannot be used"),
+        ("[job]\nnp = 1", "no option 'job'"), ("dry-run = true", "no option 'dry-run'"),
+        ("np = true", "np = True is not of the form N"), ("horovod = 1", "horovod = 1 is not true or false"),
+        ('np = "x"', "'x' is not a valid whole number"), ("np = [1, 2]", "np takes one value, not a list"),
+        ("x = [true]", "x = [True] is not of the form"), ('compress = "zip"', "'zip' cannot be used"),
         ("np", "Expected '='"),
     ],
 )

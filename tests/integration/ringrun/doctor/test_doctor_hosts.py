@@ -18,7 +18,7 @@ from ringrun.job.launch import prepare
 from ringrun.plan.job import HostJob
 from ringrun.plan.options import Options
 from ringrun.reach import doors
-from ringrun.reach.ssh import Ssh, SshOptions
+from ringrun.reach.base import Ssh, SshOptions
 
 LIMIT_S = 60.0
 ANSWERS = f"printf '\\n{probe.MARKER}\\n'; "

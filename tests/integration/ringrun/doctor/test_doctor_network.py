@@ -36,8 +36,7 @@ def test_one_thread_alone_parses_modules(monkeypatch: pytest.MonkeyPatch) -> Non
         return ast.parse(*given)
 
     monkeypatch.setattr(protocol, "ast", SimpleNamespace(**{**vars(ast), "parse": parse}))
-    protocol.program_source.cache_clear()
-    protocol.modules_of.cache_clear()
+    protocol.program.cache_clear()
     job = job_of("a,b,c")
     examine(replace(job, hosts=tuple(replace(host, argv=("sh", "-c", "exit 1")) for host in job.hosts)))
     assert set(threads) == {threading.current_thread()}

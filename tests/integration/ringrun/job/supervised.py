@@ -11,9 +11,9 @@ from typing import Any, Callable, List, Sequence, Tuple
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import Outcome
 from ringrun.job.supervise import Supervisor
+from ringrun.plan.environment import from_values
 from ringrun.plan.job import Job
 from ringrun.plan.options import Options
-from ringrun.plan.setting_sources import from_values
 from ringrun.show.output import Console
 from tests.support.service import eventually
 

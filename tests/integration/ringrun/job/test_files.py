@@ -21,8 +21,7 @@ from ringrun.job.launch import prepare
 from ringrun.plan.job import Job
 from ringrun.plan.options import Options
 from ringrun.reach import doors
-from ringrun.ship.package import Package, own_package
-from ringrun.ship.wheels import Target
+from ringrun.ship.contents import Package, Target, own_package
 
 LIMIT_S = 60.0
 NEEDS = {"found": {"version": "3.9.2"}, "machine": "aarch64", "glibc": "2.31"}

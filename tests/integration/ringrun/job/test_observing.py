@@ -14,9 +14,9 @@ from ringrun.diagnosis.first_failure import Complaint, FirstFailure
 from ringrun.job.agents import Loop
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import ANSWER_S, LINE_S, Inquiry, Watching
+from ringrun.plan.environment import from_values
 from ringrun.plan.job import Observation
 from ringrun.plan.options import Options
-from ringrun.plan.setting_sources import from_values
 from ringrun.show.output import Printer
 from tests.integration.ringrun.job.supervised import Kept
 from tests.unit.ringrun.watch.samples import report

@@ -15,8 +15,7 @@ from ringcomm.storage.folders import trusted_folder
 from ringrun.agent import shipped
 from ringrun.agent.shipped import Cleaning, JobFolder
 from ringrun.job.files import FetchedFiles
-from ringrun.ship.package import Package
-from ringrun.ship.source_tree import SourceTree
+from ringrun.ship.contents import Package, SourceTree
 
 FILES = {"a/__init__.py": b"x = 1\n", "a/b.py": b"", "data.txt": b"\x00\xff"}
 

@@ -14,7 +14,7 @@ from ringcomm.storage.results import unpack
 from ringcomm.wire.signing import Signer
 from ringrun.agent import worker
 from ringrun.agent.worker import Call, pack_call
-from ringrun.plan.signed import about_call, about_result, signed, verified
+from ringrun.plan.job import ABOUT_CALL, about_result, signed, verified
 
 KEY = b"k" * 32
 SIGNER = Signer(KEY, "job")
@@ -26,7 +26,7 @@ SIGNER = Signer(KEY, "job")
         (Signer(b"x" * 32, "job"), about_result(Slot(1, 0))),
         (Signer(b"k" * 32, "attempt before"), about_result(Slot(1, 0))),
         (SIGNER, about_result(Slot(0, 1))),
-        (SIGNER, about_call()),
+        (SIGNER, ABOUT_CALL),
     ],
 )
 def test_what_another_has_signed_is_not(signer: Signer, about: object) -> None:
@@ -83,7 +83,7 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[Optional[bytes]], bytes]:
 
 
 def own(payload: bytes) -> bytes:
-    return signed(payload, SIGNER, *about_call())
+    return signed(payload, SIGNER, *ABOUT_CALL)
 
 
 def result_of(data: bytes) -> Dict[str, Any]:

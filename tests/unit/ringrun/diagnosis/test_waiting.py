@@ -1,4 +1,4 @@
-"""Which ranks are behind, and which wait for which: tables of reports, and the sentences about them."""
+"""Which ranks are behind, and which wait for which: flight records, and the sentences about them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
-from ringrun.diagnosis.reports import RankReport, ReportedChannel, ReportedOperation
-from ringrun.diagnosis.waiting import diagnose, waits_for
+from ringrun.diagnosis.waiting import (
+    RankReport,
+    ReportedChannel,
+    ReportedOperation,
+    diagnose,
+    read_report,
+    waits_for,
+)
 
 MEMBERS = (0, 1, 2)
 SETS = {0: MEMBERS, 1: (0, 2)}
@@ -17,11 +23,7 @@ def call(
     number: int, state: str = "running", label: str = "allreduce `conv3.grad`", **more: Any
 ) -> ReportedOperation:
     facts: Dict[str, Any] = {
-        "key": (0, "", 0),
-        "what": label,
-        "place": "train.py:88",
-        "moved": None,
-        "at": 5.0,
+        "key": (0, "", 0), "what": label, "place": "train.py:88", "moved": None, "at": 5.0,
     }
     facts.update(more)
     return ReportedOperation(number=number, label=label, state=state, **facts)
@@ -55,8 +57,7 @@ def told(*reports: RankReport) -> List[str]:
 
 def test_the_rank_that_is_behind() -> None:
     text = told(
-        report(0, [call(812)]),
-        report(1, [call(812)]),
+        report(0, [call(812)]), report(1, [call(812)]),
         busy(2, [call(811, "done", "broadcast", place="eval.py:40")]),
     )
     assert text == [
@@ -70,9 +71,7 @@ def test_the_rank_that_is_behind() -> None:
 def test_a_victim_is_not_blamed() -> None:
     """Rank 1 is behind rank 0, but only because it waits for rank 2 by name."""
     reports = (
-        report(0, [call(812)]),
-        report(1, [call(811, "done")], [named("x")]),
-        busy(2, [call(811, "done")]),
+        report(0, [call(812)]), report(1, [call(811, "done")], [named("x")]), busy(2, [call(811, "done")]),
     )
     assert waits_for({item.rank: item for item in reports}) == {0: {1, 2}, 1: {2, 0}}
     assert told(*reports)[-1] == "Ranks 0, 1 wait for rank 2."
@@ -215,3 +214,65 @@ def test_the_message_that_a_stage_waits_for() -> None:
         "in forward (train.py:12).",
         "Ranks 0, 2 wait for rank 1.",
     ]
+
+
+LIBRARY = "/home/me/env/lib/python3.11/site-packages"
+WAITING = [
+    ["/home/me/train.py", 88, "train"], [f"{LIBRARY}/ringcomm/api.py", 150, "allreduce"],
+    [f"{LIBRARY}/ringcomm/collective/runner.py", 350, "_run"],
+]
+
+
+def record(**changes: Any) -> Dict[str, Any]:
+    content: Dict[str, Any] = {
+        "type": "record", "format": 1, "reason": "asked", "rank": 1, "size": 2, "host": "jetson1",
+        "error": "", "threads": [{"name": "MainThread", "main": True, "frames": WAITING}],
+        "lanes": [{
+            "name": "calls", "ordered": True, "members": [0, 1],
+            "operations": [{
+                "op": 812, "kind": "allreduce", "name": "conv3.grad", "what": "allreduce(…)", "at": 1.0,
+                "site": "/home/me/train.py:88", "state": "running", "moved": 0,
+            }],
+        }],
+    }  # fmt: skip
+    content.update(changes)
+    return content
+
+
+def frames(*frames: List[Any]) -> Dict[str, Any]:
+    return record(threads=[{"name": "x", "main": True, "frames": list(frames)}])
+
+
+@pytest.mark.parametrize(
+    ("stack", "where", "blocked"),
+    [
+        ([["/home/me/loader.py", 12, "load"]], "load (loader.py:12)", False),
+        ([["/home/me/loader.py", 12, "<module>"]], "loader.py:12", False),
+        ([["/home/me/loader.py", 12, "load"], ["/usr/lib/python3.11/threading.py", 3, "wait"]],
+         "load (loader.py:12)", False),
+        ([["/home/me/train.py", 4, "main"], [f"{LIBRARY}/torch/utils/data/dataloader.py", 9, "_next"]],
+         "main (train.py:4), inside torch/utils/data/dataloader.py", False),
+        (WAITING, "train (train.py:88)", True),
+        ([*WAITING, ["/home/me/callback.py", 3, "called"]], "called (callback.py:3)", False),
+        ([[f"{LIBRARY}/ringcomm/api.py", 5, "_leave_at_exit"]], "_leave_at_exit (api.py:5)", True),
+        ([["/p/ringcomm/job/exits.py", 5, "hook"], ["/p/ringcomm/engine/stacks.py", 82, "_temporary"]],
+         "", False),
+        ([], "", False),
+    ],
+)  # fmt: skip
+def test_where_the_program_is(stack: List[Any], where: str, blocked: bool) -> None:
+    report = read_report(frames(*stack))
+    assert (report.main, report.blocked) == (where, blocked)
+
+
+def test_what_faulthandler_wrote() -> None:
+    text = (
+        "Thread 0x00007f11 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 3 in wait\n'
+        "\n"
+        "Current thread 0x00007f12 (most recent call first):\n"
+        '  File "/home/me/spin.py", line 9 in spin\n'
+        '  File "/home/me/train.py", line 4 in <module>\n'
+    )
+    for stacks, main in ((text, "spin (spin.py:9)"), ("", "")):
+        assert read_report(record(threads=[], stacks=stacks, reason="silent", state="R")).main == main

@@ -18,11 +18,11 @@ from ringrun.job import launch, ranks
 from ringrun.job.launch import describe, prepare
 from ringrun.job.ranks import master_variables, rendezvous_addresses, rendezvous_variables
 from ringrun.join.invitation import Joined
+from ringrun.plan.environment import from_values
 from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
-from ringrun.plan.setting_sources import from_values
 from ringrun.reach import doors
-from ringrun.ship.source_tree import SourceTree
+from ringrun.ship.contents import SourceTree
 
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
 

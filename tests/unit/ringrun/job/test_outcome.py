@@ -19,9 +19,9 @@ from ringrun.job.outcome import (
     not_started,
     with_changes,
 )
+from ringrun.plan.environment import from_values
 from ringrun.plan.job import Job
 from ringrun.plan.options import Options
-from ringrun.plan.setting_sources import from_values
 
 CHANGES = [(61.0, "rank 1 (far) lost: killed by SIGKILL; going on with 1 rank after 0.5 s")]
 

@@ -34,8 +34,7 @@ from ringrun.job.supervise import (
 )
 from ringrun.plan.job import HostJob, Job
 from ringrun.plan.options import Options
-from ringrun.plan.reaching import last_lines
-from ringrun.reach.base import RETRIES
+from ringrun.reach.base import RETRIES, last_lines
 from ringrun.reach.incoming import Incoming, event_facts
 from ringrun.reach.protocol import Frame
 from ringrun.show.output import Console

@@ -25,10 +25,8 @@ from ringrun.plan.command import Command, in_tree, parse_command
         (["/opt/bin/python3", "t.py"], Command(("/opt/bin/python3", "t.py"), None, True, "t.py")),
         (["python", "-"], Command(("python", "-"), "python", True)),
         (["python", "-u"], Command(("python", "-u"), "python", True)),
-        (["python", "-W"], Command(("python", "-W"), "python", True)),
-        (["hostname"], Command(("hostname",))),
-        (["./run.sh", "train.py"], Command(("./run.sh", "train.py"))),
-        (["pythonic"], Command(("pythonic",))),
+        (["python", "-W"], Command(("python", "-W"), "python", True)), (["hostname"], Command(("hostname",))),
+        (["./run.sh", "train.py"], Command(("./run.sh", "train.py"))), (["pythonic"], Command(("pythonic",))),
     ],
 )
 def test_commands(words: List[str], command: Command) -> None:
@@ -58,8 +56,7 @@ def test_lists_that_the_shell_has_split(word: str, told: str) -> None:
         (["{root}/other/train.py"], (None, "../other/train.py")),
         (["/p/python", "-u", "{root}/train.py"], ("/p/python", "-u", "../train.py")),
         (["{root}/link/train.py"], (None, "../other/train.py")),
-        (["/elsewhere/train.py"], (None, "/elsewhere/train.py")),
-        (["train.py"], (None, "train.py")),
+        (["/elsewhere/train.py"], (None, "/elsewhere/train.py")), (["train.py"], (None, "train.py")),
         (["-m", "pkg"], (None, "-m", "pkg")),
     ],
 )
@@ -86,18 +83,3 @@ def test_a_relative_script_that_is_not_sent_is_refused(tmp_path: Path, script: s
         in_tree(command, cwd, cwd)
     proposed = (cwd / above).resolve()
     assert in_tree(command, proposed, cwd) == command
-
-
-@pytest.mark.parametrize(
-    ("words", "shown"),
-    [
-        (["train.py", "-m", "x"], "train.py"),
-        (["-m", "pkg.mod", "-m", "x"], "pkg.mod"),
-        (["python", "-u", "-m", "pkg.mod"], "pkg.mod"),
-        (["python", "-c", "pass", "-m", "x"], "python"),
-        (["python", "-m"], "python"),
-        (["grep", "-m", "1", "x"], "grep"),
-    ],
-)
-def test_what_a_list_of_jobs_shows(words: List[str], shown: str) -> None:
-    assert parse_command(words).shown == shown

@@ -12,15 +12,9 @@ from ringrun.plan.ranks import Place, make_plan
 @pytest.mark.parametrize(
     ("np", "hosts", "used"),
     [
-        (None, "", ["localhost:1"]),
-        (3, "", ["localhost:3"]),
-        (None, "a", ["a:1"]),
-        (4, "a", ["a:4"]),
-        (None, "a:2,b", ["a:2", "b:1"]),
-        (2, "a:2,b", ["a:2"]),
-        (3, "a:2,b:4", ["a:2", "b:1"]),
-        (None, "a,a,b", ["a:2", "b:1"]),
-        (None, "a:2,b,A", ["a:3", "b:1"]),
+        (None, "", ["localhost:1"]), (3, "", ["localhost:3"]), (None, "a", ["a:1"]), (4, "a", ["a:4"]),
+        (None, "a:2,b", ["a:2", "b:1"]), (2, "a:2,b", ["a:2"]), (3, "a:2,b:4", ["a:2", "b:1"]),
+        (None, "a,a,b", ["a:2", "b:1"]), (None, "a:2,b,A", ["a:3", "b:1"]),
         (None, "a,me@a", ["a:1", "me@a:1"]),
     ],
 )
@@ -35,10 +29,7 @@ def test_how_many_each_host_runs(np: Optional[int], hosts: str, used: List[str])
 
 def test_places() -> None:
     assert make_plan(None, parse_hosts("a:2,b,c:2")).places == (
-        Place(0, 0, 0, 2, 0, 3),
-        Place(1, 0, 1, 2, 0, 2),
-        Place(2, 1, 0, 1, 1, 3),
-        Place(3, 2, 0, 2, 2, 3),
+        Place(0, 0, 0, 2, 0, 3), Place(1, 0, 1, 2, 0, 2), Place(2, 1, 0, 1, 1, 3), Place(3, 2, 0, 2, 2, 3),
         Place(4, 2, 1, 2, 1, 2),
     )
 
@@ -74,9 +65,7 @@ def test_so_many_ranks_on_one_host_must_be_meant(hosts: str) -> None:
     assert make_plan(2000, parse_hosts("a:2000")).size == 2000
 
 
-@pytest.mark.parametrize(
-    ("np", "used"), [(2, [2]), (3, [2, 1]), (5, [3, 2]), (8, [3, 5]), (9, [3, 6])]
-)
+@pytest.mark.parametrize(("np", "used"), [(2, [2]), (3, [2, 1]), (5, [3, 2]), (8, [3, 5]), (9, [3, 6])])
 def test_oversubscription_stays_below_max_slots(np: int, used: List[int]) -> None:
     hosts = parse_hostfile("a slots=2 max_slots=3\nb slots=1 max-slots=6\n", "hosts")
     plan = make_plan(np, hosts, oversubscribe=True)

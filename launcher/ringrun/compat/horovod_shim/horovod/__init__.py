@@ -7,7 +7,7 @@ It is importable only where ``ringrun --horovod`` has added its folder to ``PYTH
 import sys
 
 from ringcomm.configuration import settings
-from ringrun.plan.horovod import from_program
+from ringrun.plan.environment import horovod_settings_of_program
 
 from ._forward import Forwarder
 from .runner import run
@@ -19,7 +19,7 @@ if not any(isinstance(finder, Forwarder) for finder in sys.meta_path):
     # First: an alias has the other module's path, in which the usual finders would search.
     sys.meta_path.insert(0, Forwarder())
 
-if from_program not in settings.aliases:
-    settings.aliases.append(from_program)
+if horovod_settings_of_program not in settings.aliases:
+    settings.aliases.append(horovod_settings_of_program)
 
 __all__ = ["__version__", "run"]

@@ -1,15 +1,146 @@
-"""The report of ``--report``: one HTML file with figures, without scripts and external resources. Pure."""
+"""The views of counters: a table with a line per rank while a job runs (one line without a terminal), and the
+page of ``--report``: one HTML file with figures, without scripts and external resources. Pure.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 import time
 from html import escape as escape_html
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from textwrap import wrap
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ..show.visible import visible
-from .history import MIN_DELIVERED_BYTES, History, KindNumbers, Sample
-from .table import duration, slowest_text
+from ..show.visible import columns, visible, visible_line
+from .history import MIN_DELIVERED_BYTES, History, KindNumbers, RankHistory, RankRates, Sample, Slowest
+
+STALE_S = 5.0
+"""A rank that has not answered for this long is shown as silent."""
+KEYS = "s: stacks of all ranks, q: leave this view (the job goes on)"
+WIDTH = 78
+"""Columns at which sentences below the table are wrapped; longer lines are cut."""
+_TITLES = ("rank", "host", "step", "steps/s", "sent MB/s", "waits", "in")
+_TEXTS = 6
+"""The first column of text after the numbers."""
+_RED, _BOLD, _PLAIN = "\x1b[31m", "\x1b[1m", "\x1b[0m"
+
+
+def amount(value: float) -> str:
+    """Return a rate with three digits.
+
+    >>> amount(0.0), amount(0.1234), amount(12.345), amount(1234.5)
+    ('0', '0.123', '12.3', '1234')
+    """
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}" if value else "0"
+
+
+def table(
+    history: History, hosts: Mapping[int, str], now_s: float, coloured: bool, keys: bool, rows: int
+) -> List[str]:
+    """Return the lines of the table. `hosts` are by process; `keys` tells whether keys are read; `rows` is
+    the maximum number of lines, at least 5: the last ranks are left out.
+    """
+    present = sorted(history.present().items())
+    slowest = history.slowest(hosts, now=True)
+    below = [] if slowest is None else wrap(
+        slowest_text(slowest, history, hosts), WIDTH, subsequent_indent="  "
+    )  # fmt: skip
+    shown = present[: max(1, rows - 4 - len(below) + (slowest is not None))]
+    cells: List[Tuple[str, ...]] = [_TITLES]
+    cells += [
+        _cells(rank, visible_line(hosts.get(number, "?")), history.processes[number], now_s)
+        for rank, number in shown
+    ]
+    widths = [max(columns(row[column]) for row in cells) for column in range(len(cells[0]))]
+    lines = [_line(row, widths) for row in cells]
+    if coloured:
+        lines[0] = f"{_BOLD}{lines[0]}{_PLAIN}"
+    for index, (rank, _) in enumerate(shown):
+        if slowest is not None and rank == slowest.rank:
+            text = f">{lines[index + 1][1:]}"
+            lines[index + 1] = f"{_RED}{text}{_PLAIN}" if coloured else text
+    if len(shown) < len(present):
+        lines.append(f"  and {len(present) - len(shown)} more ranks")
+    lines += below
+    return [*lines, KEYS] if keys else lines
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = []
+    for column, (cell, width) in enumerate(zip(cells, widths)):
+        spaces = " " * (width - columns(cell))
+        padded.append(cell + spaces if column == 1 or column >= _TEXTS else spaces + cell)
+    return "  " + "  ".join(padded).rstrip()
+
+
+def _cells(rank: int, host: str, process: RankHistory, now_s: float) -> Tuple[str, ...]:
+    sample, rates = process.latest, process.rates
+    numbers = ("-", "-", "-")
+    if rates is not None:
+        steps = amount(rates.steps) if sample.steps else "-"
+        numbers = (steps, amount(rates.sent_bytes / 1e6), f"{100 * rates.waited:.0f} %")
+    return (str(rank), host, str(sample.steps) if sample.steps else "-", *numbers, _where(sample, now_s))
+
+
+def _where(sample: Sample, now_s: float) -> str:
+    """Return the collective that a rank is in, and the ranks it waits for."""
+    silent_s = now_s - sample.at_s
+    if silent_s > STALE_S:
+        return f"no answer for {silent_s:.0f} s"
+    if not sample.inside:
+        return "its own code"
+    # A call by name (its collective, its arguments, its tensors' names) with the names first: the line may be
+    # cut at the edge.
+    doing = visible_line(re.sub(r"(?s)^(\w+)(\(.*\)) ('.*)$", r"\1 \3 \2", sample.doing))
+    if not sample.waits_for:
+        return doing
+    ranks = ", ".join(map(str, sample.waits_for[:4])) + (", ..." if len(sample.waits_for) > 4 else "")
+    return f"waits for {ranks} in {doing}"
+
+
+def slowest_text(slowest: Slowest, history: History, hosts: Mapping[int, str]) -> str:
+    """Return a sentence about the slowest rank; `hosts` are by process."""
+    host = hosts.get(history.present().get(slowest.rank, -1), "?")
+    name = f"rank {slowest.rank} ({visible_line(host)}) is the slowest"
+    if not slowest.link_mb_per_s:
+        return f"{name}: the others wait for it {100 * slowest.share:.0f} % of the time"
+    names = history.interfaces_of(slowest.rank)
+    over = f" over {visible_line(' and '.join(names))}" if names else ""
+    return (
+        f"{name}: its link{over} carries {amount(slowest.link_mb_per_s)} MB/s and is busy "
+        f"{100 * slowest.share:.0f} % of the time; links between other hosts carry "
+        f"{amount(slowest.other_mb_per_s)} MB/s"
+    )
+
+
+def line(history: History, hosts: Mapping[int, str]) -> str:
+    """Return one line about the whole job; "" before any rank has reported. `hosts` are by process."""
+    processes = [history.processes[number] for number in history.present().values()]
+    known = [rates for process in processes if (rates := process.rates) is not None]
+    if not known:
+        return ""
+    steps = max(process.latest.steps for process in processes)
+    parts = [f"step {steps}, {amount(max(item.steps for item in known))} steps/s"] if steps else []
+    parts.append(f"{amount(sum(item.sent_bytes for item in known) / 1e6)} MB/s sent by all ranks")
+    waited = [item.waited for item in known]
+    parts.append(f"waiting {100 * min(waited):.0f} to {100 * max(waited):.0f} % of the time")
+    slowest = history.slowest(hosts, now=True)
+    text = ", ".join(parts)
+    return text if slowest is None else f"{text}; {slowest_text(slowest, history, hosts)}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words, like ``3.2 s``, ``5 min 7 s`` or ``2 h 30 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{max(0.0, seconds):.1f} s"
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"
+
+
+# -- the page of --report -------------------------------------------------------------------------
 
 _MB = 1e6
 _RANKS_SHOWN, _LINKS_SHOWN, _OPERATIONS_SHOWN = 32, 200, 12
@@ -56,23 +187,24 @@ def html_report(facts: ReportFacts, history: History, hosts: Mapping[int, str]) 
     if count:
         title += f" on {count} rank{'' if count == 1 else 's'}"
     began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(facts.began_at))
+    slowest = history.slowest(hosts)
     parts = [
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
         "<meta http-equiv=\"Content-Security-Policy\" "
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{escape(title)}</h1>",
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>"
         f"<p>Started {began}, took {duration(facts.took_s)}: {escape(facts.reason)}. "
-        f"ringcomm {escape(facts.version)}.</p>",
-        _slowest(history, hosts),
-    ]  # fmt: skip
+        f"ringcomm {escape(facts.version)}.</p>"
+    ]
+    if slowest is not None:
+        text = slowest_text(slowest, history, hosts)
+        parts.append(f'<p class="slowest">{escape(text[0].upper() + text[1:])}.</p>')
     if facts.failure:
         parts.append(f"<h2>Failure</h2><pre>{escape(facts.failure)}</pre>")
     if samples:
-        parts += [_ranks(history, hosts, bool(facts.changes)), _curves(history, hosts)]
-        parts += [_waiting(history), _kinds(samples)]
-        parts += [_links(history, hosts), _operations(samples)]
+        parts += [_ranks(history, hosts, slowest, bool(facts.changes)), _curves(history, hosts, slowest)]
+        parts += [_waiting(history), _kinds(samples), _links(history, hosts), _operations(samples)]
     else:
         parts.append(
             "<p>No rank has reported numbers: none has called <code>ringcomm.init()</code>, or the job ended "
@@ -80,13 +212,13 @@ def html_report(facts: ReportFacts, history: History, hosts: Mapping[int, str]) 
         )
     if facts.changes:
         rows = [(f"{at_s:.0f} s", text) for at_s, text in facts.changes]
-        parts.append("<h2>Changes of membership</h2>" + _table(("after", "change"), rows, (0, 1)))
+        parts.append("<h2>Changes of membership</h2>" + _html_table(("after", "change"), rows, (0, 1)))
     if facts.settings:
         parts.append("<h2>Settings</h2>" + _settings(facts.settings))
     return "".join(parts) + "</body></html>\n"
 
 
-def _table(
+def _html_table(
     titles: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (), slow: int = -1
 ) -> str:
     """Return a table; `left` are the columns of text, `slow` is the highlighted row."""
@@ -106,63 +238,53 @@ def _wide(part: str, more: str = "") -> str:
     return f'<div class="wide{more}">{part}</div>'
 
 
-def _slowest(history: History, hosts: Mapping[int, str]) -> str:
-    slowest = history.slowest(hosts)
-    if slowest is None:
-        return ""
-    text = slowest_text(slowest, history, hosts)
-    return f'<p class="slowest">{escape(text[0].upper() + text[1:])}.</p>'
-
-
-def _ranks(history: History, hosts: Mapping[int, str], has_changed: bool) -> str:
-    slowest = history.slowest(hosts)
-    rows, slow = [], -1
+def _ranks(history: History, hosts: Mapping[int, str], slowest: Optional[Slowest], has_changed: bool) -> str:
+    rows = []
     present = history.present()
-    samples = [row for row in history.samples() if row[0] in present.values()]
-    for index, (number, sample) in enumerate(samples):
+    for rank, number in present.items():
+        sample = history.processes[number].latest
         elapsed_s = max(sample.elapsed_s, 1e-9)
-        if slowest is not None and sample.rank == slowest.rank and present.get(sample.rank) == number:
-            slow = index
         rows.append((
-            str(sample.rank), hosts.get(number, "?"), str(sample.steps) if sample.steps else "-",
+            str(rank), hosts.get(number, "?"), str(sample.steps) if sample.steps else "-",
             shown(sample.steps / elapsed_s) if sample.steps else "-", str(sample.calls),
             f"{100 * min(1.0, sample.waited_s / elapsed_s):.0f} %",
             shown(sample.sent_bytes / _MB), shown(sample.received_bytes / _MB),
             duration(sample.elapsed_s),
         ))  # fmt: skip
-    titles = (
-        "rank", "host", "steps", "steps/s", "collectives", "waited", "sent MB", "received MB", "time",
-    )  # fmt: skip
+    titles = "rank", "host", "steps", "steps/s", "collectives", "waited", "sent MB", "received MB", "time"
+    slow = -1 if slowest is None else list(present).index(slowest.rank)
     note = (
         '<p class="note">"waited" is the part of the time in collectives: moving data, or waiting for other '
         "ranks. The slowest rank waits least.</p>"
     )
     if has_changed:
         note += '<p class="note">All numbers of this table are since the last change of the ranks.</p>'
-    return "<h2>Ranks</h2>" + _table(titles, rows, (1, 9), slow) + note
+    return "<h2>Ranks</h2>" + _html_table(titles, rows, (1, 9), slow) + note
 
 
-def _curves(history: History, hosts: Mapping[int, str]) -> str:
-    slowest, present = history.slowest(hosts), history.present()
-    by_number = {number: rank for rank, number in present.items()}
+def _curves(history: History, hosts: Mapping[int, str], slowest: Optional[Slowest]) -> str:
+    ranks = {number: rank for rank, number in history.present().items()}
     has_steps = any(sample.steps for _, sample in history.samples())
-    steps: List[Curve] = []
-    waited: List[Curve] = []
-    sent: List[Curve] = []
-    for number, process in sorted(history.processes.items()):
-        rank = by_number.get(number, number)
-        label = f"rank {rank} ({hosts.get(number, '?')})"
-        style = colour_of(number), slowest is not None and number in by_number and rank == slowest.rank
-        rows = [(item.at_s, item.rates) for item in process.points]
-        steps.append(Curve(label, [(at, row.steps if has_steps else row.calls) for at, row in rows], *style))
-        waited.append(Curve(label, [(at, 100 * row.waited) for at, row in rows], *style))
-        sent.append(Curve(label, [(at, row.sent_bytes / _MB) for at, row in rows], *style))
-    title, what = ("Steps", "steps/s") if has_steps else ("Collectives", "collectives/s")
-    return (
-        f"<h2>{title} per second</h2>{_wide(diagram(steps, 'seconds', what))}"
-        f"<h2>Part of the time in collectives</h2>{_wide(diagram(waited, 'seconds', '%'))}"
-        f"<h2>Sent</h2>{_wide(diagram(sent, 'seconds', 'MB/s'))}"
-    )
+    first: Tuple[str, str, Callable[[RankRates], float]] = (
+        ("Steps per second", "steps/s", lambda rates: rates.steps) if has_steps
+        else ("Collectives per second", "collectives/s", lambda rates: rates.calls)
+    )  # fmt: skip
+    found = ""
+    for title, unit, value in (
+        first, ("Part of the time in collectives", "%", lambda rates: 100 * rates.waited),
+        ("Sent", "MB/s", lambda rates: rates.sent_bytes / _MB),
+    ):  # fmt: skip
+        curves = [
+            Curve(
+                f"rank {ranks.get(number, number)} ({hosts.get(number, '?')})",
+                [(at_s, value(rates)) for at_s, rates in process.points],
+                f"hsl({(number * 137) % 360},60%,{40 + 12 * (number % 2)}%)",  # neighbours differ clearly
+                slowest is not None and ranks.get(number) == slowest.rank,
+            )
+            for number, process in sorted(history.processes.items())
+        ]
+        found += f"<h2>{title}</h2>{_wide(diagram(curves, 'seconds', unit))}"
+    return found
 
 
 def _waiting(history: History) -> str:
@@ -191,12 +313,9 @@ def _waiting(history: History) -> str:
 
 def _sum(tables: Sequence[Mapping[str, KindNumbers]]) -> Dict[str, KindNumbers]:
     found: Dict[str, KindNumbers] = {}
-    for table in tables:
-        for name, item in table.items():
-            before = found.get(name, KindNumbers())
-            found[name] = KindNumbers(
-                before.runs + item.runs, before.took_s + item.took_s, before.moved_bytes + item.moved_bytes
-            )
+    for name, item in (row for table in tables for row in table.items()):
+        runs, took_s, moved_bytes = found.get(name, KindNumbers())
+        found[name] = KindNumbers(runs + item.runs, took_s + item.took_s, moved_bytes + item.moved_bytes)
     return found
 
 
@@ -205,15 +324,14 @@ def _kinds(samples: Sequence[Tuple[int, Sample]]) -> str:
     # Each byte is sent by one rank and received by another one.
     rows = [(kind, str(item.runs), shown(item.moved_bytes / 2 / _MB)) for kind, item in kinds]
     titles = ("collective", "runs of all ranks", "MB")
-    return "<h2>Bytes by kind of collective</h2>" + _table(titles, rows, (0,)) if rows else ""
+    return "<h2>Bytes by kind of collective</h2>" + _html_table(titles, rows, (0,)) if rows else ""
 
 
 def _links(history: History, hosts: Mapping[int, str]) -> str:
     rows = []
     present = history.present()
-    for rank, number in sorted(present.items()):
+    for rank, number in present.items():
         sample = history.processes[number].latest
-        assert sample is not None
         elapsed_s = max(sample.elapsed_s, 1e-9)
         for other, peer in sorted(sample.peers.items()):
             enough = peer.busy_s and peer.delivered_bytes >= MIN_DELIVERED_BYTES
@@ -228,14 +346,12 @@ def _links(history: History, hosts: Mapping[int, str]) -> str:
     if not rows:
         return ""
     more = f"<p>and {len(rows) - _LINKS_SHOWN} more</p>" if len(rows) > _LINKS_SHOWN else ""
-    titles = (
-        "from rank", "to rank", "interfaces", "MB", "MB/s on average", "MB/s while busy", "busy",
-    )  # fmt: skip
+    titles = "from rank", "to rank", "interfaces", "MB", "MB/s on average", "MB/s while busy", "busy"
     note = (
         '<p class="note">"busy": while the TCP connection had something to send, as the system counts it; '
         "inside a host nothing is counted.</p>"
     )
-    return f"<h2>Links</h2>{_table(titles, rows[:_LINKS_SHOWN], (0, 1, 2))}{more}{note}"
+    return f"<h2>Links</h2>{_html_table(titles, rows[:_LINKS_SHOWN], (0, 1, 2))}{more}{note}"
 
 
 def _interfaces(history: History, rank: int, other: int) -> str:
@@ -251,21 +367,21 @@ def _operations(samples: Sequence[Tuple[int, Sample]]) -> str:
     names = sorted(found, key=lambda name: -found[name].took_s)[:_OPERATIONS_SHOWN]
     if not names:
         return ""
-    rows = [
-        (name, str(item.runs), f"{item.took_s:.2f}", f"{1e3 * item.took_s / max(1, item.runs):.3g}",
-         shown(item.moved_bytes / 2 / _MB))
-        for name, item in ((name, found[name]) for name in names)
-    ]  # fmt: skip
+    rows = []
+    for name in names:
+        runs, took_s, moved_bytes = found[name]
+        each_ms = f"{1e3 * took_s / max(1, runs):.3g}"
+        rows.append((name, str(runs), f"{took_s:.2f}", each_ms, shown(moved_bytes / 2 / _MB)))
     titles = ("operation", "runs of all ranks", "seconds", "ms each", "MB")
-    return "<h2>Operations that took longest</h2>" + _wide(_table(titles, rows, (0,)), " names")
+    return "<h2>Operations that took longest</h2>" + _wide(_html_table(titles, rows, (0,)), " names")
 
 
 def _settings(settings: Sequence[Tuple[str, str, str]]) -> str:
     chosen = [row for row in settings if row[2] != "default"]
     rest = [row for row in settings if row[2] == "default"]
     titles = ("setting", "value", "set by")
-    own = _table(titles, chosen, (0, 1, 2)) if chosen else "<p>All have their defaults.</p>"
-    others = _table(titles[:2], [row[:2] for row in rest], (0, 1))
+    own = _html_table(titles, chosen, (0, 1, 2)) if chosen else "<p>All have their defaults.</p>"
+    others = _html_table(titles[:2], [row[:2] for row in rest], (0, 1))
     return f"{own}<details><summary>{len(rest)} settings with their defaults</summary>{others}</details>"
 
 
@@ -284,11 +400,6 @@ class Curve(NamedTuple):
     points: Sequence[Tuple[float, float]]
     colour: str
     bold: bool = False
-
-
-def colour_of(index: int) -> str:
-    """Return a colour for the rank with this number; neighbours differ clearly."""
-    return f"hsl({(index * 137) % 360},60%,{40 + 12 * (index % 2)}%)"
 
 
 def ticks(most: float, count: int = 4) -> List[float]:
