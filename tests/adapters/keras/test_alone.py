@@ -36,24 +36,6 @@ def test_arguments_of_optimizers_are_checked(alone: Any, monkeypatch: pytest.Mon
         optimizer.reducer_class()
 
 
-def test_classes_of_optimizers_are_named_like_their_own(alone: Any) -> None:
-    import keras
-
-    import ringcomm.keras as hvd
-    from ringcomm.keras.optimizer import distributed_class
-
-    class Own(keras.optimizers.SGD):
-        """A class of the user's."""
-
-    kept = distributed_class(Own)
-    assert (kept.__name__, kept.__module__) == ("Own", __name__) and issubclass(kept, Own)
-    assert distributed_class(Own) is kept and distributed_class(kept) is kept
-    public = distributed_class(keras.optimizers.Adam)
-    assert (public.__name__, public.__module__) == ("Adam", "keras.optimizers")
-    twice = hvd.DistributedOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)))
-    assert sum(kind.__name__ == "_Distributed" for kind in type(twice).__mro__) == 1
-
-
 def test_losses_are_scaled_outside_of_the_reduction_only(alone: Any) -> None:
     """A step is skipped by what all ranks have reduced, not by a rank's own gradients."""
     import keras
@@ -220,25 +202,6 @@ def test_the_momentum_is_corrected_for_the_batch_in_which_the_rate_changes(alone
         attached(callback, optimizer, run_eagerly=eager).on_epoch_begin(0)
         callback.on_train_batch_begin(0)
         assert (float(optimizer.learning_rate), optimizer.momentum) == (0.5, momentum)
-
-
-def test_a_schedule_applies_between_its_epochs(alone: Any) -> None:
-    import keras
-
-    import ringcomm.keras as hvd
-
-    optimizer, rates = keras.optimizers.SGD(0.125), []
-    callback = hvd.callbacks.LearningRateScheduleCallback(1.0, 0.5, start_epoch=1, end_epoch=2)
-    attached(callback, optimizer)
-    for epoch in range(3):
-        optimizer.learning_rate = 0.125
-        callback.on_epoch_begin(epoch)
-        callback.on_train_batch_begin(0)
-        rates.append(float(optimizer.learning_rate))
-    assert rates == [0.125, 0.5, 0.125]
-    unknown = attached(hvd.callbacks.LearningRateWarmupCallback(0.5), optimizer, steps=None)
-    with pytest.raises(ConfigError, match="steps_per_epoch is required"):
-        unknown.on_train_batch_begin(0)
 
 
 def test_a_model_that_is_not_built_is_broadcast_after_its_first_batch(alone: Any) -> None:
