@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringrun.doctor.network import examine
+from ringrun.doctor.report import examine
 from ringrun.job.launch import prepare
 from ringrun.plan.job import Job
 from ringrun.plan.options import Options

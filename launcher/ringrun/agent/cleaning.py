@@ -1,7 +1,7 @@
 # ruff: noqa: PTH116, PTH118  descriptors, and no pathlib in the agent
 """Removes leftovers of jobs on a host: caches, job folders, records of failures. Runs on the host.
 
-Standard library only: :mod:`ringrun.doctor.clean` sends this file and its imports. Files of a running job
+Standard library only: :mod:`ringrun.doctor.hosts` sends this file and its imports. Files of a running job
 stay: every job holds the lock of its folder and of the cache that it uses (:func:`.shipped.hold`).
 """
 
