@@ -149,11 +149,9 @@ def reducescatter(tree: Any, options: Options) -> Any:
 
 @documented
 def alltoall(
-    x: Any,
-    splits: Optional[Sequence[int]] = None,
-    name: Optional[str] = None,
+    x: Any, splits: Optional[Sequence[int]] = None, name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Any:  # fmt: skip
     """Send rows of an array to every rank, and receive rows from every rank.
 
     Args:

@@ -119,11 +119,9 @@ def reducescatter(tree: Any, options: Options) -> Any:
 
 @documented
 def alltoall(
-    x: mx.array,
-    splits: Optional[Sequence[int]] = None,
-    name: Optional[str] = None,
+    x: mx.array, splits: Optional[Sequence[int]] = None, name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Any:  # fmt: skip
     """Send rows of an array to every rank, and receive rows from every rank.
 
     Args:
@@ -311,12 +309,9 @@ def _is_array(leaf: Any) -> bool:
 
 @documented
 def average_gradients(
-    gradients: Any,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    compression: Any = Compression.none,
-    process_set: ProcessSet = global_process_set,
-    weight: Optional[float] = None,
-) -> Any:
+    gradients: Any, op: ReduceOp = ReduceOp.AVERAGE, compression: Any = Compression.none,
+    process_set: ProcessSet = global_process_set, weight: Optional[float] = None,
+) -> Any:  # fmt: skip
     """Average a tree of gradients over all ranks, as ``mlx.nn.average_gradients`` does.
 
     Example: ``optimizer.update(model, hvd.average_gradients(gradients))``.
@@ -362,12 +357,9 @@ class _Distributed:
 
 @documented
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
-    optimizer: mlx.optimizers.Optimizer,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    compression: Any = Compression.none,
-    gradient_predivide_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> mlx.optimizers.Optimizer:
+    optimizer: mlx.optimizers.Optimizer, op: ReduceOp = ReduceOp.AVERAGE, compression: Any = Compression.none,
+    gradient_predivide_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+) -> mlx.optimizers.Optimizer:  # fmt: skip
     """Wrap an MLX optimizer: it first reduces the gradients over all ranks.
 
     Example: ``optimizer = hvd.DistributedOptimizer(optim.Adam(1e-3))``.

@@ -14,16 +14,9 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
+from .._adapter import submit
 from .._adapter.compression import register_cast
 from .._adapter.reduction import Reduction
-from .._adapter.submit import (
-    Operands,
-    start_allgather,
-    start_allreduce,
-    start_alltoall,
-    start_broadcast,
-    start_reducescatter,
-)
 from ..arrays.operands import Operand
 from ..calls.process_set import ProcessSet, global_process_set
 from ..collective.observe import look_through
@@ -119,10 +112,10 @@ def grouped_allreduce_(tensors: Sequence[mx.nd.NDArray], options: Options) -> Li
     return _reduce([NDArrayOperand(dense(tensor, "allreduce_")) for tensor in tensors], options)
 
 
-def _reduce(operands: Operands, options: Options) -> List[mx.nd.NDArray]:
+def _reduce(operands: submit.Operands, options: Options) -> List[mx.nd.NDArray]:
     if not operands:
         return []
-    reduced: List[mx.nd.NDArray] = start_allreduce(operands, options, True, True).wait()
+    reduced: List[mx.nd.NDArray] = submit.start_allreduce(operands, options, True, True).wait()
     return reduced
 
 
@@ -173,7 +166,7 @@ def _scatter(tensors: Sequence[mx.nd.NDArray], options: Options) -> List[mx.nd.N
         return []
     operands = [copy_of(dense(tensor, "reducescatter")) for tensor in tensors]
     called = how.call(options.name, options.weight, how.compression)
-    parts: List[mx.nd.NDArray] = start_reducescatter(operands, called, True, True).wait()
+    parts: List[mx.nd.NDArray] = submit.start_reducescatter(operands, called, True, True).wait()
     return parts
 
 
@@ -223,7 +216,7 @@ def grouped_allgather(
     if not tensors:
         return []
     operands = [NDArrayOperand(dense(tensor, "allgather"), rows=True) for tensor in tensors]
-    gathered: List[mx.nd.NDArray] = start_allgather(operands, name, process_set, True, True).wait()
+    gathered: List[mx.nd.NDArray] = submit.start_allgather(operands, name, process_set, True, True).wait()
     return gathered
 
 
@@ -247,7 +240,7 @@ def broadcast(
         {call_errors}
     """
     operand = copy_of(dense(tensor, "broadcast"))
-    return start_broadcast([operand], root_rank, name, process_set, True).wait()
+    return submit.start_broadcast([operand], root_rank, name, process_set, True).wait()
 
 
 @documented
@@ -270,7 +263,7 @@ def broadcast_(
         {call_errors}
     """
     operand = NDArrayOperand(dense(tensor, "broadcast_"))
-    return start_broadcast([operand], root_rank, name, process_set, True).wait()
+    return submit.start_broadcast([operand], root_rank, name, process_set, True).wait()
 
 
 @documented
@@ -299,7 +292,7 @@ def alltoall(
     operand = NDArrayOperand(dense(tensor, "alltoall"), rows=True)
     counts = splits.asnumpy() if isinstance(splits, mx.nd.NDArray) else splits
     try:
-        handle = start_alltoall(
+        handle = submit.start_alltoall(
             operand, counts, name, process_set, True,
             lambda numbers: operand.deliver(np.asarray(numbers, np.int32)),
         )  # fmt: skip

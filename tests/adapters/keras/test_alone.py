@@ -85,11 +85,8 @@ def test_optimizers_of_keras_2_are_taken_too(alone: Any) -> None:
     tf_keras = pytest.importorskip("tf_keras")
     for passes, average, expected in ((1, False, -4.0), (2, False, -4.0), (2, True, -2.0)):
         variable = tf.Variable(0.0)
-        optimizer = hvd.DistributedOptimizer(
-            tf_keras.optimizers.SGD(1.0),
-            backward_passes_per_step=passes,
-            average_aggregated_gradients=average,
-        )
+        options = {"backward_passes_per_step": passes, "average_aggregated_gradients": average}
+        optimizer = hvd.DistributedOptimizer(tf_keras.optimizers.SGD(1.0), **options)
         for gradient in (1.0, 3.0):
             optimizer.apply_gradients([(tf.constant(gradient), variable)])
         assert float(variable) == expected
