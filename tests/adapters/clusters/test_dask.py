@@ -53,7 +53,7 @@ def test_workers_that_cannot_be_ranks_are_refused(facts: Dict[str, Any]) -> None
 
 @pytest.mark.release
 def test_a_program_trains(tmp_path) -> None:
-    output = run_program([str(Path(__file__).with_name("dask_digits.py"))], tmp_path)
+    output = run_program([str(Path(__file__).with_name("digits.py")), "dask"], tmp_path)
     assert output.startswith("2 ranks, the same weights on all; accuracy 0.9")
 
 

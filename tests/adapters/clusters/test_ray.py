@@ -87,7 +87,7 @@ def test_arguments_that_do_not_fit() -> None:
 
 @pytest.mark.release
 def test_a_program_trains(tmp_path) -> None:
-    output = run_program([str(Path(__file__).with_name("ray_digits.py"))], tmp_path)
+    output = run_program([str(Path(__file__).with_name("digits.py")), "ray"], tmp_path)
     assert "2 ranks, the same weights on all; accuracy 0.9" in output
 
 

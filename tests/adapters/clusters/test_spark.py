@@ -55,7 +55,7 @@ def test_the_signature_is_horovods() -> None:
 @pytest.mark.release
 def test_a_program_trains(tmp_path) -> None:
     need_java()
-    output = run_program([str(Path(__file__).with_name("spark_digits.py"))], tmp_path)
+    output = run_program([str(Path(__file__).with_name("digits.py")), "spark"], tmp_path)
     assert "2 ranks, the same weights on all; accuracy 0.9" in output
 
 
