@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import queue
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+import threading
+from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import pyspark
 
@@ -27,9 +28,6 @@ from .transport.nics import spec_of
 __all__ = ["run"]
 
 logger = logging.getLogger("ringcomm")
-
-_START_S = 600.0
-_LOOK_S = 1.0  # interval of asking Spark whether tasks run
 
 
 def run(
@@ -72,7 +70,10 @@ def run(
         ConfigError: there is no active SparkContext, or a number is out of range.
         NotOfferedError: an argument asks for what is not offered.
     """
-    _refuse({"use_mpi": use_mpi, "stdout": stdout, "stderr": stderr, "executable": executable})
+    refused = {"use_mpi": use_mpi, "stdout": stdout, "stderr": stderr, "executable": executable}
+    for name, value in refused.items():
+        if value not in (None, False):
+            raise NotOfferedError(f"ringcomm.spark.run({name}={value!r}) is not offered: leave it out.")
     context = pyspark.SparkContext._active_spark_context
     if context is None:
         raise ConfigError("There is no active SparkContext. Make a SparkSession first.")
@@ -82,7 +83,7 @@ def run(
     if verbose:
         logger.info("running %d ranks in Spark tasks", size)
     job = PlacedJob("spark", size, settings_for(iface=spec_of(nics)))
-    start_s = _START_S if start_timeout is None else float(start_timeout)
+    start_s = 600.0 if start_timeout is None else float(start_timeout)
     stage = _Stage(context, job, _task(job.tickets, fn, args, kwargs or {}, dict(env or {})), start_s)
     try:
         return job.collect(stage.poll)
@@ -92,24 +93,16 @@ def run(
 
 
 class _Stage:
-    """The barrier stage of a job, in a separate thread; ``job`` names Spark's job group.
-
-    ``start_s`` is the time that Spark may take to start the tasks.
-    """
+    """The barrier stage of a job, in a separate thread; Spark may take ``start_s`` to start the tasks."""
 
     def __init__(
-        self, context: Any, job: PlacedJob,
-        task: Callable[[Iterator[Any]], Iterator[Tuple[int, bytes]]],
+        self, context: Any, job: PlacedJob, task: Callable[[Iterator[Any]], Iterator[Tuple[int, bytes]]],
         start_s: float,
     ) -> None:  # fmt: skip
-        self._context = context
-        self._job = job
-        self._task = task
-        self._starts = Deadline(start_s)
-        self._look = Deadline(0.0)
-        self._running = False
-        self._error: Optional[Exception] = None
-        self._grace = Deadline(0.0)
+        self._context, self._job, self._task = context, job, task
+        self._starts, self._running = Deadline(start_s), False
+        self._failed = threading.Event()
+        job.when_failed(self._failed.set)
         self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = pyspark.InheritableThread(target=self._run)
         self._thread.daemon = True
@@ -126,32 +119,27 @@ class _Stage:
             self._results.put(problem)
 
     def poll(self, timeout_s: float) -> List[Tuple[int, RankOutcome]]:
-        """Return the outcomes, once Spark has those of all tasks; wait at most ``timeout_s``.
+        """Return the outcomes, once Spark has those of all tasks; wait for that at most ``timeout_s``.
 
         StartTimeoutError: the tasks have not started in time. RemoteError: Spark has given up, and the ranks
         have reported no failure.
         """
-        if self._error is not None and self._job.failure is not None:
-            return [(rank, RankOutcome.of_error(self._error)) for rank in range(self._job.size)]
-        if self._error is not None and self._grace.expired():
-            text = str(self._error).strip().replace("\n: ", ": ").partition("\n")[0]
-            raise RemoteError(f"Spark could not run the tasks. {text}") from self._error
         try:
             found = self._results.get(timeout=timeout_s)
         except queue.Empty:
-            if self._error is None:
-                self._check_start()
+            self._check_start()
             return []
-        if isinstance(found, Exception):
-            # Spark ends all tasks when one has failed. The ranks' own report says which, and why.
-            self._error, self._grace = found, Deadline(ARRIVE_S)
-            return []
-        return [(rank, RankOutcome(unpack(data))) for rank, data in found]
+        if not isinstance(found, Exception):
+            return [(rank, RankOutcome(unpack(data))) for rank, data in found]
+        # Spark ends all tasks when one has failed. The ranks' own report says which, and why.
+        if self._failed.wait(ARRIVE_S):
+            return [(rank, RankOutcome.of_error(found)) for rank in range(self._job.size)]
+        text = str(found).strip().replace("\n: ", ": ").partition("\n")[0]
+        raise RemoteError(f"Spark could not run the tasks. {text}") from found
 
     def _check_start(self) -> None:
-        if self._running or not self._look.expired():
+        if self._running:
             return
-        self._look = Deadline(_LOOK_S)
         tracker = self._context.statusTracker()
         jobs = [tracker.getJobInfo(number) for number in tracker.getJobIdsForGroup(self._job.id)]
         stages = [tracker.getStageInfo(number) for item in jobs if item for number in item.stageIds]
@@ -189,9 +177,3 @@ def rank_of(partition: int, hosts: Sequence[str]) -> int:
     """Return the rank of a task, so that the tasks of a host have successive ranks."""
     order = {host: index for index, host in enumerate(dict.fromkeys(hosts))}
     return sorted(range(len(hosts)), key=lambda number: order[hosts[number]]).index(partition)
-
-
-def _refuse(arguments: Dict[str, Any]) -> None:
-    for name, value in arguments.items():
-        if value not in (None, False):
-            raise NotOfferedError(f"ringcomm.spark.run({name}={value!r}) is not offered: leave it out.")

@@ -240,7 +240,8 @@ stage_trainers() { # Fabric, Accelerate, the Hugging Face Trainer and Composer
         quietly .venv-test-trainers/bin/python -m pip install --no-deps --target .venv-test-trainers/composer \
             mosaicml==0.32.1 torchvision==0.28.0
     system_packages "Slurm and MPI" "${slurm_packages[@]}"
-    tests .venv-test-trainers trainers tests/adapters/trainers tests/hosts/test_trainers.py tests/slurm/test_lightning.py
+    tests .venv-test-trainers trainers tests/adapters/trainers tests/hosts/test_trainers.py \
+        tests/slurm/test_launched.py::test_lightning_trains_in_an_allocation
 }
 
 slurm_packages=(slurmctld:slurm-wlm munged:munge mpirun.openmpi:openmpi-bin)

@@ -16,7 +16,7 @@ wire codec schedule
 transport
 group collective arrays engine rendezvous calls job api
 balance elastic _adapter
-_tensorflow torch jax mlx mxnet
+torch jax mlx mxnet
 keras tensorflow lightning ray dask spark testing
 ringcomm
 ringrun.plan ringrun.agent ringrun.elastic
@@ -29,7 +29,7 @@ ringrun.doctor ringrun
 
 FRAMEWORKS = {"tensorflow", "keras", "jax", "mlx", "mxnet", "torch", "cupy", "lightning", "ray"}
 FRAMEWORKS |= {"distributed", "pyspark"}
-TRANSLATES = {"_tensorflow": "tensorflow", "dask": "distributed", "spark": "pyspark", "lightning": "torch"}
+TRANSLATES = {"dask": "distributed", "spark": "pyspark", "lightning": "torch"}
 TRANSLATES["ringrun"] = "torch"  # the entry point by which PyTorch finds the backend
 """The framework of an adapter, where its name differs from the package's."""
 
@@ -66,7 +66,9 @@ def imported(name: str, lazily: bool = True) -> Set[str]:
 
 def _imported(name: str, lazily: bool) -> Iterator[str]:
     left: List[ast.AST] = [MODULES[name]]
-    package = name if any(other.startswith(f"{name}.") for other in MODULES) else name.rpartition(".")[0]
+    source = ROOT / ("ringcomm" if name.startswith("ringcomm") else "launcher/ringrun")
+    is_package = source.joinpath(*name.split(".")[1:], "__init__.py").exists()
+    package = name if is_package else name.rpartition(".")[0]
     while left:
         node = left.pop()
         if isinstance(node, ast.Import):

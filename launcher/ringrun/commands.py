@@ -302,6 +302,6 @@ def clean(dry_run: bool, **given: Any) -> NoReturn:
     On this machine, and on the hosts of -H; without it on those of all lists of `ringrun hosts`. Job folders
     are the copies that --ship makes, with what ranks have written there. What a running job uses stays.
     """
-    from .doctor.clean import clean_hosts
+    from .doctor.hosts import clean_hosts
 
     answer(lambda: clean_hosts(options_of(given), dry_run), failed=2)

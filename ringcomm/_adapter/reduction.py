@@ -112,10 +112,6 @@ class VariableReducer:
         self.scale_local = scale_local
         self._local: Dict[int, Any] = {}
 
-    def fresh(self) -> VariableReducer:
-        """Return another reducer with the same options, without local variables."""
-        return type(self)(self.how, self.scale_local)
-
     def register_local(self, variable: Any) -> None:
         """Exclude the gradient of a variable from the reduction, because only this rank has the variable."""
         self._local[id(variable)] = variable

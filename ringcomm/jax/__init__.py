@@ -28,21 +28,9 @@ if [int(part) for part in _re.findall(r"\d+", _version)[:3]] < [0, 6, 1]:
 from .._adapter.common import *  # noqa: F403
 from ..calls.exports import export as _export
 from . import cluster as cluster
-from .collectives import allgather as allgather
-from .collectives import allreduce as allreduce
-from .collectives import alltoall as alltoall
-from .collectives import barrier as barrier
-from .collectives import broadcast as broadcast
-from .collectives import broadcast_parameters as broadcast_parameters
-from .collectives import pmean as pmean
-from .collectives import psum as psum
-from .collectives import reducescatter as reducescatter
+from .collectives import *  # noqa: F403
 from .programs import jit as jit
 from .programs import typed_errors as typed_errors
-from .training import AccumulationState as AccumulationState
-from .training import DistributedOptimizer as DistributedOptimizer
-from .training import distributed as distributed
-from .training import grad as grad
-from .training import value_and_grad as value_and_grad
+from .training import *  # noqa: F403
 
 _export(globals())

@@ -19,8 +19,12 @@ from ..collective.rows import row_counts
 from ..docstrings import documented
 from ..errors import NotOfferedError
 from ..ops import ReduceOp
-from .host_call import HostCall, rows_of
-from .primitive import bind, from_host, run_outside, to_host, weights_of
+from .programs import HostCall, bind, from_host, rows_of, run_outside, to_host, weights_of
+
+__all__ = [
+    "allgather", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_parameters", "pmean", "psum",
+    "reducescatter",
+]  # fmt: skip
 
 look_through(jax)
 
@@ -145,11 +149,9 @@ def reducescatter(tree: Any, options: Options) -> Any:
 
 @documented
 def alltoall(
-    x: Any,
-    splits: Optional[Sequence[int]] = None,
-    name: Optional[str] = None,
+    x: Any, splits: Optional[Sequence[int]] = None, name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Any:  # fmt: skip
     """Send rows of an array to every rank, and receive rows from every rank.
 
     Args:
@@ -218,24 +220,17 @@ def broadcast_parameters(tree: Any, root_rank: int = 0, process_set: ProcessSet 
         {jax_errors}
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    sent: List[Any] = []
-    places: List[int] = []
-    for place, leaf in enumerate(leaves):
-        if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
-            places.append(place)
-            sent.append(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
-    others = [leaf for place, leaf in enumerate(leaves) if place not in set(places)]
+    places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray, np.generic))]
+    others = [n for n in range(len(leaves)) if n not in set(places)]
     if others and not is_tracing():
-        received = iter(broadcast_object(others, root_rank, process_set=process_set))
-        leaves = [leaf if place in set(places) else next(received) for place, leaf in enumerate(leaves)]
-    for place, result in zip(places, broadcast(sent, root_rank, process_set=process_set)):
-        leaf = leaves[place]
-        if _is_key(leaf):
-            leaves[place] = jax.random.wrap_key_data(result, impl=jax.random.key_impl(leaf))
-        elif isinstance(leaf, jax.Array) or is_tracing():
-            leaves[place] = result
-        else:
-            leaves[place] = np.array(result)
+        received = broadcast_object([leaves[n] for n in others], root_rank, process_set=process_set)
+        for n, value in zip(others, received):
+            leaves[n] = value
+    sent = [jax.random.key_data(leaves[n]) if _is_key(leaves[n]) else leaves[n] for n in places]
+    for n, result in zip(places, broadcast(sent, root_rank, process_set=process_set)):
+        if _is_key(leaves[n]):
+            result = jax.random.wrap_key_data(result, impl=jax.random.key_impl(leaves[n]))
+        leaves[n] = result if isinstance(leaves[n], jax.Array) or is_tracing() else np.array(result)
     return jax.tree_util.tree_unflatten(structure, leaves)
 
 

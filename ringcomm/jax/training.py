@@ -16,7 +16,9 @@ from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
-from .primitive import bind, weights_of
+from .programs import bind, weights_of
+
+__all__ = ["AccumulationState", "DistributedOptimizer", "distributed", "grad", "value_and_grad"]
 
 
 class GradientReducer(NamedTuple):

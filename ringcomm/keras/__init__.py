@@ -31,14 +31,7 @@ from ..calls.exports import export as _export
 from . import callbacks as callbacks
 from . import elastic as elastic
 from .balanced import BalancedDataset as BalancedDataset
-from .collectives import allgather as allgather
-from .collectives import allreduce as allreduce
-from .collectives import alltoall as alltoall
-from .collectives import broadcast as broadcast
-from .collectives import broadcast_variables as broadcast_variables
-from .collectives import reducescatter as reducescatter
-from .optimizer import DistributedOptimizer as DistributedOptimizer
-from .optimizer import PartialDistributedOptimizer as PartialDistributedOptimizer
-from .optimizer import load_model as load_model
+from .collectives import *  # noqa: F403
+from .optimizer import *  # noqa: F403
 
 _export(globals(), "callbacks", "elastic")

@@ -68,9 +68,8 @@ class BalancedDataset(keras.utils.PyDataset):
         ``index`` is ignored while Keras trains: ``fit(shuffle=True)`` would shuffle otherwise on each rank.
         """
         if not self._running:
-            return self._of(
-                self.pace.division.batch(self._epoch, index)[:PLACEHOLDERS]
-            )  # Keras looks at types
+            # Keras looks at types.
+            return self._of(self.pace.division.batch(self._epoch, index)[:PLACEHOLDERS])
         if not self.pace.counted:
             raise ConfigError(
                 "No optimizer has this BalancedDataset, so gradients of ranks with few samples would "
@@ -135,6 +134,6 @@ def _rows(x: Any) -> int:
 def _wait_for_reductions() -> None:
     """Wait until all steps so far have been reduced. Only JAX runs ahead of its computations."""
     if keras.backend.backend() == "jax":
-        from .on_jax import wait_for_reductions
+        from ..jax.programs import wait_for_programs
 
-        wait_for_reductions()
+        wait_for_programs()

@@ -16,6 +16,8 @@ from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..collective.options import Options, takes
 from ..docstrings import documented
 
+__all__ = ["allgather", "allreduce", "alltoall", "broadcast", "broadcast_variables", "reducescatter"]
+
 
 @takes("allreduce", "name average prescale_factor postscale_factor op compression process_set")
 def allreduce(value: Any, options: Options) -> np.ndarray[Any, Any]:

@@ -8,7 +8,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Type
 import keras
 
 from .._adapter.compression import Compression
-from .._adapter.graph_callbacks import drop_residuals
+from .._adapter.gradients import group_name
+from .._adapter.graph_callbacks import drop_residuals, state_of
 from .._adapter.reduction import (
     Groups,
     OptionsInClass,
@@ -28,9 +29,9 @@ from ..docstrings import documented
 from ..errors import BrokenInvariantError, ConfigError
 from ..ops import ReduceOp, op_of
 
-look_through(keras)
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "load_model"]
 
-_classes: Dict[type, type] = {}
+look_through(keras)
 
 
 class _Distributed(OptionsInClass):
@@ -91,23 +92,18 @@ class _Distributed(OptionsInClass):
         self._ringcomm_reducer.register_local(var)
 
 
-def distributed_class(kind: type) -> type:
-    """Return the subclass of an optimizer's class that reduces gradients; it has the same name.
+def distributed_class(kind: type, how: Reduction, scale_local: bool) -> Any:
+    """Return a subclass of an optimizer's class that reduces gradients; it has the same name.
 
     A saved model therefore names Keras's own class: ``keras.models.load_model`` can load it where ringcomm is
     not installed, and :func:`ringcomm.keras.load_model` makes the optimizer distributed again.
     """
-    if issubclass(kind, _Distributed):
-        return kind
-    if kind not in _classes:
-        exported = getattr(keras.optimizers, kind.__name__, None)
-        # The public class if there is one: on PyTorch, kind is a subclass that only this backend has.
-        public = isinstance(exported, type) and issubclass(kind, exported)
-        module = "keras.optimizers" if public else kind.__module__
-        _classes[kind] = type(
-            kind.__name__, (_Distributed, kind), {"__doc__": kind.__doc__, "__module__": module}
-        )
-    return _classes[kind]
+    made = derive((kind,) if issubclass(kind, _Distributed) else (_Distributed, kind), (how, scale_local))
+    exported = getattr(keras.optimizers, kind.__name__, None)
+    # The public class if there is one: on PyTorch, kind is a subclass that only this backend has.
+    if isinstance(exported, type) and issubclass(kind, exported):
+        made.__module__ = "keras.optimizers"
+    return made
 
 
 def reducer_class() -> Type[VariableReducer]:
@@ -116,13 +112,30 @@ def reducer_class() -> Type[VariableReducer]:
     NotImplementedError: there is no adapter for the backend.
     """
     backend = keras.backend.backend()
-    modules = {"tensorflow": ".._tensorflow.gradients", "torch": ".on_torch", "jax": ".on_jax"}
+    modules = {"tensorflow": "..tensorflow.gradients", "torch": ".on_torch"}
+    if backend == "jax":
+        return _JaxReducer
     if backend not in modules:
         raise NotImplementedError(
             f"The backend of Keras is {backend}; gradients can be reduced on tensorflow, torch and jax."
         )
     found: Type[VariableReducer] = import_module(modules[backend], __package__).GradientReducer
     return found
+
+
+class _JaxReducer(VariableReducer):
+    """Reduce gradients that are JAX arrays; JAX runs collectives in program order."""
+
+    def reduce_shared(
+        self, gradients: Sequence[Any], variables: Sequence[Any], absent: Sequence[Any],
+        scope: str = "gradients", *args: Any,
+    ) -> List[Any]:  # fmt: skip
+        """Reduce gradients of variables that all ranks have."""
+        from ..jax.training import GradientReducer
+
+        name, state = group_name(variables, scope, absent), state_of([*variables, *absent][0])
+        results: List[Any] = GradientReducer(self.how, state, name)(list(gradients))
+        return results
 
 
 def check_not_scaled_outside(optimizer: Any) -> None:
@@ -169,7 +182,7 @@ def make_distributed(
     ``passes`` is the number of batches per reduction. ``scale_local``: divide gradients of local variables by
     the number of ranks. ``in_place``: change the class of ``optimizer``, which keeps its state.
     """
-    kind = derive((distributed_class(type(optimizer)),), (how, scale_local))
+    kind = distributed_class(type(optimizer), how, scale_local)
     if in_place:
         return convert(optimizer, kind)
     config = optimizer.get_config()
@@ -234,8 +247,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     keras_2 = is_keras_2(optimizer)
     if not keras_2 and not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(f"DistributedOptimizer requires a Keras optimizer, not {type(optimizer)}.")
-    scales = keras.optimizers.LossScaleOptimizer
-    if not keras_2 and _losses_are_scaled() and not isinstance(optimizer, scales):
+    scales, halves = keras.optimizers.LossScaleOptimizer, keras.config.dtype_policy().name == "mixed_float16"
+    if not keras_2 and halves and not isinstance(optimizer, scales):
         # What compile() would do otherwise, the other way round: then each rank would decide by its own
         # gradients whether to make a step, and only some of them would come to the reduction.
         optimizer = scales(optimizer)
@@ -244,6 +257,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         weight_of_steps(batches, op_of(op), backward_passes_per_step), sparse_as_dense, groups, num_groups,
     )  # fmt: skip
     if keras_2:
+        from ..tensorflow.gradients import make_for_keras_2
+
         return make_for_keras_2(
             optimizer, how, backward_passes_per_step, average_aggregated_gradients, scale_local_gradients
         )
@@ -256,22 +271,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 def is_keras_2(thing: Any) -> bool:
     """Return whether an object is of a class of ``tf_keras``, which need not be installed."""
     return any(kind.__module__.partition(".")[0] == "tf_keras" for kind in type(thing).__mro__)
-
-
-def make_for_keras_2(
-    optimizer: Any, how: Reduction, passes: int = 1, average: bool = False, scale_local: bool = True,
-    in_place: bool = False,
-) -> Any:  # fmt: skip
-    """Create a distributed optimizer of ``tf_keras``, as :func:`make_distributed` does of Keras 3."""
-    from .._tensorflow.gradients import Accumulator, GradientReducer
-    from .._tensorflow.legacy import make_distributed as make
-
-    accumulator = Accumulator(passes, average, how.sparse_as_dense) if passes > 1 else None
-    return make(optimizer, GradientReducer(how, scale_local), in_place, accumulator)
-
-
-def _losses_are_scaled() -> bool:
-    return bool(keras.config.dtype_policy().name == "mixed_float16")
 
 
 def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -324,6 +323,10 @@ def loaded(
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
         how = of_gradients(ReduceOp.AVERAGE, 1.0, global_process_set, compression)
-        make = make_for_keras_2 if is_keras_2(optimizer) else make_distributed
-        make(optimizer, how, in_place=True)
+        if is_keras_2(optimizer):
+            from ..tensorflow.gradients import make_for_keras_2
+
+            make_for_keras_2(optimizer, how, in_place=True)
+        else:
+            make_distributed(optimizer, how, in_place=True)
     return model

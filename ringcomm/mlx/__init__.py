@@ -16,13 +16,6 @@ Everything else in the training loop stays as it is. Collectives are called outs
 
 from .._adapter.common import *  # noqa: F403
 from ..calls.exports import export as _export
-from .collectives import allgather as allgather
-from .collectives import allreduce as allreduce
-from .collectives import alltoall as alltoall
-from .collectives import broadcast as broadcast
-from .collectives import reducescatter as reducescatter
-from .training import DistributedOptimizer as DistributedOptimizer
-from .training import average_gradients as average_gradients
-from .training import broadcast_parameters as broadcast_parameters
+from .collectives import *  # noqa: F403
 
 _export(globals())

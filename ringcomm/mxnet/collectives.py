@@ -1,31 +1,41 @@
-"""The collectives on NDArrays. A call returns when its result is there."""
+"""The collectives on NDArrays, and NDArrays as the flat NumPy arrays of the engine.
+
+A call returns when its result is there. On the CPU, NDArrays and NumPy arrays share memory; NDArrays on GPUs
+are copied through host memory. MXNet computes in separate threads: an NDArray is read only after pending
+writes to it, and overwritten only after pending reads of it.
+"""
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence
+import ctypes
+from typing import Any, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
+from mxnet.base import _LIB, check_call
 
+from .._adapter import submit
+from .._adapter.compression import register_cast
 from .._adapter.reduction import Reduction
-from .._adapter.submit import (
-    Operands,
-    start_allgather,
-    start_allreduce,
-    start_alltoall,
-    start_broadcast,
-    start_reducescatter,
-)
+from ..arrays.operands import Operand
 from ..calls.process_set import ProcessSet, global_process_set
 from ..collective.observe import look_through
 from ..collective.options import Options, takes
 from ..docstrings import documented
-from ..errors import ConfigError, ShapeError
-from .arrays import NDArrayOperand, copy_of, dense
+from ..dtypes import Array
+from ..errors import ConfigError, ShapeError, UnsupportedDtypeError
+
+__all__ = [
+    "allgather", "allreduce", "allreduce_", "alltoall", "broadcast", "broadcast_", "grouped_allgather",
+    "grouped_allreduce", "grouped_allreduce_", "grouped_reducescatter", "reducescatter",
+]  # fmt: skip
 
 look_through(mx)
 
+HOST_MEMORY = ("cpu", "cpu_pinned", "cpu_shared")  # device types with shared memory
+
 _ALLREDUCE = "average name priority prescale_factor postscale_factor process_set op weight"
+_SCATTER = "op name priority process_set prescale_factor postscale_factor"
 
 
 @takes("allreduce", _ALLREDUCE, "mx")
@@ -102,14 +112,14 @@ def grouped_allreduce_(tensors: Sequence[mx.nd.NDArray], options: Options) -> Li
     return _reduce([NDArrayOperand(dense(tensor, "allreduce_")) for tensor in tensors], options)
 
 
-def _reduce(operands: Operands, options: Options) -> List[mx.nd.NDArray]:
+def _reduce(operands: submit.Operands, options: Options) -> List[mx.nd.NDArray]:
     if not operands:
         return []
-    reduced: List[mx.nd.NDArray] = start_allreduce(operands, options, True, True).wait()
+    reduced: List[mx.nd.NDArray] = submit.start_allreduce(operands, options, True, True).wait()
     return reduced
 
 
-@takes("reducescatter", "op name priority process_set prescale_factor postscale_factor", "mx")
+@takes("reducescatter", _SCATTER, "mx")
 def reducescatter(tensor: mx.nd.NDArray, options: Options) -> mx.nd.NDArray:
     """Reduce an NDArray over all ranks; every rank gets only its rows of the result.
 
@@ -130,7 +140,7 @@ def reducescatter(tensor: mx.nd.NDArray, options: Options) -> mx.nd.NDArray:
     return _scatter([tensor], options)[0]
 
 
-@takes("reducescatter", "op name priority process_set prescale_factor postscale_factor", "mx")
+@takes("reducescatter", _SCATTER, "mx")
 def grouped_reducescatter(tensors: Sequence[mx.nd.NDArray], options: Options) -> List[mx.nd.NDArray]:
     """Reduce several NDArrays as one operation; every rank gets only its rows of each result.
 
@@ -156,7 +166,7 @@ def _scatter(tensors: Sequence[mx.nd.NDArray], options: Options) -> List[mx.nd.N
         return []
     operands = [copy_of(dense(tensor, "reducescatter")) for tensor in tensors]
     called = how.call(options.name, options.weight, how.compression)
-    parts: List[mx.nd.NDArray] = start_reducescatter(operands, called, True, True).wait()
+    parts: List[mx.nd.NDArray] = submit.start_reducescatter(operands, called, True, True).wait()
     return parts
 
 
@@ -206,7 +216,7 @@ def grouped_allgather(
     if not tensors:
         return []
     operands = [NDArrayOperand(dense(tensor, "allgather"), rows=True) for tensor in tensors]
-    gathered: List[mx.nd.NDArray] = start_allgather(operands, name, process_set, True, True).wait()
+    gathered: List[mx.nd.NDArray] = submit.start_allgather(operands, name, process_set, True, True).wait()
     return gathered
 
 
@@ -230,7 +240,7 @@ def broadcast(
         {call_errors}
     """
     operand = copy_of(dense(tensor, "broadcast"))
-    return start_broadcast([operand], root_rank, name, process_set, True).wait()
+    return submit.start_broadcast([operand], root_rank, name, process_set, True).wait()
 
 
 @documented
@@ -253,7 +263,7 @@ def broadcast_(
         {call_errors}
     """
     operand = NDArrayOperand(dense(tensor, "broadcast_"))
-    return start_broadcast([operand], root_rank, name, process_set, True).wait()
+    return submit.start_broadcast([operand], root_rank, name, process_set, True).wait()
 
 
 @documented
@@ -282,7 +292,7 @@ def alltoall(
     operand = NDArrayOperand(dense(tensor, "alltoall"), rows=True)
     counts = splits.asnumpy() if isinstance(splits, mx.nd.NDArray) else splits
     try:
-        handle = start_alltoall(
+        handle = submit.start_alltoall(
             operand, counts, name, process_set, True,
             lambda numbers: operand.deliver(np.asarray(numbers, np.int32)),
         )  # fmt: skip
@@ -291,3 +301,98 @@ def alltoall(
         raise ShapeError(str(problem)) from None
     rows, received = handle.wait()
     return rows if splits is None else (rows, received)
+
+
+# ---- NDArrays ----------------------------------------------------------------------------------
+
+
+class _Memory:
+    """The memory of an NDArray, for NumPy, whose array holds this, and this holds the NDArray."""
+
+    def __init__(self, array: mx.nd.NDArray, address: int, items: int, dtype: np.dtype[Any]) -> None:
+        self.owner = array
+        self.__array_interface__ = {
+            "version": 3, "data": (address, False), "shape": (items,), "typestr": dtype.str,
+        }  # fmt: skip
+
+
+def dense(tensor: Any, what: str) -> mx.nd.NDArray:
+    """Return the NDArray; ConfigError, which names ``what``, if it is not a dense NDArray."""
+    if not isinstance(tensor, mx.nd.NDArray):
+        raise ConfigError(f"{what} works on NDArrays, not on {type(tensor).__name__}; use mx.nd.array().")
+    if tensor.stype != "default":
+        raise ConfigError(
+            f"{what} works on dense NDArrays, not on {tensor.stype} ones: use tensor.tostype('default'), "
+            "and for gradients a layer with sparse_grad=False."
+        )
+    return tensor
+
+
+def flat_array(array: mx.nd.NDArray) -> Array:
+    """Return the elements of an NDArray when they are computed; on the CPU in the NDArray's memory.
+
+    mxnet.base.MXNetError: computing them has failed.
+    """
+    array.wait_to_read()
+    if array.context.device_type not in HOST_MEMORY:
+        staged: Array = array.asnumpy().reshape(-1)
+        return staged
+    dtype = np.dtype(array.dtype)
+    items = array.size
+    if not items:
+        return np.empty(0, dtype)
+    address = ctypes.c_void_p()
+    # This also converts the layouts of oneDNN to the usual one, in place.
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    assert address.value is not None
+    return np.asarray(_Memory(array, address.value, items, dtype))
+
+
+class NDArrayOperand(Operand):
+    """A dense NDArray on any device as the argument of a collective, whose result overwrites it."""
+
+    __slots__ = ("_array", "_staged", "flat")
+
+    def __init__(self, array: mx.nd.NDArray, rows: bool = False) -> None:
+        self._array = array
+        self.flat = flat_array(array)
+        self._staged = array.context.device_type not in HOST_MEMORY
+        if not (self._staged or rows):
+            check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
+
+    @property
+    def shape(self) -> Tuple[int, ...]:  # type: ignore[override]
+        """Return the NDArray's shape."""
+        return tuple(self._array.shape)
+
+    def finish(self, shape: Optional[Tuple[int, ...]] = None) -> mx.nd.NDArray:
+        if self._staged:
+            self._array[:] = self.flat.reshape(self.shape)
+        return self._array if shape is None else self._array.reshape(shape)
+
+    def deliver(self, rows: Array) -> mx.nd.NDArray:
+        return _filled(rows.reshape(-1), rows.shape, self._array).finish()
+
+
+def copy_of(array: mx.nd.NDArray) -> NDArrayOperand:
+    """Return a new NDArray with the elements of another one, on the same device."""
+    return _filled(flat_array(array), array.shape, array)
+
+
+def _filled(flat: Array, shape: Sequence[int], like: mx.nd.NDArray) -> NDArrayOperand:
+    module = mx.np if isinstance(like, mx.np.ndarray) else mx.nd
+    target = NDArrayOperand(module.empty(tuple(shape), dtype=flat.dtype, ctx=like.context))
+    target.flat[:] = flat
+    return target
+
+
+def _cast(array: mx.nd.NDArray, dtype: Any) -> mx.nd.NDArray:
+    if dtype == "bfloat16":
+        raise UnsupportedDtypeError(
+            "MXNet's NDArrays cannot be converted to bfloat16. Pass Compression.bf16 to DistributedTrainer: "
+            "it converts gradients while they are sent."
+        )
+    return array.astype(dtype)
+
+
+register_cast(mx.nd.NDArray, _cast)

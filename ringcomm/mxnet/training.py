@@ -1,26 +1,32 @@
-"""Training: an optimizer and a ``gluon.Trainer`` that average gradients over all ranks."""
+"""Training: an optimizer and a ``gluon.Trainer`` that average gradients, and broadcasts of parameters."""
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from functools import wraps
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
+from mxnet.gluon.parameter import DeferredInitializationError, Parameter, ParameterDict
 
 from .. import api
 from .._adapter.compression import Compression
 from .._adapter.gradients import Gradient, bucket_name, check_start, plan_buckets, plan_groups
 from .._adapter.graph_callbacks import Batch, CompressionState, Operation
+from .._adapter.objects import allgather_object
 from .._adapter.reduction import Reduction, of_gradients
-from .._adapter.submit import wire_name
-from ..calls.process_set import ProcessSet, global_process_set, number_of
+from .._adapter.submit import start_broadcast, wire_name
+from ..calls.process_set import ProcessSet, global_process_set, number_of, size_of
 from ..docstrings import documented
 from ..dtypes import Array
-from ..errors import ConfigError
+from ..engine.request import Handle
+from ..errors import ConfigError, ShapeError
 from ..ops import ReduceOp
-from .arrays import NDArrayOperand, dense, flat_array
+from .collectives import NDArrayOperand, dense, flat_array
+
+__all__ = ["DistributedOptimizer", "DistributedTrainer", "broadcast_parameters"]
 
 _OWN = ("_optimizer", "_options", "_reducer")
 
@@ -302,3 +308,168 @@ class GradientReducer:
             operations.append(Operation("allreduce", self.how, label, len(bucket), state=self._state))
         self._batch, self._key = Batch(operations), key
         self._order = [index for bucket in plan for index in bucket]
+
+
+# ---- parameters --------------------------------------------------------------------------------
+
+
+@documented
+def broadcast_parameters(
+    params: Any, root_rank: int = 0, prefix: Optional[str] = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:  # fmt: skip
+    """Overwrite the parameters of a model on every rank with the root's.
+
+    Example: ``hvd.broadcast_parameters(model.collect_params(), root_rank=0)``.
+
+    A parameter whose initialization is deferred until its layer sees data is overwritten then; each rank may
+    use its layers in another order. A parameter that is initialized once more by force is not sent again.
+
+    Args:
+        params: ``Block.collect_params()`` or a dict of NDArrays or parameters, like those of
+            ``Module.get_params()``: the same names and dtypes on all ranks.
+        {root_rank}
+        prefix: appears in the names of the operations.
+        {process_set}
+
+    Raises:
+        ConfigError: ``params`` is neither a dict nor a ParameterDict; or (on all ranks) names or dtypes
+            differ between ranks, or a parameter is not initialized on one of them.
+        ShapeError: (in the first forward pass) a parameter has another size than the root's.
+        {call_errors}
+    """
+    if not isinstance(params, (dict, ParameterDict)):
+        raise ConfigError(f"invalid params of type: {type(params).__name__}, not a dict or a ParameterDict")
+    if prefix is not None and not isinstance(prefix, str):
+        raise ConfigError(f"broadcast_parameters: prefix={prefix!r} is not a string.")
+    if size_of(process_set) == 1:
+        return
+    found = [_Found(str(name), value) for name, value in sorted(params.items())]
+    label = f"parameters.{prefix}" if prefix else "parameters"
+    own = (next(_calls), {item.name: item.report() for item in found})
+    gathered = allgather_object(own, label, process_set)
+    members = api.context().engine.sets.members(number_of(process_set))
+    reports = {rank: reported for rank, (_, reported) in zip(members, gathered)}
+    problem = _disagreement(reports)
+    if problem is not None:
+        raise ConfigError(f"broadcast_parameters: {problem}")
+    missing = {name for reported in reports.values() for name, report in reported.items() if not report.there}
+    now = [item for item in found if item.name not in missing]
+    if now:
+        operands = [NDArrayOperand(item.arrays[0]) for item in now]
+        start_broadcast(operands, root_rank, label, process_set, True).wait()
+        for item in now:
+            item.copy_to_other_contexts()
+    # The number of the call: an earlier call's broadcasts of parameters of these names may be pending.
+    late = _LateBroadcasts(sorted(missing), root_rank, f"{label}.{gathered[0][0]}", process_set)
+    for item in found:
+        if not item.arrays:
+            late.when_initialized(item.name, item.value)
+    # What the root does not have yet, the ranks that have it get when the root initializes it: they wait.
+    for item in found:
+        if item.arrays and item.name in missing:
+            late.exchange(item)
+
+
+_calls = itertools.count()  # of broadcast_parameters
+
+
+class _Report(NamedTuple):
+    """One rank's report about a parameter."""
+
+    dtype: str
+    there: bool  # it is initialized
+    problem: str  # why it cannot be broadcast; empty: it can
+
+
+class _Found:
+    """One item of ``params``, with an NDArray for each context, or none if it is not initialized yet."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.name = name
+        self.value = value
+        self._problem = ""
+        self.arrays: List[mx.nd.NDArray] = []
+        try:
+            arrays = value.list_data() if isinstance(value, Parameter) else [value]
+            self.arrays = [dense(array, f"the broadcast of {name!r}") for array in arrays]
+        except DeferredInitializationError:
+            pass
+        except (ConfigError, RuntimeError) as problem:
+            self._problem = str(problem)
+
+    def report(self) -> _Report:
+        dtype = np.dtype(self.value.dtype).name if not self._problem else ""
+        return _Report(dtype, bool(self.arrays), self._problem)
+
+    def copy_to_other_contexts(self) -> None:
+        for other in self.arrays[1:]:
+            other[:] = self.arrays[0].as_in_context(other.context)
+
+
+def _disagreement(reports: Dict[int, Dict[str, _Report]]) -> Optional[str]:
+    """Return the error in the ranks' reports about their parameters, or None."""
+    for rank, reported in reports.items():
+        for report in reported.values():
+            if report.problem:
+                return f"rank {rank}: {report.problem}"
+    first, expected = next(iter(reports.items()))
+    for rank, reported in reports.items():
+        for name in sorted(set(expected) ^ set(reported)):
+            has, lacks = (first, rank) if name in expected else (rank, first)
+            return (
+                f"rank {has} has a parameter {name!r}, rank {lacks} does not. All ranks need the same model, "
+                "with the same names: give layers a prefix or the model a name scope."
+            )
+        for name, report in reported.items():
+            if report.dtype != expected[name].dtype:
+                there = f"{expected[name].dtype} on rank {first}"
+                return f"parameter {name!r} is {there}, {report.dtype} on rank {rank}."
+    return None
+
+
+class _LateBroadcasts:
+    """The broadcasts of parameters that ranks initialize at different times, each in its own sequence.
+
+    A broadcast waits for all ranks, so ranks with different sequences would wait for each other. Here the
+    root only sends, and does not wait; another rank requests all parameters with its first one, and then
+    waits for the root only. Each is an allgather to which the root contributes the values, others nothing.
+    """
+
+    def __init__(self, names: Sequence[str], root_rank: int, label: str, process_set: ProcessSet) -> None:
+        self._names, self._root_rank, self._label, self._set = names, root_rank, label, process_set
+        self._requested: Dict[str, Handle] = {}
+
+    def when_initialized(self, name: str, parameter: Parameter) -> None:
+        """Broadcast a parameter right after its deferred initialization, once."""
+        initialize = parameter._init_impl
+
+        def initialize_and_broadcast(data: Any, contexts: Any) -> None:
+            parameter._init_impl = initialize
+            initialize(data, contexts)
+            self.exchange(_Found(name, parameter))
+
+        parameter._init_impl = initialize_and_broadcast
+
+    def exchange(self, item: _Found) -> None:
+        """Send a parameter, or wait for the root's, which overwrites it."""
+        if api.rank() == self._root_rank:
+            self._start(item.name, np.frombuffer(flat_array(item.arrays[0]).tobytes(), np.uint8))
+            return
+        if not self._requested:
+            self._requested = {name: self._start(name, np.empty(0, np.uint8)) for name in self._names}
+        target = NDArrayOperand(item.arrays[0])
+        (data,) = self._requested.pop(item.name).wait()
+        if data.size != target.flat.nbytes:
+            raise ShapeError(
+                f"parameter {item.name!r} has {target.flat.size} elements here, and "
+                f"{data.size // target.flat.itemsize} on rank {self._root_rank}, the root of the broadcast. "
+                "All ranks need the same model."
+            )
+        target.flat[:] = data.view(target.flat.dtype)
+        target.finish()
+        item.copy_to_other_contexts()
+
+    def _start(self, name: str, data: Array) -> Handle:
+        label = wire_name("broadcast", f"{self._label}.{name}")
+        return api.context().engine.allgather([data], [data.shape], label, number_of(self._set))

@@ -16,15 +16,499 @@ or of one of its adapters. Ray starts, places and ends the processes; ringcomm c
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+import socket
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from .executor import MiniSettings, RayExecutor
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from .._adapter.placed import Host, PlacedJob, RankOutcome, Ticket, attempt, by_host, end, enter, settings_for
+from ..clock import Deadline
+from ..config import Settings
+from ..configuration.environment import export
+from ..errors import ConfigError, NotOfferedError, RemoteError, StartTimeoutError
+from ..storage.results import unpack
+from ..transport.nics import spec_of
 
 if TYPE_CHECKING:
     from .torch_config import TorchConfig
     from .train import RingcommConfig
 
 __all__ = ["MiniSettings", "RayExecutor", "RingcommConfig", "TorchConfig"]
+
+_LEAVE_S = 5.0  # time of workers to leave the job before they are ended
+
+
+@dataclass
+class MiniSettings:
+    """Settings of a :class:`RayExecutor`, by their names in Horovod.
+
+    Attributes:
+        nics: names of the network interfaces that may be used; None for all.
+        verbose: not used; ``RINGCOMM_VERBOSE=1`` shows the job's progress.
+        key: not used: every job makes a key.
+        ssh_port: not used: Ray starts the processes.
+        ssh_identity_file: not used.
+        ssh_str: not used.
+        timeout_s: seconds that ranks wait for each other when they start.
+        placement_group_timeout_s: seconds until Ray must have reserved the resources.
+        elastic: not used.
+    """
+
+    nics: Optional[Sequence[str]] = None
+    verbose: int = 1
+    key: Optional[str] = None
+    ssh_port: Optional[int] = None
+    ssh_identity_file: Optional[str] = None
+    ssh_str: Optional[str] = None
+    timeout_s: float = 300
+    placement_group_timeout_s: float = 100
+    elastic: bool = False
+
+
+class RayExecutor:
+    """Workers on a Ray cluster that are the ranks of one job, with Horovod's interface.
+
+    The machine of this process serves the rendezvous, so the workers must be able to connect to it: use it on
+    a machine of the cluster (``ray job submit``), not through Ray Client.
+
+    A worker that is lost is named by the others as soon as their heartbeats or connections show it; that does
+    not wait for Ray.
+
+    Args:
+        settings: of :meth:`create_settings`, a :class:`ringcomm.Settings`, or None for the defaults.
+        num_workers: number of ranks, wherever Ray has room.
+        num_hosts: number of hosts, instead of ``num_workers``.
+        num_workers_per_host: ranks on each of these hosts.
+        cpus_per_worker: CPUs that Ray reserves for each rank.
+        use_gpu: whether Ray reserves GPUs, too.
+        gpus_per_worker: how many for each rank; by default 1.
+        use_current_placement_group: whether to use the placement group of the Ray task or actor that this is
+            called in, if it has one.
+        min_workers: must be None, like the following: elastic jobs on Ray are not offered.
+        max_workers: see ``min_workers``.
+        reset_limit: see ``min_workers``.
+        cooldown_range: see ``min_workers``.
+        elastic_timeout: not used.
+        override_discovery: not used.
+
+    Attributes:
+        workers: the actors in rank order, between :meth:`start` and :meth:`shutdown`.
+
+    Raises:
+        ConfigError: the numbers do not fit together.
+        NotOfferedError: an elastic job is asked for.
+    """
+
+    @classmethod
+    def create_settings(
+        cls, timeout_s: float = 30, ssh_identity_file: Optional[str] = None, ssh_str: Optional[str] = None,
+        placement_group_timeout_s: float = 100, nics: Optional[Sequence[str]] = None,
+    ) -> MiniSettings:  # fmt: skip
+        """Settings for the constructor.
+
+        Args:
+            timeout_s: seconds that ranks wait for each other when they start.
+            ssh_identity_file: not used: Ray starts the processes.
+            ssh_str: not used.
+            placement_group_timeout_s: seconds until Ray must have reserved the resources.
+            nics: names of the network interfaces that may be used; None for all.
+
+        Returns:
+            the settings.
+        """
+        return MiniSettings(
+            ssh_identity_file=ssh_identity_file, ssh_str=ssh_str, timeout_s=timeout_s, nics=nics,
+            placement_group_timeout_s=placement_group_timeout_s,
+        )  # fmt: skip
+
+    def __init__(
+        self, settings: Any = None, num_workers: Optional[int] = None, num_hosts: Optional[int] = None,
+        num_workers_per_host: int = 1, cpus_per_worker: float = 1, use_gpu: bool = False,
+        gpus_per_worker: Optional[int] = None, use_current_placement_group: bool = True,
+        min_workers: Optional[int] = None, max_workers: Optional[int] = None,
+        reset_limit: Optional[int] = None, cooldown_range: Optional[Sequence[int]] = None,
+        elastic_timeout: float = 600, override_discovery: bool = True,
+    ) -> None:  # fmt: skip
+        elastic = {"min_workers": min_workers, "max_workers": max_workers, "reset_limit": reset_limit,
+                   "cooldown_range": cooldown_range}  # fmt: skip
+        asked = [name for name, value in elastic.items() if value is not None]
+        if asked:
+            raise NotOfferedError(
+                f"{asked[0]}: elastic jobs on Ray are not offered. ringrun has them (--min-np, with "
+                "--host-discovery-script for hosts that come and go)."
+            )
+        if (num_workers is None) == (num_hosts is None):
+            raise ConfigError("Give either num_workers, or num_hosts with num_workers_per_host.")
+        if gpus_per_worker is not None and (not use_gpu or gpus_per_worker < 1):
+            raise ConfigError(f"gpus_per_worker={gpus_per_worker}: it needs use_gpu=True, and at least 1.")
+        self._settings = settings
+        self._job_settings = job_settings(settings)
+        self._per_host = None if num_hosts is None else num_workers_per_host
+        self.num_workers = num_workers if num_hosts is None else num_hosts * num_workers_per_host
+        if not self.num_workers or self.num_workers < 1:
+            raise ConfigError("At least one worker is needed.")
+        self._use_current = use_current_placement_group
+        self._cpus, self._gpus = cpus_per_worker, (gpus_per_worker or 1) if use_gpu else 0
+        self._placement: Optional[Placement] = None
+        self._job: Optional[PlacedJob] = None
+        self._failed = False
+
+    @property
+    def workers(self) -> List[Any]:
+        """The actors in rank order."""
+        return [] if self._placement is None else self._placement.workers
+
+    def start(
+        self, executable_cls: Optional[Callable[..., Any]] = None,
+        executable_args: Optional[Sequence[Any]] = None,
+        executable_kwargs: Optional[Mapping[str, Any]] = None,
+        extra_env_vars: Optional[Mapping[str, str]] = None,
+    ) -> None:  # fmt: skip
+        """Start the workers.
+
+        Args:
+            executable_cls: a class; each worker makes an object of it, which the functions of
+                :meth:`execute` get.
+            executable_args: the class's positional arguments.
+            executable_kwargs: its keyword arguments.
+            extra_env_vars: environment variables for the workers.
+
+        Raises:
+            StartTimeoutError: Ray has no room for the workers.
+            RemoteError: the class raised an error.
+            ConfigError: the workers were started before.
+        """
+        if self._placement is not None:
+            raise ConfigError("The workers of this executor have been started. Call shutdown() first.")
+        timeout_s = float(getattr(self._settings, "placement_group_timeout_s", 100))
+        assert self.num_workers is not None
+        self._placement = Placement(
+            self.num_workers, self._per_host, self._cpus, self._gpus, timeout_s, self._use_current
+        )
+        try:
+            if extra_env_vars:
+                found = {name: str(value) for name, value in extra_env_vars.items()}
+                ray.get([worker.export.remote(found) for worker in self.workers])
+            self._begin_job()
+            if executable_cls is not None:
+                self.start_executables(executable_cls, executable_args, executable_kwargs)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def start_executables(
+        self, executable_cls: Callable[..., Any], executable_args: Optional[Sequence[Any]] = None,
+        executable_kwargs: Optional[Mapping[str, Any]] = None,
+    ) -> None:  # fmt: skip
+        """Make an object on each worker, which the functions of :meth:`execute` get.
+
+        Args:
+            executable_cls: its class.
+            executable_args: the class's positional arguments.
+            executable_kwargs: its keyword arguments.
+
+        Raises:
+            RemoteError: the class raised an error.
+        """
+        args, kwargs = list(executable_args or []), dict(executable_kwargs or {})
+        self._collect([
+            worker.make.remote(executable_cls, args, kwargs) for worker in self._ready_workers()
+        ])  # fmt: skip
+
+    def execute(self, fn: Callable[[Any], Any], callbacks: Optional[Sequence[Any]] = None) -> List[Any]:
+        """Call ``fn(object)`` on each worker, with the object of ``executable_cls``.
+
+        Args:
+            fn: the function; the object is None if there is no class.
+            callbacks: must be None.
+
+        Returns:
+            what it returned on each rank, in rank order.
+
+        Raises:
+            RemoteError: a rank failed; ``rank`` and ``host`` say which, ``__cause__`` is its exception.
+        """
+        if callbacks:
+            raise NotOfferedError(
+                "callbacks: workers have no queue to the driver here. Return the values, or use an actor of "
+                "Ray."
+            )
+        return self._collect([worker.attempt.remote(fn) for worker in self._ready_workers()])
+
+    def run(
+        self, fn: Callable[..., Any], args: Optional[Sequence[Any]] = None,
+        kwargs: Optional[Mapping[str, Any]] = None, callbacks: Optional[Sequence[Any]] = None,
+    ) -> List[Any]:  # fmt: skip
+        """Call ``fn(*args, **kwargs)`` on each worker.
+
+        The function calls ``init()``; after it has returned, the worker remains in the job for the next call.
+
+        Args:
+            fn: the function.
+            args: its positional arguments, the same on all ranks.
+            kwargs: its keyword arguments.
+            callbacks: must be None.
+
+        Returns:
+            what it returned on each rank, in rank order.
+
+        Raises:
+            RemoteError: a rank failed; ``rank`` and ``host`` say which, ``__cause__`` is its exception.
+        """
+        return self.execute(lambda _: fn(*(args or ()), **(kwargs or {})), callbacks)
+
+    def run_remote(
+        self, fn: Callable[..., Any], args: Optional[Sequence[Any]] = None,
+        kwargs: Optional[Mapping[str, Any]] = None,
+    ) -> List[Any]:  # fmt: skip
+        """Start ``fn(*args, **kwargs)`` on each worker, and do not wait.
+
+        Args:
+            fn: the function.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+
+        Returns:
+            a reference for each rank, for ``ray.get``, which raises the function's error as Ray does.
+        """
+        call: Callable[[Any], Any] = lambda _: fn(*(args or ()), **(kwargs or {}))  # noqa: E731
+        return [worker.execute.remote(call) for worker in self._ready_workers()]
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """Call ``fn(object)`` on rank 0 only.
+
+        Args:
+            fn: the function.
+
+        Returns:
+            what it returned.
+        """
+        return ray.get(self._ready_workers()[0].execute.remote(fn))
+
+    def shutdown(self) -> None:
+        """Let the workers leave the job, end them, and give the resources back to Ray."""
+        placement, self._placement = self._placement, None
+        if placement is not None:
+            ray.wait(
+                [worker.leave.remote() for worker in placement.workers],
+                num_returns=len(placement.workers), timeout=_LEAVE_S,
+            )  # fmt: skip
+            placement.remove()
+        job, self._job = self._job, None
+        if job is not None:
+            job.close()
+
+    def _ready_workers(self) -> List[Any]:
+        """Return the workers, in a job that has not failed."""
+        if self._placement is None or self._job is None:
+            raise ConfigError("The workers have not been started: call start() first.")
+        if self._failed or self._job.failure is not None:
+            self._begin_job()
+        return self._placement.workers
+
+    def _begin_job(self) -> None:
+        """Give every worker its part in a new job."""
+        assert self._placement is not None
+        self._failed = True  # until all workers have their part
+        if self._job is not None:
+            self._job.close()
+        workers = self._placement.workers
+        job = self._job = PlacedJob(
+            "ray", len(workers), self._job_settings, self._placement.hosts, "timeout_s of create_settings"
+        )
+        entered = [worker.enter.remote(ticket) for worker, ticket in zip(workers, job.tickets)]
+        deadline = Deadline(self._job_settings.start_timeout_s)
+        for rank, reference in enumerate(entered):
+            try:
+                ray.get(reference, timeout=deadline.remaining_s())
+            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as problem:
+                ended = isinstance(problem, ray.exceptions.RayActorError)
+                what = "has ended" if ended else f"has not answered for {deadline.timeout_s:g} s"
+                host = self._placement.hosts[rank].name
+                raise RemoteError(
+                    f"The worker of rank {rank} on {host} {what}. Call shutdown() and start().",
+                    rank=rank, host=host,
+                ) from problem  # fmt: skip
+        self._failed = False
+
+    def _collect(self, references: Sequence[Any]) -> List[Any]:
+        assert self._job is not None
+        left = {reference: rank for rank, reference in enumerate(references)}
+        try:
+            return self._job.collect(partial(_poll, left))
+        except RemoteError:
+            self._failed = True
+            raise
+
+
+def _poll(left: Dict[Any, int], timeout_s: float) -> List[Any]:
+    """Return the ranks that ended since the last call; ``left`` keeps the references of the others."""
+    done, _ = ray.wait(list(left), num_returns=1, timeout=timeout_s)
+    found = []
+    for reference in done:
+        try:
+            outcome = RankOutcome(unpack(ray.get(reference)))
+        except ray.exceptions.RayError as problem:
+            outcome = RankOutcome.of_error(problem)
+        found.append((left.pop(reference), outcome))
+    return found
+
+
+def job_settings(given: Any) -> Settings:
+    """Return the driver's settings, with the given ones in place of them.
+
+    ``given`` is :class:`MiniSettings`, :class:`ringcomm.Settings`, an object with ``timeout_s`` and ``nics``,
+    or None.
+    """
+    if isinstance(given, Settings):
+        return given
+    nics = getattr(given, "nics", None)
+    timeout_s = getattr(given, "timeout_s", None)
+    return settings_for(None if timeout_s is None else float(timeout_s), spec_of(nics))
+
+
+# ---- the workers of an executor ------------------------------------------------------------------
+
+
+class Worker:
+    """The actor of one rank: it keeps its process, and so its part in the job, between calls."""
+
+    def __init__(self) -> None:
+        self._ticket: Optional[Ticket] = None
+        self._executable: Any = None
+
+    def describe(self) -> WorkerFacts:
+        """Return the host and the GPUs of this worker."""
+        context = ray.get_runtime_context()
+        gpus = [str(item) for item in context.get_accelerator_ids().get("GPU", [])]
+        return WorkerFacts(Host(context.get_node_id(), socket.gethostname()), gpus)
+
+    def export(self, variables: Mapping[str, str]) -> None:
+        """Set environment variables."""
+        export(variables)
+
+    def enter(self, ticket: Ticket) -> None:
+        """Make the worker a rank of this job only."""
+        self.leave()
+        enter(ticket)
+        self._ticket = ticket
+
+    def leave(self) -> None:
+        """Leave the job."""
+        if self._ticket is not None:
+            self._ticket = None
+            end()
+
+    def make(self, cls: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+        """Make the object for later functions; return an error as bytes."""
+
+        def make_it() -> None:
+            self._executable = self._guarded(lambda: cls(*args, **kwargs))
+
+        return attempt(make_it)
+
+    def execute(self, fn: Callable[[Any], Any]) -> Any:
+        """Call a function with that object."""
+        return self._guarded(lambda: fn(self._executable))
+
+    def attempt(self, fn: Callable[[Any], Any]) -> bytes:
+        """Call a function with that object; return its result or error as bytes."""
+        return attempt(lambda: self.execute(fn))
+
+    def _guarded(self, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except BaseException as error:
+            # This process does not end, so the other ranks must be told; later calls may join again.
+            end(error)
+            if self._ticket is not None:
+                enter(self._ticket)
+            raise
+
+
+class WorkerFacts(NamedTuple):
+    """The host of a worker, and the numbers of its GPUs."""
+
+    host: Host
+    gpus: List[str]
+
+
+class Placement:
+    """The workers and their hosts, in rank order, and the resources that are reserved for them.
+
+    ``per_host`` is the number of workers on each host; None: Ray decides, on few hosts. ``cpus`` and ``gpus``
+    are those of each worker. ``use_current``: use the placement group of the calling task or actor, if it has
+    one. StartTimeoutError: Ray has no such resources within ``timeout_s``.
+    """
+
+    def __init__(
+        self, count: int, per_host: Optional[int], cpus: float, gpus: float, timeout_s: float,
+        use_current: bool,
+    ) -> None:  # fmt: skip
+        current = ray.util.get_current_placement_group() if use_current else None
+        self._own: Any = None
+        if current is None:
+            bundle = {"CPU": cpus * (per_host or 1), "GPU": gpus * (per_host or 1)}
+            bundle = {name: amount for name, amount in bundle.items() if amount}
+            self._own = _reserve([bundle] * (count // (per_host or 1)), per_host is not None, timeout_s)
+        remote: Any = ray.remote(Worker)
+        try:
+            made = []
+            for number in range(count):
+                strategy = PlacementGroupSchedulingStrategy(
+                    placement_group=current or self._own,
+                    placement_group_bundle_index=-1 if current is not None else number // (per_host or 1),
+                )
+                options = remote.options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=strategy)
+                made.append(options.remote())
+            facts = dict(zip(made, ray.get([item.describe.remote() for item in made], timeout=timeout_s)))
+        except BaseException as problem:
+            self.remove()
+            if isinstance(problem, ray.exceptions.GetTimeoutError):
+                raise StartTimeoutError(
+                    f"Ray has not started {count} workers within {timeout_s:g} s."
+                ) from None
+            raise
+        self.workers: List[Any] = by_host(made, lambda item: facts[item].host)
+        self.hosts: List[Host] = [facts[item].host for item in self.workers]
+        if gpus:
+            self._share_gpus(facts)
+
+    def _share_gpus(self, facts: Mapping[Any, WorkerFacts]) -> None:
+        """Let every worker see all GPUs of its host's workers, so that the local rank is a GPU's index."""
+        by_node: Dict[str, List[str]] = {}
+        for item in self.workers:
+            by_node.setdefault(facts[item].host.identity, []).extend(facts[item].gpus)
+        ray.get([
+            item.export.remote({"CUDA_VISIBLE_DEVICES": ",".join(by_node[facts[item].host.identity])})
+            for item in self.workers
+        ])  # fmt: skip
+
+    def remove(self) -> None:
+        """End the workers, and give the resources back."""
+        for item in getattr(self, "workers", []):
+            ray.kill(item)
+        self.workers = []
+        if self._own is not None:
+            ray.util.remove_placement_group(self._own)
+            self._own = None
+
+
+def _reserve(bundles: List[Dict[str, float]], spread: bool, timeout_s: float) -> Any:
+    """Return a placement group with these resources."""
+    group = ray.util.placement_group(bundles, strategy="STRICT_SPREAD" if spread else "PACK")
+    if not group.wait(timeout_seconds=timeout_s):
+        ray.util.remove_placement_group(group)
+        raise StartTimeoutError(
+            f"Ray has not reserved {len(bundles)} times {bundles[0]}"
+            f"{' on hosts of their own' if spread else ''} within {timeout_s:g} s. "
+            f"It has: {ray.cluster_resources()}; free now: {ray.available_resources()}."
+        )
+    return group
+
 
 # Names that need more than Ray's core, and their modules.
 _FROM = {"RingcommConfig": ".train", "TorchConfig": ".torch_config"}

@@ -10,12 +10,17 @@ import tensorflow as tf
 from .. import api
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction
-from .._tensorflow import bridge
 from ..calls.process_set import ProcessSet, global_process_set, rank_in, size_of
 from ..collective.observe import look_through
 from ..collective.options import Options, takes
 from ..docstrings import documented
 from ..ops import ReduceOp
+from . import bridge
+
+__all__ = [
+    "allgather", "allreduce", "alltoall", "broadcast", "grouped_allgather", "grouped_allreduce",
+    "grouped_reducescatter", "reducescatter",
+]  # fmt: skip
 
 look_through(tf)
 

@@ -11,21 +11,25 @@ from .. import api
 from .._adapter import objects
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction
-from .._tensorflow import bridge
 from ..calls.process_set import ProcessSet, global_process_set
 from ..docstrings import documented
 from ..errors import Misuse
+from . import bridge
+
+__all__ = [
+    "BroadcastGlobalVariablesHook", "allgather_object", "broadcast_", "broadcast_global_variables",
+    "broadcast_object", "broadcast_object_fn", "broadcast_variables", "local_rank_op", "local_size_op",
+    "process_set_included_op", "rank_op", "size_op",
+]  # fmt: skip
 
 tf1 = tf.compat.v1
 
 
 @documented
 def broadcast_variables(
-    variables: Iterable[Any],
-    root_rank: int,
-    process_set: ProcessSet = global_process_set,
+    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set,
     inplace: bool = False,
-) -> Any:
+) -> Any:  # fmt: skip
     """Assign the root's values to variables on all ranks, in one operation.
 
     Args:
@@ -46,23 +50,18 @@ def broadcast_variables(
         return tf.no_op() if not tf.executing_eagerly() else None
     values = [tf.convert_to_tensor(variable) for variable in listed]
     how, name = Reduction(process_set=process_set), bridge.unique_name("variables")
-    results = bridge.run(
-        [Operation("broadcast", how, name, len(values), root_rank)],
-        values,
-        [value.dtype for value in values],
-        [value.shape for value in values],
-    )
+    operation = Operation("broadcast", how, name, len(values), root_rank)
+    dtypes, shapes = [value.dtype for value in values], [value.shape for value in values]
+    results = bridge.run([operation], values, dtypes, shapes)
     assigned = [variable.assign(result) for variable, result in zip(listed, results)]
     return None if tf.executing_eagerly() else tf.group(*assigned)
 
 
 @documented
 def broadcast_(
-    variables: Iterable[Any],
-    root_rank: int,
-    name: Optional[str] = None,
+    variables: Iterable[Any], root_rank: int, name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
-) -> List[Any]:
+) -> List[Any]:  # fmt: skip
     """Assign the root's values to variables on all ranks, in one operation, and return the variables.
 
     Args:
@@ -163,11 +162,9 @@ def broadcast_object(
 
 @documented
 def broadcast_object_fn(
-    root_rank: int = 0,
-    session: Any = None,
-    name: Optional[str] = None,
+    root_rank: int = 0, session: Any = None, name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
-) -> Callable[[Any], Any]:
+) -> Callable[[Any], Any]:  # fmt: skip
     """Create a function of one argument that broadcasts a Python object from the root to all ranks.
 
     Args:
@@ -183,10 +180,7 @@ def broadcast_object_fn(
 
 @documented
 def allgather_object(
-    obj: Any,
-    session: Any = None,
-    name: Optional[str] = None,
-    process_set: ProcessSet = global_process_set,
+    obj: Any, session: Any = None, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> List[Any]:
     """Collect one Python object from every rank, pickled by cloudpickle. Runs at once, not in graphs.
 

@@ -1,4 +1,6 @@
-"""The collectives under Horovod's module name; Horovod's own tests also read ``_basics`` here."""
+"""The collectives under Horovod's module name; Horovod's own tests also read the names with an underscore."""
+
+import tensorflow as tf
 
 from .._adapter.basics import HorovodBasics
 from .._adapter.common import *  # noqa: F403
@@ -7,3 +9,8 @@ from .collectives import *  # noqa: F403
 from .functions import *  # type: ignore[assignment]  # noqa: F403
 
 _basics = HorovodBasics()
+
+
+def _executing_eagerly() -> bool:
+    """Return whether TensorFlow is in eager mode."""
+    return bool(tf.executing_eagerly())

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from .._adapter.compression import Compression
+from .._adapter.gradients import variable_name
 from .._adapter.reduction import Groups, Reduction, checked_passes, of_gradients, register_layers, wrapped
-from .._tensorflow import bridge
-from .._tensorflow.gradients import Accumulator, GradientReducer, ReducingOptimizer
 from ..balance.batches import BalancedBatches
 from ..balance.pace import weight_of_steps
 from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..docstrings import documented
 from ..errors import ConfigError
 from ..ops import ReduceOp, op_of
+from . import bridge
 from .collectives import reduce
+from .gradients import Accumulator, GradientReducer, ReducingOptimizer
+
+__all__ = [
+    "BalancedDataset", "DistributedGradientTape", "DistributedOptimizer", "PartialDistributedGradientTape",
+    "SyncBatchNormalization",
+]  # fmt: skip
 
 tf1 = tf.compat.v1
 
@@ -32,27 +39,16 @@ class _Tape:
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False,
         **options: Any,
     ) -> Any:  # fmt: skip
-        """Compute gradients from what the tape has recorded and reduce them over all ranks.
+        """Return the gradients as ``tf.GradientTape.gradient`` does, reduced over all ranks.
 
-        Args:
-            target: the tensor, or nested structure of tensors, to differentiate.
-            sources: the variables to differentiate with respect to: one or a nested structure.
-            output_gradients: gradients with respect to ``target``, one per element.
-            use_generic_names: match gradients between ranks by their place in ``sources`` and not by the
-                names of the variables.
-            options: further arguments of ``tf.GradientTape.gradient``.
-
-        Returns:
-            the reduced gradients, in the structure of ``sources``; None where there is no gradient.
-
-        Raises:
-            MismatchError: ranks differ in the variables, their shapes or dtypes.
-            PeerLostError: a rank was lost.
+        ``use_generic_names``: match gradients between ranks by their place in ``sources`` and not by the
+        names of the variables. MismatchError: ranks differ in the variables, their shapes or dtypes.
         """
         computed = super().gradient(target, sources, output_gradients, **options)  # type: ignore[misc]
         flat = tf.nest.flatten(sources)
         numbers = {id(source): index for index, source in enumerate(flat)}
-        name = (lambda source: f"gradient{numbers[id(source)]:06d}") if use_generic_names else None
+        generic = lambda source: f"gradient{numbers[id(source)]:06d}"  # noqa: E731
+        name = generic if use_generic_names else variable_name
         reduced = self._reducer.reduce(tf.nest.flatten(computed), flat, "tape", name)
         return tf.nest.pack_sequence_as(sources, reduced)
 
@@ -150,7 +146,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
 class _Optimizer(ReducingOptimizer):
     """Mixin that adds the reduction to the class of the user's ``tf.compat.v1.train`` optimizer."""
 
-    _accumulator: Optional[Accumulator] = None
+    _sums: Optional[Callable[[], Accumulator]] = None  # makes those of a graph
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
         """Return pairs (gradient, variable) from the optimizer's method, reduced over all ranks.
@@ -158,7 +154,7 @@ class _Optimizer(ReducingOptimizer):
         With ``backward_passes_per_step`` > 1 they are not reduced here but in :meth:`apply_gradients`.
         """
         pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
-        return pairs if self._accumulator is not None else self._reduced(pairs, "optimizer")
+        return pairs if self._sums is not None else self._reduced(pairs, "optimizer")
 
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: Optional[str] = None
@@ -168,11 +164,10 @@ class _Optimizer(ReducingOptimizer):
         With ``backward_passes_per_step`` > 1 it adds them up and applies every n-th sum.
         """
         own = super().apply_gradients  # type: ignore[misc]
-        if self._accumulator is None:
+        if self._sums is None:
             return own(grads_and_vars, global_step, name)
-        sums = self._accumulator.fresh()  # of this graph
         apply = lambda pairs: own(self._reduced(pairs, "optimizer"), global_step, name)  # noqa: E731
-        return sums.step(list(grads_and_vars), apply).op
+        return self._sums().step(list(grads_and_vars), apply).op
 
 
 @documented
@@ -235,7 +230,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     )  # fmt: skip
     distributed._reducer = GradientReducer(how, scale_local_gradients)
     if backward_passes_per_step > 1:
-        distributed._accumulator = Accumulator(backward_passes_per_step, average_aggregated_gradients, True)
+        distributed._sums = partial(Accumulator, backward_passes_per_step, average_aggregated_gradients, True)
     distributed._optimizer = optimizer  # Horovod keeps the wrapped optimizer in this attribute
     if name is not None:
         distributed._name = name
@@ -278,33 +273,27 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
             return super()._moments(inputs, *details, **named)
         if not _KERAS_2:
             return self._common_moments(inputs, self._reduction_axes, *details, **named)
-        axes, keep_dims, mask = _keras_2_arguments(*details, **named)
-        moments = self._common_moments(inputs, axes, mask)
-        return [tf.reshape(moment, _lengths(inputs, axes)) for moment in moments] if keep_dims else moments
+        return self._keras_2_moments(inputs, *details, **named)
+
+    def _keras_2_moments(self, inputs: Any, reduction_axes: Any, keep_dims: bool, mask: Any = None) -> Any:
+        moments = self._common_moments(inputs, reduction_axes, mask)
+        shape = _lengths(inputs, reduction_axes)
+        return [tf.reshape(moment, shape) for moment in moments] if keep_dims else moments
 
     def _common_moments(self, inputs: Any, axes: Any, mask: Any) -> Any:
         how = Reduction(ReduceOp.SUM, process_set=self._process_set)
         weights = tf.ones_like(inputs[..., :1]) if mask is None else tf.cast(mask, inputs.dtype)[..., None]
         weights = tf.broadcast_to(weights, tf.shape(inputs))
-        count, total = reduce(
-            how,
-            bridge.name_of(None, "sync_batch_norm.mean", [inputs]),
-            [tf.reduce_sum(weights, axes), tf.reduce_sum(inputs * weights, axes)],
-        )
+        name = bridge.name_of(None, "sync_batch_norm.mean", [inputs])
+        sums = [tf.reduce_sum(item, axes) for item in (weights, inputs * weights)]
+        count, total = reduce(how, name, sums)
         count = tf.stop_gradient(count)
         mean = tf.math.divide_no_nan(total, count)
         # Deviations from the common mean, in a second allreduce: a difference of large sums loses precision.
         deviations = tf.square(inputs - tf.reshape(mean, _lengths(inputs, axes))) * weights
-        (squares,) = reduce(
-            how,
-            bridge.name_of(None, "sync_batch_norm.variance", [inputs]),
-            [tf.reduce_sum(deviations, axes)],
-        )
+        name = bridge.name_of(None, "sync_batch_norm.variance", [inputs])
+        (squares,) = reduce(how, name, [tf.reduce_sum(deviations, axes)])
         return mean, tf.math.divide_no_nan(squares, count)
-
-
-def _keras_2_arguments(reduction_axes: Any, keep_dims: bool, mask: Any = None) -> Any:
-    return reduction_axes, keep_dims, mask
 
 
 def _lengths(inputs: Any, reduced: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator, List
 
 import pytest
 
-from tests.hosts.netlab import Lab, wait_for
+from tests.hosts.netlab import Lab
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -59,28 +59,3 @@ def make_lab(able: None) -> Iterator[Callable[..., Lab]]:
             return stack.enter_context(Lab(*hosts, **options))
 
         yield make
-
-
-@pytest.fixture
-def quota() -> Iterator[Callable[[float], Path]]:
-    """`quota(cores)`: a control group that may use so many; writing 0 to its cgroup.procs joins it."""
-    cpu = Path("/sys/fs/cgroup/cpu")
-    old = (cpu / "cpu.cfs_quota_us").parent.is_dir()
-    group = (cpu if old else cpu.parent) / f"ringcomm-test-{os.getpid()}"
-
-    def make(cores: float) -> Path:
-        limit_us = int(100_000 * cores)
-        try:
-            group.mkdir()
-            if old:
-                (group / "cpu.cfs_quota_us").write_text(str(limit_us))
-            else:
-                (group / "cpu.max").write_text(f"{limit_us} 100000")
-        except OSError as problem:
-            pytest.skip(f"no control group can be made here: {problem}")
-        return group
-
-    yield make
-    if group.is_dir():
-        wait_for(lambda: not (group / "cgroup.procs").read_text().strip(), 10, "the end of its processes")
-        group.rmdir()

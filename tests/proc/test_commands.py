@@ -13,7 +13,7 @@ from typing import Dict, Iterator
 
 import pytest
 
-from ringrun.doctor.network import examine
+from ringrun.doctor.report import examine
 from ringrun.job.control import jobs_of
 from ringrun.job.launch import prepare
 from ringrun.plan.job import Job

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from typing import Any, List
 
 import pytest
 
+from tests.hosts.job import EXAMPLES, ROOT
 from tests.hosts.netlab import Lab
 from tests.slurm.cluster import Slurm
-from tests.slurm.test_slurm import LINE, MEMBER, places
+from tests.slurm.test_slurm import MEMBER, places
 
 ARTICLE = "-bind-to none -map-by slot -mca pml ob1 -mca btl ^openib"
 
@@ -81,22 +84,17 @@ def test_a_rank_that_fails_is_named(slurm: Slurm, slurm_lab: Lab, launcher: str)
     assert done.returncode != 0
 
 
-def test_one_process_of_mpirun_is_a_whole_job(slurm: Slurm) -> None:
-    done = slurm.run("mpirun.openmpi", "--allow-run-as-root", "-np", 1, sys.executable, MEMBER)
-    assert [(row[0], row[1]) for row in LINE.findall(done.stdout)] == [("0", "1")]
-
-
-def test_a_process_group_of_torch(slurm: Slurm) -> None:
-    program = slurm.folder / "group.py"
-    program.write_text(
-        "import torch, torch.distributed as dist, ringcomm.torch.distributed\n"
-        "dist.init_process_group('ringcomm', init_method='ringcomm://')\n"
-        "x = torch.ones(2)\n"
-        "dist.all_reduce(x)\n"
-        "part = dist.new_group([0, 1])\n"
-        "dist.barrier(group=part)\n"
-        "print('sum', float(x.sum()))\n"
-        "dist.destroy_process_group()\n"
-    )
-    done = slurm.run("srun", "-N2", "-n2", "python", program)
-    assert done.stdout.count("sum 4.0") == 2, done.stdout + done.stderr
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(find_spec("lightning") is None, reason="bash tests/run.sh --only trainers has Lightning")
+def test_lightning_trains_in_an_allocation(slurm: Slurm) -> None:
+    """Three ranks on two nodes, no list of hosts; Slurm's variables do not mislead Lightning."""
+    recorded = ROOT / "tests" / "adapters" / "trainers" / "recorded.py"
+    command = ["salloc", "-N2", "-n3", "ringrun", "-x", "OMP_NUM_THREADS=1", "--start-timeout", "200",
+               recorded, EXAMPLES / "lightning_ddp.py", "--epochs", "1"]  # fmt: skip
+    done = slurm.run(*command, timeout_s=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pattern = r"^\[(jetson\d:\d)\] rank (\d): weights have digest (\w{16})"
+    found = re.findall(pattern, done.stdout, re.MULTILINE)
+    assert [row[:2] for row in sorted(found)] == [("jetson1:0", "0"), ("jetson1:1", "1"), ("jetson2:2", "2")]
+    assert len({row[2] for row in found}) == 1, done.stdout
+    assert "3 process(es) over ringcomm" in done.stdout, done.stdout

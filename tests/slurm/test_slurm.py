@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Dict, List, Tuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from ringrun.plan.hosts import expand, tasks_per_node
 from tests.hosts.job import job_processes
@@ -61,25 +59,9 @@ def await_no_process(lab: Lab, marker: str) -> None:
     wait_for(lambda: not job_processes(lab, marker), 30, f"the end of all processes of {marker}")
 
 
-NUMBERS = st.integers(0, 120).map(str) | st.integers(0, 12).map("{:02d}".format)
-RANGES = st.tuples(st.integers(0, 30), st.integers(0, 5), st.integers(1, 3)).map(
-    lambda item: f"{item[0]:0{item[2]}d}-{item[0] + item[1]:0{item[2]}d}"
-)
-BRACKETS = st.lists(NUMBERS | RANGES, min_size=1, max_size=3).map(lambda parts: f"[{','.join(parts)}]")
-STEMS = st.sampled_from(["a", "node", "gpu-", "r1n"])
-NAMES = (
-    STEMS
-    | st.tuples(STEMS, BRACKETS).map("".join)
-    | st.tuples(STEMS, BRACKETS, st.sampled_from(["", "-ib", "x"]), BRACKETS).map("".join)
-)
-LISTS = st.lists(NAMES, min_size=1, max_size=4).map(",".join)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(LISTS)
-def test_node_lists_are_those_of_scontrol(slurm: Slurm, text: str) -> None:
-    shown = slurm.run("scontrol", "show", "hostnames", text).stdout.split()
-    assert expand(text) == shown
+def test_node_lists_are_those_of_scontrol(slurm: Slurm) -> None:
+    for text in ("node", "a,gpu-[0-3,7],node12", "r1n[008-011]", "a[1-2]-ib[0,2-3]", "x[5],x[05],x[005-6]"):
+        assert expand(text) == slurm.run("scontrol", "show", "hostnames", text).stdout.split()
 
 
 def test_an_allocation_needs_no_list_of_hosts(slurm: Slurm) -> None:
@@ -166,18 +148,6 @@ def test_a_lost_step_is_named(slurm: Slurm, slurm_lab: Lab) -> None:
 def test_srun_must_not_start_ringrun_itself(slurm: Slurm) -> None:
     done = slurm.run("srun", "-N2", "-n2", "ringrun", MEMBER, check=False)
     assert done.returncode != 0 and "Start it once, without srun" in done.stderr
-
-
-def test_a_node_outside_the_allocation_is_not_reached_by_srun(slurm: Slurm) -> None:
-    given = ["ringrun", "-H", "jetson1,jetson3", "--dry-run", MEMBER]
-    done = slurm.run("salloc", "-N1", "-w", "jetson1", *given)
-    assert "jetson1 (srun)" in done.stdout and "jetson3 (ssh)" in done.stdout
-
-
-def test_an_interpreter_that_the_nodes_lack(slurm: Slurm) -> None:
-    done = slurm.run("salloc", "-N2", "-n2", "ringrun", "--python", "/gone/python", MEMBER, check=False)
-    assert done.returncode == 1
-    assert "jetson2: there is no Python at /gone/python" in done.stderr + done.stdout
 
 
 def test_tasks_per_node_are_those_that_slurm_has_placed(slurm: Slurm) -> None:

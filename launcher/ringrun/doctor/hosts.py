@@ -1,4 +1,4 @@
-"""A program of the doctor, or of ``ringrun clean``, on each host: started, asked and ended.
+"""A program of the doctor, or of ``ringrun clean``, on each host: started, asked and ended; and that command.
 
 Answers are taken in the forms below: a host may be compromised.
 """
@@ -14,24 +14,35 @@ import re
 import selectors
 import subprocess
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ringcomm.errors import ProtocolError
 from ringcomm.transport.nics import LOCAL, LOOPBACK, PREFERENCE
 from ringcomm.transport.routes import Attempt
 
+from ..agent import shipped
 from ..job.agents import failed_start
+from ..job.launch import HostMaker, per_host, read_hosts
+from ..plan.command import parse_command
+from ..plan.hosts import HostSpec
 from ..plan.job import HostJob
+from ..plan.options import Options
+from ..plan.ranks import PlannedHost
 from ..reach import incoming
 from ..reach.agent_process import AgentLink
-from ..reach.base import quoted, retry_delay_s
+from ..reach.base import AT_ONCE, SshOptions, quoted, retry_delay_s
+from ..reach.doors import Doors
 from ..reach.incoming import Form, amount, fields, items, maybe, one_of, row, said, table, text, whole
+from ..reach.named_hosts import list_names, with_lists
 from ..reach.protocol import program as compressed
 from ..reach.protocol import with_reader
+from ..show.visible import visible_line
 from . import probe
 
 START_LIMIT_S = 20.0
 ANSWER_LIMIT_S = 20.0
+CLEAN_LIMIT_S = 600.0  # a host may have many files to remove
 END_S = 2.0
 NOISE_LIMIT_BYTES = 1 << 20
 LINE_LIMIT_BYTES = 1 << 24
@@ -57,54 +68,37 @@ def _network(value: Any) -> List[Any]:
 
 
 _BYTES = maybe(whole(0, 1 << 63))
-_FACTS = fields(
-    {
-        "hostname": said(255), "machine_id": maybe(text(64, r"\w*")),
-        "python": text(40, r"[\w.+-]+"), "executable": said(),
-        "packages": table(one_of(*probe.PACKAGES), maybe(text(100, r"[\w.+!?-]+")), len(probe.PACKAGES)),
-        "interfaces": items(
-            fields({"name": _word, "mac": maybe(text(64, r"[\w:]*")), "addresses": items(_network, 1000)}),
-            1000,
-        ),
-        "cpu": fields(
-            {
-                "cores": maybe(amount), "all_cores": whole(1), "quota": maybe(amount),
-                "power_mode": maybe(said(64)),
-            }
-        ),
-        "memory_bytes": _BYTES, "disks": table(said(), _BYTES, 10), "cwd_exists": incoming.flag,
-        "files": whole(-1, 1 << 63),
-    }
-)  # fmt: skip
+_IFACE = fields({"name": _word, "mac": maybe(text(64, r"[\w:]*")), "addresses": items(_network, 1000)})
+_FACTS = fields({
+    "hostname": said(255), "machine_id": maybe(text(64, r"\w*")), "python": text(40, r"[\w.+-]+"),
+    "executable": said(), "interfaces": items(_IFACE, 1000), "files": whole(-1, 1 << 63),
+    "packages": table(one_of(*probe.PACKAGES), maybe(text(100, r"[\w.+!?-]+")), len(probe.PACKAGES)),
+    "cpu": fields({"cores": maybe(amount), "all_cores": whole(1), "quota": maybe(amount),
+                   "power_mode": maybe(said(64))}),
+    "memory_bytes": _BYTES, "disks": table(said(), _BYTES, 10), "cwd_exists": incoming.flag,
+})  # fmt: skip
 _UNIX = re.compile(r"@ringcomm-\w{1,64}", re.ASCII)
-_OFFER = fields(
-    {
-        "iface": _word, "port": whole(0, 65535), "kind": one_of(*PREFERENCE, LOOPBACK, LOCAL),
-        "address": lambda value: value if _UNIX.fullmatch(str(value)) else _address(value),
-    }
-)  # fmt: skip
+_OFFER = fields({
+    "iface": _word, "port": whole(0, 65535), "kind": one_of(*PREFERENCE, LOOPBACK, LOCAL),
+    "address": lambda value: value if _UNIX.fullmatch(str(value)) else _address(value),
+})  # fmt: skip
 _LISTENS = fields({}, {"addresses": items(_OFFER, 1000), "machine": text(64, r"\w*"), "problem": said()})
 _THINGS = one_of("package", "shipped files", "job folder", "folder of records")
-_CLEANED = fields(
-    {
-        "removed": items(row(_THINGS, said(8192), whole(0, 1 << 63)), MAX_ROWS),
-        "kept": items(row(said(8192), said(8192)), MAX_ROWS),
-    }
-)
+_CLEANED = fields({
+    "removed": items(row(_THINGS, said(8192), whole(0, 1 << 63)), MAX_ROWS),
+    "kept": items(row(said(8192), said(8192)), MAX_ROWS),
+})  # fmt: skip
 _SPEED = incoming.number(0, 1e9)
 
 
 def _attempts(command: Mapping[str, Any]) -> Form:
     """Return the form of the results of dialling, limited to the hosts and addresses of the command."""
     targets = {to["rank"]: [each["address"] for each in to["addresses"]] for to in command["targets"]}
-    form = fields(
-        {
-            "source": whole(), "target": one_of(*targets), "address": text(120), "port": whole(0, 65535),
-            "local": text(120, r"[\w.:%@-]*"), "local_iface": _word, "remote_iface": _word,
-            "kind": one_of(*PREFERENCE), "why": text(400), "mb_per_s": maybe(_SPEED),
-            "too_slow": incoming.flag,
-        }
-    )  # fmt: skip
+    form = fields({
+        "source": whole(), "target": one_of(*targets), "address": text(120), "port": whole(0, 65535),
+        "local": text(120, r"[\w.:%@-]*"), "local_iface": _word, "remote_iface": _word,
+        "kind": one_of(*PREFERENCE), "why": text(400), "mb_per_s": maybe(_SPEED), "too_slow": incoming.flag,
+    })  # fmt: skip
 
     def attempt(value: Any) -> Attempt:
         found = Attempt(**form(value))
@@ -119,12 +113,10 @@ def _attempts(command: Mapping[str, Any]) -> Form:
 def _speeds(command: Mapping[str, Any]) -> Form:
     """Return the form of measurements, limited to the wires of the command."""
     pairs = command["pairs"]
-    form = fields(
-        {
-            "rank": one_of(*(pair["rank"] for pair in pairs)), "address": text(120), "iface": _word,
-            **dict.fromkeys(("mb_per_s", "there_mb_per_s", "back_mb_per_s"), _SPEED),
-        }
-    )  # fmt: skip
+    form = fields({
+        "rank": one_of(*(pair["rank"] for pair in pairs)), "address": text(120), "iface": _word,
+        **dict.fromkeys(("mb_per_s", "there_mb_per_s", "back_mb_per_s"), _SPEED),
+    })  # fmt: skip
     return items(form, sum(len(pair["wires"]) for pair in pairs))
 
 
@@ -173,21 +165,20 @@ class HostProbe:
         """Read up to the program's first line; return whether it has come. If not, `problem` may say why."""
         before: List[str] = []
         self._received, received = b"", 0  # without output of an earlier command
-        while before[-1:] != [self._marker]:
+        line = self._line(until, NOISE_LIMIT_BYTES)
+        while line not in (None, self._marker) and received <= NOISE_LIMIT_BYTES:
+            before.append(line or "")
+            received += len(before[-1]) + 1
             line = self._line(until, NOISE_LIMIT_BYTES)
-            received += len(self._received if line is None else line) + 1
-            if received > NOISE_LIMIT_BYTES:
+        if line != self._marker:
+            before.append(self._received.decode("utf-8", "replace"))
+            if received + len(self._received) > NOISE_LIMIT_BYTES:
                 text = f"more than {NOISE_LIMIT_BYTES} bytes of output before the program's first line"
                 self.problem = f"{self.host.name}: {text}."
-            elif line is None and time.monotonic() >= until:
+            elif time.monotonic() >= until:
                 self.problem = f"{self.host.name}: no answer within {START_LIMIT_S:g} s of the login."
-            if line is None or self.problem:
-                before.append(self._received.decode("utf-8", "replace"))
-                break
-            before.append(line)
-        started = before[-1:] == [self._marker]
-        self.noise = "\n".join(text for text in before[: -1 if started else None] if text.strip())
-        return started
+        self.noise = "\n".join(text for text in before if text.strip())
+        return line == self._marker
 
     def ask(self, limit_s: float = ANSWER_LIMIT_S, **command: Any) -> Any:
         """Send a command; return its answer in its form, or None if the host has failed."""
@@ -247,3 +238,58 @@ class HostProbe:
         link.drain_stderr()
         link.kill()
         link.close()
+
+
+# ---- ringrun clean -------------------------------------------------------------------------------
+
+
+def clean_hosts(options: Options, dry_run: bool) -> Tuple[str, int]:
+    """Clean this machine and the hosts of the options, or of all lists; return the text and the exit code."""
+    hosts = _hosts(options)
+    lines = _lines("this machine", shipped.Cleaning(os.environ, dry_run).run(), dry_run)
+    code = 0
+    probes = [HostProbe(host, shipped) for host in hosts]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for probe, answer in zip(probes, pool.map(lambda probe: _ask(probe, dry_run), probes)):
+            if answer is None:
+                lines.append(f"{probe.problem}")
+                code = 1
+            else:
+                lines += _lines(probe.host.name, answer, dry_run)
+    return "\n".join(lines), code
+
+
+def _hosts(options: Options) -> List[HostJob]:
+    """Return the hosts other than this machine."""
+    specs = read_hosts(options) or with_lists([HostSpec(name) for name in list_names(os.environ)], os.environ)
+    specs = list({spec.target.lower(): spec for spec in specs}.values())
+    pythons = per_host("--python", options.python, [spec.name for spec in specs])
+    ssh = SshOptions(options.ssh, options.ssh_port, options.ssh_identity_file)
+    doors = Doors(options.via, ssh, None)
+    by_host: Mapping[str, Mapping[Optional[str], str]] = {"python": pythons, "cwd": {}, "iface": {}}
+    maker = HostMaker(parse_command(["true"]), os.environ, doors, by_host, ship_self=False)
+    local = doors.find_local(specs)
+    others = [spec for spec, is_local in zip(specs, local) if not is_local]
+    return [maker.make(index, PlannedHost(spec, 1, 1), False) for index, spec in enumerate(others)]
+
+
+def _ask(probe: HostProbe, dry_run: bool) -> Any:
+    try:
+        probe.start()
+        return probe.ask(CLEAN_LIMIT_S, do="clean", dry_run=dry_run)
+    finally:
+        probe.end()
+
+
+def _lines(host: str, answer: Dict[str, Any], dry_run: bool) -> List[str]:
+    """Return the lines about a host, whose texts may be long or have control characters."""
+    verb = "would remove" if dry_run else "removed"
+    total = sum(size for _, _, size in answer["removed"])
+    found = [f"{host}: {verb} {_size(total)}" if answer["removed"] else f"{host}: nothing to remove"]
+    found += [f"  {what}  {path}  {_size(size)}" for what, path, size in answer["removed"]]
+    found += [f"  kept  {path}: {why}" for path, why in answer["kept"]]
+    return [visible_line(line) for line in found]
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1e3:.1f} KB"

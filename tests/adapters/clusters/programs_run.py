@@ -77,7 +77,15 @@ def check_ranks(described: List[List[Any]], size: int, factor: float) -> None:
     assert len({item[4] for item in described}) == size
 
 
-def check_failure(failed: Dict[str, Any]) -> None:
-    """The error of a job of which rank 1 has raised ``KeyError("no such sample")``."""
+def check_jobs(facts: Dict[str, Any], ranks: int) -> None:
+    """The jobs of a program: a function twice, two at once, an error of rank 1, and the loss of rank 1."""
+    for name in ("first", "second"):
+        check_ranks(facts[name], ranks, 1.0)
+    check_ranks(facts["two_jobs"][0], 2, 1.0)
+    check_ranks(facts["two_jobs"][1], 2, 10.0)
+    failed, died = facts["failed"], facts["died"]
     assert (failed["type"], failed["rank"], failed["cause"]) == ("RemoteError", 1, "KeyError")
     assert "no such sample" in failed["text"] and "functions.py" in failed["text"]
+    assert (died["type"], died["rank"], died["cause"]) == ("RemoteError", 1, "PeerLostError")
+    assert "was lost" in died["text"]
+    assert all(keys == [] for _, keys in facts["environment"]), "the key is in no environment"

@@ -12,7 +12,7 @@ from typing import Any, Dict
 import pytest
 
 from ringcomm.errors import ConfigError, RemoteError
-from tests.adapters.clusters.programs_run import check_failure, check_ranks, facts_of, run_program
+from tests.adapters.clusters.programs_run import check_jobs, check_ranks, facts_of, run_program
 
 pytest.importorskip("pyspark")
 
@@ -31,29 +31,10 @@ def need_java() -> None:
         pytest.skip("Spark needs a Java (Debian: apt install default-jre-headless)")
 
 
-def test_a_second_identical_call_runs_again(facts: Dict[str, Any]) -> None:
-    check_ranks(facts["first"], 2, 1.0)
-    check_ranks(facts["second"], 2, 1.0)
-
-
-def test_variables_are_set_and_the_key_is_in_no_environment(facts: Dict[str, Any]) -> None:
-    assert facts["environment"] == [["blue", []]] * 4
-
-
-def test_two_jobs_at_once(facts: Dict[str, Any]) -> None:
-    check_ranks(facts["two_jobs"][0], 2, 1.0)
-    check_ranks(facts["two_jobs"][1], 2, 10.0)
-
-
-def test_the_error_of_the_first_rank_that_failed_is_raised(facts: Dict[str, Any]) -> None:
-    check_failure(facts["failed"])
-
-
-def test_a_lost_task_is_named_and_spark_goes_on(facts: Dict[str, Any]) -> None:
-    died = facts["died"]
-    assert (died["type"], died["rank"], died["cause"]) == ("RemoteError", 1, "PeerLostError")
-    assert "was lost while others were in allreduce" in died["text"]
+def test_jobs(facts: Dict[str, Any]) -> None:
+    check_jobs(facts, 2)
     check_ranks(facts["after"], 2, 1.0)
+    assert [colour for colour, _ in facts["environment"]] == ["blue"] * 4
 
 
 def test_what_cannot_be_started_is_refused(facts: Dict[str, Any]) -> None:
@@ -74,7 +55,7 @@ def test_the_signature_is_horovods() -> None:
 @pytest.mark.release
 def test_a_program_trains(tmp_path) -> None:
     need_java()
-    output = run_program([str(Path(__file__).with_name("spark_digits.py"))], tmp_path)
+    output = run_program([str(Path(__file__).with_name("digits.py")), "spark"], tmp_path)
     assert "2 ranks, the same weights on all; accuracy 0.9" in output
 
 

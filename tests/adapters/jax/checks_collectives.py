@@ -11,7 +11,7 @@ import numpy as np
 import ringcomm as rc
 import ringcomm.jax as hvd
 from tests.adapters import contract
-from tests.adapters.jax.forms import FORMS, mode_of, same
+from tests.adapters.jax.forms import FORMS, JIT, mode_of, same
 from tests.adapters.jobs import same_everywhere
 from tests.support.errors import raises
 
@@ -85,7 +85,7 @@ def check_no_input_is_changed() -> None:
 
 def check_direct_calls_beside_programs() -> None:
     """A program runs asynchronously while the same thread makes other calls."""
-    step = jax.jit(lambda x: hvd.pmean(jnp.tanh(hvd.pmean(x @ x))))
+    step = JIT(lambda x: hvd.pmean(jnp.tanh(hvd.pmean(x @ x))))
     slow = jax.jit(lambda x: jax.lax.fori_loop(0, 5, lambda _, y: jnp.tanh(y @ x), x))
     x = jnp.eye(300) + hvd.rank()
     for turn in range(10):

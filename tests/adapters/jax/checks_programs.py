@@ -11,7 +11,7 @@ import numpy as np
 
 import ringcomm as rc
 import ringcomm.jax as hvd
-from ringcomm.jax.host_call import HostCall
+from ringcomm.jax.programs import HostCall
 from tests.adapters.jax.forms import same
 from tests.support.errors import raises
 
@@ -43,16 +43,6 @@ def check_programs_of_all_kinds_are_executed_in_the_order_of_their_start() -> No
     finally:
         HostCall.run = prompt  # type: ignore[method-assign]
     assert seen == [400, 3, 5, 7, 7, 7, 400, 5] * 5, seen
-
-
-def check_direct_calls_follow_the_programs_started_before() -> None:
-    slow = hvd.jit(lambda x: hvd.pmean(jax.lax.fori_loop(0, 10, lambda _, y: jnp.tanh(y @ x), x))[0, 0])
-    x = jnp.eye(300)
-    for turn in range(5):
-        result = slow(x)
-        assert rc.allreduce(np.full(3, float(turn))).tolist() == [float(turn)] * 3
-        assert hvd.broadcast_object(turn) == turn
-        same(result, np.float32(result))
 
 
 def check_it_takes_the_options_of_jit() -> None:

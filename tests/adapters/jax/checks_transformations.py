@@ -26,17 +26,11 @@ def check_vmap() -> None:
         right = np.stack([total(), total() + rc.size()], 1)
         same(form(jax.vmap(hvd.psum, in_axes=1, out_axes=1))(pair), right)
         same(form(jax.vmap(hvd.psum))(pair), right)
-        mixed = form(jax.vmap(lambda x, y: hvd.psum((x, y)), in_axes=(1, None), out_axes=(1, None)))(
-            pair, own()
-        )
-        same(mixed, (right, total()))
+        mixed = jax.vmap(lambda x, y: hvd.psum((x, y)), in_axes=(1, None), out_axes=(1, None))
+        same(form(mixed)(pair, own()), (right, total()))
         gathered = form(jax.vmap(hvd.allgather, in_axes=1, out_axes=1))(pair)
-        same(
-            gathered,
-            np.concatenate(
-                ranks(lambda rank: np.stack([np.arange(4.0) + rank, np.arange(1.0, 5) + rank], 1))
-            ),
-        )
+        of_ranks = ranks(lambda rank: np.stack([np.arange(4.0) + rank, np.arange(1.0, 5) + rank], 1))
+        same(gathered, np.concatenate(of_ranks))
         part = form(jax.vmap(lambda x: hvd.reducescatter(x, hvd.Sum), in_axes=1, out_axes=1))(pair)
         same(part, np.array_split(right, rc.size())[hvd.rank()])
     raises(rc.NotOfferedError, lambda: jax.vmap(lambda x: hvd.allreduce(x, hvd.Adasum))(jnp.ones((2, 3))))
@@ -80,11 +74,8 @@ def check_derivatives_of_the_others() -> None:
         root = size - 1
         found = form(jax.grad(lambda x, root=root: (hvd.broadcast(x, root) * (hvd.rank() + 1)).sum()))(own())
         same(found, np.full(4, (size + 1) / 2 if rank == root else 0.0))
-        parts = np.array_split(total(), size)
-        same(
-            form(jax.grad(lambda x: (hvd.reducescatter(x) ** 2).sum()))(own()),
-            2 * np.concatenate(parts) / size,
-        )
+        squares = form(jax.grad(lambda x: (hvd.reducescatter(x) ** 2).sum()))(own())
+        same(squares, 2 * total() / size)
         same(form(jax.grad(lambda x: hvd.reducescatter(x, hvd.Sum).sum()))(own()), np.full(4, size))
         rows = jnp.arange(2.0 * size)
         scaled = form(jax.grad(lambda x: (hvd.alltoall(x) * (hvd.rank() + 1)).sum()))(rows)
@@ -102,10 +93,8 @@ def check_scan_while_and_cond() -> None:
         same(form(jax.grad(lambda x: repeated(x).sum()))(own()), np.full(4, 1.5**3))
 
         def grow(x: jax.Array) -> jax.Array:
-            # The condition, too, has a collective.
-            return jax.lax.while_loop(
-                lambda c: hvd.psum(c).max() < 100.0 * size, lambda c: hvd.pmean(c) + 7, x
-            )
+            bounded = lambda c: hvd.psum(c).max() < 100.0 * size  # noqa: E731  it has a collective, too
+            return jax.lax.while_loop(bounded, lambda c: hvd.pmean(c) + 7, x)
 
         same(form(grow)(own() * 0), np.full(4, 105.0))
 
@@ -115,10 +104,8 @@ def check_scan_while_and_cond() -> None:
         for how, factor in ((1, 1), (0, 2)):
             same(form(chosen)(own(), how), factor * total())
             same(form(jax.grad(lambda x, how: chosen(x, how).sum()))(own(), how), np.full(4, factor * size))
-        same(
-            form(lambda x: jax.lax.map(hvd.psum, jnp.stack([x, x + 1])))(own()),
-            np.stack([total(), total() + size]),
-        )
+        mapped = form(lambda x: jax.lax.map(hvd.psum, jnp.stack([x, x + 1])))(own())
+        same(mapped, np.stack([total(), total() + size]))
 
 
 def check_checkpoint() -> None:

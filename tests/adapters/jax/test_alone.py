@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from ringcomm._adapter.graph_callbacks import Operation  # noqa: E402
 from ringcomm._adapter.reduction import Reduction  # noqa: E402
 from ringcomm._adapter.submit import cause_of, record_cause  # noqa: E402
 from ringcomm.collective.observe import this_site  # noqa: E402
-from ringcomm.errors import ConfigError, MismatchError, NotInitializedError, PeerLostError  # noqa: E402
+from ringcomm.errors import MismatchError, NotInitializedError, PeerLostError  # noqa: E402
 from tests.adapters.signatures import differences_of_options  # noqa: E402
 
 
@@ -27,14 +26,6 @@ def test_every_function_takes_the_options_of_the_table() -> None:
     assert differences_of_options(hvd, "ringcomm.jax") == []
     with pytest.raises(NotInitializedError):
         hvd.psum(1.0)
-
-
-def test_a_process_alone_is_no_cluster(alone: Any) -> None:
-    from ringcomm.jax.cluster import RingcommCluster
-
-    assert not RingcommCluster.is_env_present()
-    host, _, port = RingcommCluster.get_coordinator_address().rpartition(":")
-    assert host == socket.gethostname() and 0 < int(port) < 65536
 
 
 def test_a_cluster_is_found_in_the_environment_before_the_job_is_joined(
@@ -77,38 +68,13 @@ def test_the_failure_of_a_program_is_logged_when_its_rank_leaves(
         programs._programs_first()
 
 
-def test_programs_run_as_those_of_jax(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ringcomm.jax as hvd
-    from ringcomm.jax import programs
-
-    monkeypatch.setattr(programs, "trace_state_clean", None)
-    plain = hvd.jit(lambda x: hvd.psum(x))
-    assert hasattr(plain, "lower"), "where JAX has moved that name, it is jax.jit"
-    assert plain(jnp.ones(2)).tolist() == [1.0, 1.0]
-
-
 def test_a_program_for_other_ranks_is_refused(alone: Any) -> None:
-    from ringcomm.jax.host_call import HostCall, SetPosition
+    from ringcomm.jax.programs import HostCall, SetPosition
 
     call = HostCall(Operation("allgather", Reduction()), SetPosition(1, 2), this_site())
     with pytest.raises(MismatchError, match=r"rank 1 of 2, .* Call jax.clear_caches\(\)") as raised:
         call.run([np.ones(2)])
     assert cause_of(RuntimeError(f"XLA: {raised.value}")) is raised.value
-
-
-def test_arrays_are_shared_with_jax_where_they_are_large_enough() -> None:
-    from ringcomm.jax import primitive
-
-    for shape in ((), (3,), (50, 60)):
-        array = primitive.aligned(shape, np.float32)
-        assert array.shape == shape and array.ctypes.data % primitive.ALIGNMENT == 0
-        array[...] = 7
-        result = primitive.from_host(array, jnp.zeros(1))
-        own = primitive.to_host(result, copy=True)
-        own += 1
-        assert result.shape == shape and bool((result == 7).all())
-        seen = primitive.to_host(result, copy=False)
-        assert seen.shape == shape and seen.flags.c_contiguous
 
 
 def test_trees_without_arrays_and_gradients_of_balanced_data(alone: Any) -> None:
@@ -125,10 +91,3 @@ def test_trees_without_arrays_and_gradients_of_balanced_data(alone: Any) -> None
         found = reducer(large)
         assert [float(item[-1]) for item in found] == [1.0, 2.0, 2.0]
     assert data.pace.step == 2, "one reduction is one step, however large the gradients are"
-
-
-def test_arguments_of_gradients_are_checked(alone: Any) -> None:
-    import ringcomm.jax as hvd
-
-    with pytest.raises(ConfigError, match="gradient_predivide_factor"):
-        hvd.grad(lambda w: w.sum(), op=hvd.Sum, gradient_predivide_factor=2.0)

@@ -45,8 +45,8 @@ def work() -> Dict[str, List[float]]:
                 saved_and_loaded(model, images, labels)
     if hvd.size() > 1:
         for check in (
-            accumulation, accumulated_rows, gradients_that_are_asked_for, gradients_in_a_graph,
-            made_from_a_configuration, parts_of_one_rank, sync_batch_normalization,
+            accumulation, accumulated_rows, gradients_that_are_asked_for, parts_of_one_rank,
+            sync_batch_normalization,
         ):  # fmt: skip
             check()
     hvd.shutdown()
@@ -128,26 +128,6 @@ def gradients_that_are_asked_for() -> None:
         accumulating = hvd.DistributedOptimizer(kind(1.0), backward_passes_per_step=2)
         ((gradient, _),) = accumulating.compute_gradients(loss, [variable])
         np.testing.assert_allclose(gradient.numpy(), hvd.rank() + 1.0, err_msg="the sums are reduced, later")
-
-
-def gradients_in_a_graph() -> None:
-    """The method of older optimizers for graphs of TensorFlow 1."""
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        variable = tf.compat.v1.get_variable("v", initializer=1.0, use_resource=True)
-        optimizer = hvd.DistributedOptimizer(KINDS[1](1.0), op=hvd.Sum)
-        (gradient,) = optimizer.get_gradients(variable * (hvd.rank() + 1.0), [variable])
-        session.run(tf.compat.v1.global_variables_initializer())
-        assert session.run(gradient) == sum(range(1, hvd.size() + 1))
-
-
-def made_from_a_configuration() -> None:
-    for kind, passes in zip(KINDS, (1, 2)):
-        optimizer = hvd.DistributedOptimizer(kind(1.0), op=hvd.Sum, backward_passes_per_step=passes)
-        hvd.DistributedOptimizer(kind(1.0), op=hvd.Average)  # another one of the same class
-        again, variable = type(optimizer).from_config(optimizer.get_config()), tf.Variable(1.0)
-        for _ in range(passes):
-            again.apply_gradients([(tf.constant(hvd.rank() + 1.0), variable)])
-        np.testing.assert_allclose(variable.numpy(), 1.0 - passes * sum(range(1, hvd.size() + 1)))
 
 
 def parts_of_one_rank() -> None:

@@ -8,7 +8,6 @@ import keras
 import numpy as np
 
 import ringcomm.keras as hvd
-from ringcomm._adapter.compression import Compressor
 from ringcomm._adapter.reduction import Reduction
 from ringcomm.keras.collectives import as_array
 from ringcomm.keras.optimizer import reducer_class
@@ -21,7 +20,7 @@ def work() -> bool:
     hvd.init()
     for check in (
         collectives, gradients_with_every_compression, gradients_of_local_variables,
-        gradients_of_several_passes, gradients_made_of_rows, gradients_weighted_by_samples, shares_of_data,
+        gradients_of_several_passes, gradients_made_of_rows, gradients_weighted_by_samples,
         a_broadcast_without_some_variables,
     ):  # fmt: skip
         check()
@@ -33,25 +32,11 @@ def on_the_backend(function: Any, arrays: Any) -> List[Any]:
     return list(function(*map(keras.ops.convert_to_tensor, arrays)))
 
 
-class Halves(Compressor):
-    """A compressor of the user's own."""
-
-    @classmethod
-    def compress(cls, tensor: Any) -> Any:
-        return tensor / 2, 2
-
-    @classmethod
-    def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        return tensor * ctx + 1
-
-
 def collectives() -> None:
     types = ["float16", "float32", "int8", "uint8", "int32", "bool"]
     contract.check_collectives(hvd, on_the_backend, types)
     contract.check_a_mismatch(hvd, on_the_backend, hvd.HorovodInternalError)
     contract.check_every_form(hvd, "ringcomm.keras", np.array, np.asarray)
-    found = hvd.allreduce(np.full(3, hvd.rank() + 1.0), op=hvd.Sum, compression=Halves)
-    assert found.tolist() == [sum(range(1, hvd.size() + 1)) + 1.0] * 3
     hvd.broadcast_variables([], 0)
 
 
@@ -148,20 +133,6 @@ def gradients_weighted_by_samples() -> None:
     data.on_epoch_end()
     np.testing.assert_allclose(as_array(variable), [-2.0, -2.0])
     assert (data.state_dict()["epoch"], data.state_dict()["step"]) == (1, 0)
-
-
-def shares_of_data() -> None:
-    """A rank without samples gets two of another rank's; a position goes on where it was."""
-    x, y = {"a": np.arange(8), "b": np.arange(8) * 10}, np.arange(8) * 100
-    data = hvd.BalancedDataset(x, y, global_batch=4, speeds=[1, 0], shuffle=False)
-    hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), batches=data)
-    data.load_state_dict({"epoch": 3, "step": 1, "seed": 0, "global_batch": 4, "count": 8})
-    assert len(data) == 1
-    data.on_epoch_begin()
-    inputs, targets = data[0]
-    rows = [4, 5, 6, 7] if hvd.rank() == 0 else [4, 5]
-    assert inputs["a"].tolist() == rows and inputs["b"].tolist() == [10 * row for row in rows]
-    assert targets.tolist() == [100 * row for row in rows]
 
 
 def a_broadcast_without_some_variables() -> None:

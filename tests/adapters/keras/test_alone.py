@@ -36,24 +36,6 @@ def test_arguments_of_optimizers_are_checked(alone: Any, monkeypatch: pytest.Mon
         optimizer.reducer_class()
 
 
-def test_classes_of_optimizers_are_named_like_their_own(alone: Any) -> None:
-    import keras
-
-    import ringcomm.keras as hvd
-    from ringcomm.keras.optimizer import distributed_class
-
-    class Own(keras.optimizers.SGD):
-        """A class of the user's."""
-
-    kept = distributed_class(Own)
-    assert (kept.__name__, kept.__module__) == ("Own", __name__) and issubclass(kept, Own)
-    assert distributed_class(Own) is kept and distributed_class(kept) is kept
-    public = distributed_class(keras.optimizers.Adam)
-    assert (public.__name__, public.__module__) == ("Adam", "keras.optimizers")
-    twice = hvd.DistributedOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)))
-    assert sum(kind.__name__ == "_Distributed" for kind in type(twice).__mro__) == 1
-
-
 def test_losses_are_scaled_outside_of_the_reduction_only(alone: Any) -> None:
     """A step is skipped by what all ranks have reduced, not by a rank's own gradients."""
     import keras
@@ -103,11 +85,8 @@ def test_optimizers_of_keras_2_are_taken_too(alone: Any) -> None:
     tf_keras = pytest.importorskip("tf_keras")
     for passes, average, expected in ((1, False, -4.0), (2, False, -4.0), (2, True, -2.0)):
         variable = tf.Variable(0.0)
-        optimizer = hvd.DistributedOptimizer(
-            tf_keras.optimizers.SGD(1.0),
-            backward_passes_per_step=passes,
-            average_aggregated_gradients=average,
-        )
+        options = {"backward_passes_per_step": passes, "average_aggregated_gradients": average}
+        optimizer = hvd.DistributedOptimizer(tf_keras.optimizers.SGD(1.0), **options)
         for gradient in (1.0, 3.0):
             optimizer.apply_gradients([(tf.constant(gradient), variable)])
         assert float(variable) == expected
@@ -220,25 +199,6 @@ def test_the_momentum_is_corrected_for_the_batch_in_which_the_rate_changes(alone
         attached(callback, optimizer, run_eagerly=eager).on_epoch_begin(0)
         callback.on_train_batch_begin(0)
         assert (float(optimizer.learning_rate), optimizer.momentum) == (0.5, momentum)
-
-
-def test_a_schedule_applies_between_its_epochs(alone: Any) -> None:
-    import keras
-
-    import ringcomm.keras as hvd
-
-    optimizer, rates = keras.optimizers.SGD(0.125), []
-    callback = hvd.callbacks.LearningRateScheduleCallback(1.0, 0.5, start_epoch=1, end_epoch=2)
-    attached(callback, optimizer)
-    for epoch in range(3):
-        optimizer.learning_rate = 0.125
-        callback.on_epoch_begin(epoch)
-        callback.on_train_batch_begin(0)
-        rates.append(float(optimizer.learning_rate))
-    assert rates == [0.125, 0.5, 0.125]
-    unknown = attached(hvd.callbacks.LearningRateWarmupCallback(0.5), optimizer, steps=None)
-    with pytest.raises(ConfigError, match="steps_per_epoch is required"):
-        unknown.on_train_batch_begin(0)
 
 
 def test_a_model_that_is_not_built_is_broadcast_after_its_first_batch(alone: Any) -> None:

@@ -210,3 +210,43 @@ def elastic(images: Any, labels: Any) -> None:
     train(state)
     assert begun == [(0, 0), (1, 1)] and (state.epoch, state.batch) == (EPOCHS, 0)
     assert len(loses.kept) > len(model.weights)
+
+
+# ---- balanced data: training is the same on any number of ranks ------------------------------------
+
+SPEEDS = {1: [1], 2: [3, 1], 3: [3, 0, 1]}
+
+
+def balanced_data(**options: Any) -> Any:
+    inputs = np.random.default_rng(5).normal(size=(200, 8))
+    return hvd.BalancedDataset(inputs, np.sign(inputs.sum(1, keepdims=True)), 16, seed=3, **options)
+
+
+def trained_on_balanced_data(optimizer: Any, speeds: Any) -> List[Any]:
+    dataset = balanced_data(speeds=speeds)
+    model = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(1)]
+    )
+    draw = np.random.default_rng(1)
+    model.set_weights([draw.normal(size=item.shape) * 0.3 for item in model.get_weights()])
+    model.compile(hvd.DistributedOptimizer(optimizer, batches=dataset), loss="mse", metrics=["mae"])
+    metrics = hvd.callbacks.MetricAverageCallback()
+    history = model.fit(dataset, epochs=2, verbose=0, callbacks=[metrics]).history
+    assert dataset.state_dict()["epoch"] == 2
+    whole = np.concatenate([np.ravel(item) for item in model.get_weights()])
+    same_everywhere(whole)
+    return [whole, history["loss"], history["mae"]]
+
+
+def work_on_balanced_data() -> Dict[str, Any]:
+    """Weights and metrics after training with several optimizers."""
+    hvd.init()
+    speeds = SPEEDS[hvd.size()]
+    results: Dict[str, Any] = {
+        "momentum": trained_on_balanced_data(keras.optimizers.SGD(0.1, momentum=0.9), speeds),
+        "adam": trained_on_balanced_data(keras.optimizers.Adam(0.01), speeds),
+    }
+    if hvd.size() > 1:
+        trained_on_balanced_data(keras.optimizers.SGD(0.1), "measure")
+    hvd.shutdown()
+    return results

@@ -97,23 +97,6 @@ def check_what_codecs_lose_is_added_to_the_next_gradient() -> None:
     contract.check_error_feedback(make_step, hvd.rank(), hvd.size())
 
 
-class Halves:
-    """A compressor of the program's own."""
-
-    @staticmethod
-    def compress(tensor: mx.array) -> Any:
-        return tensor.astype(mx.bfloat16), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: mx.array, dtype: Any) -> mx.array:
-        return tensor.astype(dtype)
-
-
-def check_a_compressor_of_the_program() -> None:
-    found = hvd.average_gradients({"w": mx.full((3,), hvd.rank() + 1.0)}, compression=Halves)
-    assert found["w"].dtype == mx.float32 and found["w"].tolist() == [(rc.size() + 1) / 2] * 3
-
-
 def check_what_keeps_something_from_step_to_step_needs_an_optimizer() -> None:
     raises(rc.ConfigError, lambda: hvd.average_gradients(gradients(), compression="auto"))
 

@@ -10,7 +10,7 @@ import numpy as np
 from mxnet.base import MXNetError
 
 import ringcomm.mxnet as hvd
-from ringcomm.mxnet import arrays
+from ringcomm.mxnet import collectives
 from tests.adapters import contract
 from tests.adapters.jobs import same_everywhere
 from tests.support.errors import raises
@@ -107,7 +107,7 @@ def check_parts_of_arrays() -> None:
 
 def check_memory_that_is_not_shared() -> None:
     """The way of arrays on GPUs, which are copied to the host and back."""
-    shared, arrays.HOST_MEMORY = arrays.HOST_MEMORY, ()
+    shared, collectives.HOST_MEMORY = collectives.HOST_MEMORY, ()
     try:
         mine = ndarray(np.full((3, 2), hvd.rank(), np.float32))
         total = sum(range(hvd.size()))
@@ -116,7 +116,7 @@ def check_memory_that_is_not_shared() -> None:
         assert (hvd.allreduce_(mine, op=hvd.Sum).asnumpy() == total).all() and (mine.asnumpy() == total).all()
         assert hvd.allgather(mine).shape == (3 * hvd.size(), 2)
     finally:
-        arrays.HOST_MEMORY = shared
+        collectives.HOST_MEMORY = shared
 
 
 def check_local_errors() -> None:

@@ -15,7 +15,7 @@ from tests.adapters.signatures import COMMON, differences, differences_of_option
 if find_spec("mxnet") is None:
     pytest.skip("MXNet is not installed", allow_module_level=True)
 
-CHECKS = [f"tests.adapters.mxnet.checks_{subject}" for subject in ("collectives", "parameters", "training")]
+CHECKS = [f"tests.adapters.mxnet.checks_{subject}" for subject in ("collectives", "training")]
 
 LIKE_HOROVODS = f"""{COMMON}
 allreduce(tensor, average=None, name=None, priority=0, prescale_factor=1.0, postscale_factor=1.0, process_set=global, op=None)

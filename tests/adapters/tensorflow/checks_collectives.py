@@ -12,7 +12,7 @@ import tensorflow as tf
 import ringcomm.tensorflow as hvd
 from ringcomm.errors import HorovodInternalError, Misuse
 from tests.adapters import contract
-from tests.adapters.jobs import close, numbers, operations_with_a_set, same_everywhere
+from tests.adapters.jobs import close, numbers, operations_with_a_set
 from tests.adapters.tensorflow.modes import MODES, in_a_graph, session_of_a_graph
 from tests.support.errors import raises
 
@@ -109,18 +109,6 @@ def check_gradients_among_the_ranks_of_a_set() -> None:
     assert hvd.broadcast_object_fn(mine.ranks[-1], process_set=mine)(hvd.rank()) == mine.ranks[-1]
     hvd.barrier()
     assert hvd.remove_process_set(even) and hvd.remove_process_set(odd)
-
-
-def check_infinite_gradients_reach_the_root_of_a_broadcast_only() -> None:
-    def function(tensor: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(tensor)
-            loss = hvd.broadcast(tensor, 0) * np.float32("inf")
-        return [tape.gradient(loss, tensor)]
-
-    for mode in MODES:
-        (found,) = mode(function, [np.ones(2, np.float32)])
-        assert np.array_equal(found, [np.inf, np.inf] if hvd.rank() == 0 else [0, 0]), found
 
 
 def check_weights_are_no_part_of_a_function() -> None:
@@ -248,14 +236,3 @@ def check_join_with_uneven_data() -> None:
     for _ in range(2 + hvd.rank()):
         hvd.allreduce(tf.ones(3), op=hvd.Sum, name="uneven")
     assert hvd.join() == hvd.size() - 1 or hvd.size() == 1
-
-
-def check_the_same_bits_after_a_gradient() -> None:
-    """What ranks reduce in a graph of their own tapes is the same on all."""
-    given = tf.Variable(numbers(hvd.rank(), (70, 80), np.float32, 12))
-    for compression in ("int8", None):
-        with tf.GradientTape() as tape:
-            found = hvd.allreduce(given, op=hvd.Sum, compression=compression)
-            loss = tf.reduce_sum(found)
-        same_everywhere(found.numpy())
-        assert np.allclose(tape.gradient(loss, given), hvd.size(), rtol=0.02)

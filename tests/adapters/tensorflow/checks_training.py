@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from typing import Any, Callable, List
-from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 
 import ringcomm.tensorflow as hvd
-from ringcomm._adapter import choice
 from ringcomm._adapter.submit import record_cause
 from ringcomm.errors import MismatchError, PeerLostError
 from tests.adapters import contract, digits
@@ -364,15 +362,3 @@ def check_residuals_are_saved_and_loaded() -> None:
     assert ends[0] == ends[1] != ends[2]
     hvd.load_residual_state_dict(second.variables, {})  # type: ignore[attr-defined]
     assert not any(item.any() for item in hvd.residual_state_dict(second.variables).values())  # type: ignore[attr-defined]
-
-
-def check_a_compression_is_chosen_for_all_ranks() -> None:
-    """Links are slow in the prediction alone."""
-    slow, reduced = choice.Links(hvd.size(), 1, 1e-3, 1e-3), reducer("auto", False)
-    with mock.patch.object(choice, "links_of", lambda *ignored: slow):
-        for step in range(choice.STEPS + 4):
-            own = [np.random.default_rng((step, rank)).normal(size=(64, 96)) for rank in range(hvd.size())]
-            found = reduced(own[hvd.rank()].astype(np.float32))
-            same_everywhere(found)
-    error = np.abs(found - np.mean(own, axis=0)).max()
-    assert hvd.size() == 1 or 1e-5 < error < 0.1, "int8 was not chosen"

@@ -70,7 +70,7 @@ def test_the_hosts_that_are_named_and_one_that_cannot_be_reached(run: Any, tmp_p
 
 
 def test_what_a_host_says_is_made_visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ringrun.doctor.clean import _lines
+    from ringrun.doctor.hosts import _lines
 
     rows = {"removed": [["package", "/\x1b[2J", 5]], "kept": [["/x", "why\n"]]}
     assert _lines("h", rows, False) == [

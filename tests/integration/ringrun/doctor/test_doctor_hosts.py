@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import select
+import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, Iterator, List, Sequence
 
 import pytest
@@ -14,10 +17,11 @@ from ringcomm.transport.routes import Attempt
 from ringrun.doctor import hosts as module
 from ringrun.doctor import probe
 from ringrun.doctor.hosts import FORMS, HostProbe
+from ringrun.doctor.report import examine
 from ringrun.job.launch import prepare
 from ringrun.plan.job import HostJob
 from ringrun.plan.options import Options
-from ringrun.reach import doors
+from ringrun.reach import doors, protocol
 from ringrun.reach.base import Ssh, SshOptions
 
 LIMIT_S = 60.0
@@ -151,3 +155,18 @@ def test_a_host_answers_for_itself_and_what_it_was_asked_alone() -> None:
     for changes in ({"rank": 0}, {"mb_per_s": "1"}, {"back_mb_per_s": -1.0}):
         with pytest.raises(ValueError):
             form([{**speed, **changes}])
+
+
+def test_one_thread_alone_parses_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 3.11.8, Python 3.11 reports a SystemError if several do."""
+    threads = []
+
+    def parse(*given: Any) -> ast.Module:
+        threads.append(threading.current_thread())
+        return ast.parse(*given)
+
+    monkeypatch.setattr(protocol, "ast", SimpleNamespace(**{**vars(ast), "parse": parse}))
+    protocol.program.cache_clear()
+    job = prepare(Options(hosts="a,b,c", via="env NAME={host}", ship_self=False), ["true"])
+    examine(replace(job, hosts=tuple(replace(host, argv=("sh", "-c", "exit 1")) for host in job.hosts)))
+    assert set(threads) == {threading.current_thread()}

@@ -8,9 +8,7 @@ from typing import Any, Callable, Dict, List
 import pytest
 
 from ringcomm.transport.routes import Attempt
-from ringrun.doctor.findings import all_findings
-from ringrun.doctor.network import Examination, Route
-from ringrun.doctor.report import as_json, as_text
+from ringrun.doctor.report import Examination, Route, all_findings, as_json, as_text
 
 HEALTHY: Dict[str, Any] = {
     "hostname": "a", "python": "3.11.7", "executable": "/v/python",

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from .._adapter.gradients import bucket_name, check_start, plan_groups, variable_name, without
 from .._adapter.graph_callbacks import Operation, state_of
-from .._adapter.reduction import Reduction, VariableReducer, is_coded
+from .._adapter.reduction import (
+    OptionsInClass,
+    Reduction,
+    VariableReducer,
+    convert,
+    derive,
+    is_coded,
+    set_untracked,
+)
 from ..calls.process_set import size_of
 from ..errors import ConfigError
 from ..ops import ReduceOp
@@ -26,23 +34,23 @@ class GradientReducer(VariableReducer):
     """Reduce the gradients of a model over all ranks; without groups, all gradients are one group."""
 
     def reduce_shared(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        absent: Sequence[Any],
-        scope: str = "gradients",
-        name: Optional[Name] = None,
-    ) -> List[Any]:
+        self, gradients: Sequence[Any], variables: Sequence[Any], absent: Sequence[Any],
+        scope: str = "gradients", name: Name = variable_name,
+    ) -> List[Any]:  # fmt: skip
         """Reduce tensors or ``tf.IndexedSlices`` of variables that all ranks have.
 
         Gradients are reduced in the order of the variables' names. If these are distinct, the variables may
         be in another order on each rank. ``scope`` is the prefix of the operations' names, to distinguish
         several reductions of one program; ``name`` returns the name of a variable.
         """
-        named = name or variable_name
-        chosen = sorted(range(len(variables)), key=lambda index: named(variables[index]))
-        lacking = without(sorted(named(variable) for variable in absent))
-        bundles = self._bundles(gradients, variables, chosen, scope, named, lacking)
+        chosen = sorted(range(len(variables)), key=lambda index: name(variables[index]))
+        lacking = without(sorted(name(variable) for variable in absent))
+        bundles = list(
+            self._bundles(
+                gradients, variables, chosen, name,
+                lambda label: bridge.unique_name(f"{scope}/{label}{lacking}"),
+            )
+        )  # fmt: skip
         results = bridge.run(
             [bundle.operation for bundle in bundles],
             [tensor for bundle in bundles for tensor in bundle.tensors],
@@ -64,38 +72,26 @@ class GradientReducer(VariableReducer):
         return gradient * tf.cast(factor, gradient.dtype)
 
     def _bundles(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        chosen: Sequence[int],
-        scope: str,
-        name: Name,
-        lacking: str,
-    ) -> List[Bundle]:
+        self, gradients: Sequence[Any], variables: Sequence[Any], chosen: Sequence[int], name: Name,
+        labelled: Callable[[str], str],
+    ) -> Iterator[Bundle]:  # fmt: skip
         dense: List[int] = []
-        bundles: List[Bundle] = []
         for index in chosen:
             if isinstance(gradients[index], tf.IndexedSlices) and not self.how.all_dense:
-                label = bridge.unique_name(f"{scope}/{name(variables[index])}{lacking}")
-                bundles.append(self._sparse(index, gradients[index], label))
+                yield self._sparse(index, gradients[index], labelled(name(variables[index])))
             else:
                 dense.append(index)
-        for group in self._grouped(variables, dense):
+        groups = [dense] if dense else []
+        if self.how.groups is not None:
+            plan = plan_groups([variables[index] for index in dense], self.how.groups)
+            groups = [sorted(dense[place] for place in bucket) for bucket in plan]
+        for group in groups:
             tensors = [tf.convert_to_tensor(gradients[index]) for index in group]
             names = [name(variables[index]) for index in group]
-            label = bucket_name(names, [_known(tensor.shape) for tensor in tensors])
-            label = bridge.unique_name(f"{scope}/{label}{lacking}")
-            bundles.append(self._dense(group, tensors, label, variables[group[0]]))
-        if not bundles:
-            nothing = Operation("allreduce", self.how, bridge.unique_name(f"{scope}/nothing{lacking}"), 0)
-            bundles.append(Bundle(nothing, [], [], lambda results, into: None))
-        return bundles
-
-    def _grouped(self, variables: Sequence[Any], dense: List[int]) -> List[List[int]]:
-        if self.how.groups is None:
-            return [dense] if dense else []
-        plan = plan_groups([variables[index] for index in dense], self.how.groups)
-        return [sorted(dense[place] for place in bucket) for bucket in plan]
+            label = labelled(bucket_name(names, [_known(tensor.shape) for tensor in tensors]))
+            yield self._dense(group, tensors, label, variables[group[0]])
+        if not chosen:
+            yield Bundle(Operation("allreduce", self.how, labelled("nothing"), 0), [], [], lambda *_: None)
 
     def _dense(self, indices: List[int], tensors: List[Any], label: str, owner: Any) -> Bundle:
         how, sent, restore = self.how._replace(groups=None).prepared(tensors)
@@ -162,13 +158,10 @@ class Accumulator:
     """
 
     def __init__(self, passes: int, average: bool, sparse_as_dense: bool) -> None:
-        self._options = (passes, average, sparse_as_dense)
+        self._passes, self._factor = passes, 1.0 / passes if average else 1.0
+        self._sparse_as_dense = sparse_as_dense
         self._sums: Dict[Any, Any] = {}
         self.counter: Any = None
-
-    def fresh(self) -> Accumulator:
-        """Return another accumulator with the same options, without sums."""
-        return Accumulator(*self._options)
 
     def step(
         self, pairs: Sequence[Pair], apply: Callable[[List[Pair]], Any],
@@ -179,8 +172,6 @@ class Accumulator:
         Else call ``otherwise``. Return whether it is complete. ConfigError: a gradient is sparse, and
         ``sparse_as_dense`` is False.
         """
-        passes, average, _ = self._options
-        factor = 1.0 / passes if average else 1.0
         present = [(self._dense(gradient), variable) for gradient, variable in pairs if gradient is not None]
         sums = [self._sum_for(variable) for _, variable in present]
         if self.counter is None:
@@ -194,7 +185,7 @@ class Accumulator:
             count = self.counter.assign_add(1)
 
         def make_step() -> Any:
-            values = [total.read_value() * tf.cast(factor, total.dtype) for total in sums]
+            values = [total.read_value() * tf.cast(self._factor, total.dtype) for total in sums]
             done = apply([(value, variable) for value, (_, variable) in zip(values, present)])
             with tf.control_dependencies([done] if isinstance(done, tf.Operation) else []):
                 cleared = [total.assign(tf.zeros_like(total), read_value=False) for total in sums]
@@ -205,10 +196,10 @@ class Accumulator:
             otherwise()
             return tf.constant(False)
 
-        return tf.cond(tf.equal(count, passes), make_step, only_add)
+        return tf.cond(tf.equal(count, self._passes), make_step, only_add)
 
     def _dense(self, gradient: Any) -> Any:
-        if isinstance(gradient, tf.IndexedSlices) and not self._options[2]:
+        if isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense:
             raise ConfigError(
                 "backward_passes_per_step sums dense gradients only; this one is tf.IndexedSlices: use "
                 "sparse_as_dense=True."
@@ -261,3 +252,87 @@ def _are_small(tensors: Sequence[Any]) -> bool:
 
 def _known(shape: tf.TensorShape) -> Tuple[int, ...]:
     return tuple(-1 if length is None else length for length in shape) if shape.rank is not None else ()
+
+
+# ---- optimizers of Keras 2 (``tf_keras``, which ``TF_USE_LEGACY_KERAS=1`` makes ``tf.keras``) --------------
+
+
+class _Keras2Optimizer(OptionsInClass, ReducingOptimizer):
+    """Mixin that adds the reduction to the class of the user's Keras 2 optimizer.
+
+    Both ``model.fit`` and custom training loops call ``apply_gradients()``. It reduces gradients before they
+    are clipped (optimizers of ``tf_keras.optimizers.legacy`` clip them before). Methods that compute
+    gradients return reduced ones, as in Horovod, and the next ``apply_gradients()`` does not reduce them
+    again. With several passes per step the sums are reduced, in ``apply_gradients()``.
+    """
+
+    _agg_helper: Optional[Accumulator] = None
+    _gradients_are_reduced = False
+
+    def _take_options(self, how: Reduction, passes: int, average: bool, scale_local: bool) -> None:
+        sums = Accumulator(passes, average, how.sparse_as_dense) if passes > 1 else None
+        set_untracked(self, "_reducer", GradientReducer(how, scale_local))
+        set_untracked(self, "_agg_helper", sums)
+
+    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        """Return pairs (gradient, variable) from the optimizer's method, reduced over all ranks.
+
+        ``loss`` is a function, or a tensor that ``tape`` has recorded.
+        """
+        return self._compute_gradients(loss, var_list, None, tape)
+
+    def _compute_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
+    ) -> List[Any]:
+        """Do the same in older optimizers."""
+        own: Any = super()
+        if hasattr(own, "_compute_gradients"):
+            pairs = own._compute_gradients(loss, var_list, grad_loss, tape)
+        else:
+            pairs = own.compute_gradients(loss, var_list, tape)
+        return self._reduced_once(list(pairs))
+
+    def get_gradients(self, loss: Any, params: Any) -> List[Any]:
+        """Return the optimizer's gradients, reduced over all ranks, in the order of ``params``."""
+        gradients = super().get_gradients(loss, params)  # type: ignore[misc]
+        return [gradient for gradient, _ in self._reduced_once(list(zip(gradients, params)))]
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Reduce pairs (gradient, variable) over all ranks, unless they are reduced, and apply them.
+
+        Return the result of the optimizer's method; with several passes per step its step counter.
+        """
+        pairs = list(grads_and_vars)
+        own = super().apply_gradients  # type: ignore[misc]
+        if self._agg_helper is not None:
+            self._agg_helper.step(
+                pairs,
+                lambda sums: own(self._reduced(sums, "keras"), *args, **kwargs),
+                lambda: self.iterations.assign_add(1),  # type: ignore[attr-defined]
+            )
+            return self.iterations  # type: ignore[attr-defined]
+        done = self._gradients_are_reduced
+        set_untracked(self, "_gradients_are_reduced", False)
+        return own(pairs if done else self._reduced(pairs, "keras"), *args, **kwargs)
+
+    def _reduced_once(self, pairs: List[Any]) -> List[Any]:
+        if self._agg_helper is not None:
+            return pairs
+        reduced = self._reduced(pairs, "keras")
+        set_untracked(self, "_gradients_are_reduced", True)
+        return list(reduced)
+
+
+def make_for_keras_2(
+    optimizer: Any, how: Reduction, passes: int = 1, average: bool = False, scale_local: bool = True,
+    in_place: bool = False,
+) -> Any:  # fmt: skip
+    """Create a distributed optimizer with the configuration of another one of ``tf_keras``.
+
+    ``passes`` is the number of batches per step, whose gradients are summed or with ``average`` averaged.
+    ``in_place``: change the class of ``optimizer``, which keeps its state.
+    """
+    own = type(optimizer)
+    bases = (own,) if issubclass(own, _Keras2Optimizer) else (_Keras2Optimizer, own)
+    kind = derive(bases, (how, passes, average, scale_local))
+    return convert(optimizer, kind) if in_place else kind.from_config(optimizer.get_config())

@@ -1,1 +1,0 @@
-"""Code shared by ``ringcomm.tensorflow`` and ``ringcomm.keras``: collectives and gradient reduction."""
