@@ -14,14 +14,14 @@ import sysconfig
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
 from ..collective.measure import gathered, measure
 from ..collective.rows import cumulative
 from ..collective.runner import Runner
-from ..configuration.polling import cores_together, own_cores
+from ..configuration.settings import cores_together, own_cores
 from ..group.group import Group
 from ..ops import Collective
 from ..schedule.calibration import part_of
@@ -34,14 +34,9 @@ from ..wire.signature import ahead_of, direct_call
 class Prepared(NamedTuple):
     """Results of a view's preparation, which later views reuse."""
 
-    generation: int  # of the view; equal numbers mean equal ranks and model; negative: none
+    generation: int  # of the view; equal numbers mean equal ranks and model; -1: there was none
     rank: int  # this process's rank in that view
     model: Optional[CostModel]  # the measured links; None: not measured
-
-
-NEW = Prepared(-1, -1, None)  # of a process that has prepared no view
-# after a view in which links or hosts were silent: its measurements are invalid
-SILENT = Prepared(-2, -1, None)
 
 
 class Preparation:
@@ -82,7 +77,7 @@ class Preparation:
         group = self._group
         hosts = [peer.host_index for peer in group.peers]
         runner = self._preliminary()
-        generation, rank, model = before or NEW
+        generation, rank, model = before or Prepared(-1, -1, None)
         own = [group.settings.measure, generation, rank, *own_cores()]
         everybodys = gathered(runner, own)
         cores = cores_together((int(first), int(count)) for first, count in everybodys[:, 3:])
@@ -90,23 +85,14 @@ class Preparation:
         wanted = bool(everybodys[:, 0].all()) and not crowded
         self.is_repeated = generation >= 0 and bool((everybodys[:, 1] == generation).all())
         if wanted:
-            model = self._known(everybodys, model, hosts) or measure(runner, hosts)
+            ranks = [int(rank) for rank in everybodys[:, 2]]
+            again = None if model is None or not self.is_repeated else part_of(model, ranks, hosts)
+            model = again or measure(runner, hosts)
         else:
             model = None
         selector.adopt(model)
         self.prepared = Prepared(group.generation, group.rank, model)
         return model
-
-    def _known(
-        self, everybodys: Any, model: Optional[CostModel], hosts: Sequence[int]
-    ) -> Optional[CostModel]:
-        """Return the links by the ranks' earlier measurements; None if all have to measure.
-
-        ``everybodys`` is what :meth:`tune` gathered, by rank; ``model`` is from this rank's earlier view.
-        """
-        if not self.is_repeated or model is None:
-            return None
-        return part_of(model, [int(rank) for rank in everybodys[:, 2]], hosts)
 
     def carriers(self) -> str:
         """Return, in one line, which carrier this rank uses for each other rank."""

@@ -9,7 +9,7 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from .._adapter.placed import Host, Ticket, attempt, by_host, end, enter
-from ..configuration.environment import export
+from ..configuration.membership import export
 from ..errors import StartTimeoutError
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import stat
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 from ringcomm import newkey
 from ringcomm.errors import ConfigError
 from ringcomm.storage import keys
-from ringcomm.storage.keys import key_text, make_certificate, read_key
+from ringcomm.storage.keys import make_certificate, read_key
 from ringcomm.transport.tls import Tls
 
 
@@ -76,59 +75,25 @@ class TestCertificate:
         monkeypatch.setattr(keys, "_by_package", lambda: None)
         assert Tls(make_certificate())
 
-    def test_what_the_package_has_made_is_enough(self, monkeypatch):
-        monkeypatch.setattr(keys, "_by_package", lambda: "made")
-        assert make_certificate() == "made"
-
-    def test_without_the_package(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "cryptography", None)
-        assert keys._by_package() is None
-
     def test_with_the_package(self):
         pytest.importorskip("cryptography")
         made = keys._by_package()
         assert made is not None and Tls(made)
 
-    def test_a_program_that_cannot_be_run(self, monkeypatch, tmp_path):
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("no program", "openssl"),
+            ("#!/bin/sh\nexec sleep 60\n", "timed out"),
+            ("#!/bin/sh\ncat >/dev/null\necho no such curve >&2; exit 1", "openssl genpkey"),
+            ("#!/bin/sh\ncat >/dev/null\necho hello", "openssl genpkey"),
+        ],
+    )
+    def test_a_program_that_makes_none(self, monkeypatch, tmp_path, text, words):
         program = tmp_path / "openssl"
-        program.write_text("no program")
+        program.write_text(text)
         program.chmod(0o755)
         monkeypatch.setattr(keys.shutil, "which", lambda name: str(program))
-        with pytest.raises(ConfigError, match="could not be made: .*openssl"):
+        monkeypatch.setattr(keys, "_OPENSSL_S", 0.05 if "sleep" in text else 30.0)
+        with pytest.raises(ConfigError, match=f"could not be made: .*{words}"):
             keys._by_command()
-
-    def test_a_program_that_does_not_end(self, monkeypatch, tmp_path):
-        program = tmp_path / "openssl"
-        program.write_text("#!/bin/sh\nexec sleep 60\n")
-        program.chmod(0o755)
-        monkeypatch.setattr(keys.shutil, "which", lambda name: str(program))
-        monkeypatch.setattr(keys, "_OPENSSL_S", 0.05)
-        with pytest.raises(ConfigError, match="timed out"):
-            keys._by_command()
-
-    def test_a_program_that_fails_or_prints_something_else(self, monkeypatch, tmp_path):
-        program = tmp_path / "openssl"
-        monkeypatch.setattr(keys.shutil, "which", lambda name: str(program))
-        for commands in ("echo no such curve >&2; exit 1", "echo hello"):
-            program.write_text(f"#!/bin/sh\ncat >/dev/null\n{commands}\n")
-            program.chmod(0o755)
-            with pytest.raises(ConfigError, match="could not be made: .*openssl genpkey"):
-                keys._by_command()
-
-
-class TestKeys:
-    def test_from_a_descriptor(self, tmp_path):
-        file = tmp_path / "key"
-        file.write_text(key_text(b"k" * 32, ""))
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            for _ in range(2):
-                assert read_key(descriptor, "", "") == (b"k" * 32, "")
-        finally:
-            os.close(descriptor)
-        with pytest.raises(ConfigError, match=f"RINGCOMM_KEY_FD={descriptor}: .*Bad file descriptor"):
-            read_key(descriptor, "", "")
-
-    def test_a_key_and_a_certificate(self):
-        pem = make_certificate()
-        assert read_key(None, "", key_text(b"k" * 32, pem)) == (b"k" * 32, pem)

@@ -12,7 +12,7 @@ import re
 from typing import Dict, List, Mapping, Sequence
 
 from ringcomm.config import PREFIX, Settings, tunables
-from ringcomm.configuration.environment import MEMBERSHIP_VARIABLES
+from ringcomm.configuration.membership import MEMBERSHIP_VARIABLES
 from ringcomm.errors import ConfigError
 
 from . import horovod

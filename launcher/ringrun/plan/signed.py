@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Optional, Tuple
 
 from ringcomm.config import Slot
-from ringcomm.wire.signing import Signer
+from ringcomm.wire.auth import Signer
 
 
 def signed(data: bytes, signer: Signer, *about: object) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 import ringcomm as rc
 from ringcomm._adapter import placed
 from ringcomm.config import Settings
-from ringcomm.configuration import environment
+from ringcomm.configuration import membership as environment
 from ringcomm.storage.keys import read_key
 
 pytest.importorskip("ray.train.torch")

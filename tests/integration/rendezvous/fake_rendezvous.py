@@ -21,7 +21,6 @@ PROBE: Dict[str, Any] = {
 }
 LINK: Dict[str, Any] = {"type": "link", "routes": []}
 GO = {"type": "go", "table": ""}
-ABORT = {"type": "abort", "kind": "lost", "text": "rank 1 died young", "rank": 1, "host": "there"}
 
 
 class FakeRendezvous:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ringcomm.rendezvous.connect_server import reach
+from ringcomm.rendezvous.client import reach
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 from ringcomm.wire.messages import MAX_MESSAGE_BYTES, MessageReader, encode

@@ -69,7 +69,7 @@ def test_garbage_during_a_run(service):
         assert rounds > 3
         assert thrown(garbage) > 500
         assert_only_log_lines(job, started_s)
-        assert job.server.phase is Phase.RUNNING
+        assert job.server._state.phase is Phase.RUNNING
         assert eventually(lambda: opened() == before), "connections of unauthenticated peers remain"
 
 

@@ -33,22 +33,12 @@ READ = {
 TRUSTED = {**READ, "group-writable parent": "refused", "sticky parent": "refused"}
 WRITTEN = {**REPLACED, "full disk": "refused"}
 EXPECTED: Dict[str, Dict[str, str]] = {
-    "key file": READ,
-    "notice": READ,
-    "notice, written": WRITTEN,
-    "new key file": {**READ, "full disk": "refused"},
-    "agent program": REPLACED,
-    "package": WRITTEN,
-    "shipped files": WRITTEN,
-    "wheels": WRITTEN,
-    "fetched files": WRITTEN,
-    "flight records": WRITTEN,
-    "temporary records": {**WRITTEN, "group-writable parent": "refused"},
-    "output of ranks": WRITTEN,
-    "list of hosts": TRUSTED,
-    "project file": TRUSTED,
-    "named files": {**READ, "full disk": "refused"},
-}
+    "key file": READ, "notice": READ, "notice, written": WRITTEN,
+    "new key file": {**READ, "full disk": "refused"}, "agent program": REPLACED, "package": WRITTEN,
+    "shipped files": WRITTEN, "wheels": WRITTEN, "fetched files": WRITTEN, "flight records": WRITTEN,
+    "temporary records": {**WRITTEN, "group-writable parent": "refused"}, "output of ranks": WRITTEN,
+    "list of hosts": TRUSTED, "project file": TRUSTED, "named files": {**READ, "full disk": "refused"},
+}  # fmt: skip
 
 
 @pytest.fixture

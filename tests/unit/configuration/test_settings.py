@@ -8,7 +8,7 @@ import os
 import pytest
 
 from ringcomm.config import Settings
-from ringcomm.configuration import polling, settings
+from ringcomm.configuration import settings
 
 VALUES = [
     (settings.parse_positive_seconds, "0.5", 0.5), (settings.parse_positive_seconds, "inf", math.inf),
@@ -64,8 +64,8 @@ def test_settings_without_effect(monkeypatch, given, used, topics):
 
 def test_ranks_poll_for_longer_where_they_outnumber_the_cores_of_this_process(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 5, 6}, raising=False)
-    spin_s = [polling.polling_s(Settings(spin_us=20.0), ranks) for ranks in (3, 4)]
+    spin_s = [settings.polling_s(Settings(spin_us=20.0), ranks) for ranks in (3, 4)]
     assert spin_s == pytest.approx([20e-6, 100e-6])
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert polling.polling_s(Settings(spin_us=20.0), 8) == pytest.approx(20e-6)
+    assert settings.polling_s(Settings(spin_us=20.0), 8) == pytest.approx(20e-6)

@@ -19,8 +19,8 @@ from ringcomm.errors import (
 )
 from ringcomm.rendezvous import control
 from ringcomm.rendezvous.control import ControlChannel, error_from
+from ringcomm.wire.auth import session_of
 from ringcomm.wire.messages import MAX_MESSAGE_BYTES, MessageReader, encode
-from ringcomm.wire.signing import session_of
 from tests.support.service import eventually
 
 HOSTS = ["desk", "jetson1", "jetson2"]
