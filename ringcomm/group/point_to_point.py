@@ -315,10 +315,7 @@ class PointToPoint:
         while not self._stopping:
             self._turn.pause()
             with self._turn:
-                self._guard(lambda: self._move(self._is_turn_wanted))
-
-    def _is_turn_wanted(self) -> bool:
-        return self._turn.wanted
+                self._guard(lambda: self._move(lambda: self._turn.wanted))
 
     def _guard(self, act: Callable[[], object]) -> None:
         """Run ``act``; if that fails, all operations fail."""

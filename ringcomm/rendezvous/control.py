@@ -155,8 +155,18 @@ class ControlChannel(Reporter):
         except ProtocolError as problem:
             reason = str(problem)
         self._close_socket()
-        name, host = ("", None) if self.server is None else self._named(self.server)
-        self.abort_error = self.abort_error or without_rendezvous(reason, self.server, name, host)
+        self.abort_error = self.abort_error or self._without_rendezvous(reason)
+
+    def _without_rendezvous(self, reason: str) -> PeerLostError:
+        """Return the error when the connection to the rendezvous has ended."""
+        if self.server is None:
+            return PeerLostError(
+                f"The rendezvous of this job is gone ({reason}): ringrun, or the process that served it, has "
+                "ended. Without it failures cannot be reported to other ranks, so this rank stops."
+            )
+        name, host = self._named(self.server)
+        served = "Its process served the rendezvous, over which failures are reported."
+        return PeerLostError(f"{name} was lost: {reason}. {served}", rank=self.server, host=host)
 
     def _take(self, message: Message) -> None:
         if int(message.get("epoch", self._epoch)) != self._epoch:
@@ -391,23 +401,9 @@ def error_from(message: Message) -> RingcommError:
     return kind(str(message["text"]))
 
 
-def without_rendezvous(reason: str, server: Optional[int], name: str, host: Optional[str]) -> PeerLostError:
-    """Return the error when the connection to the rendezvous has ended. ``server``, ``name`` and ``host`` are
-    of the rank that served it; None: the launcher did, or it is unknown.
-    """
-    if server is None:
-        return PeerLostError(
-            f"The rendezvous of this job is gone ({reason}): ringrun, or the process that served it, has "
-            "ended. Without it failures cannot be reported to other ranks, so this rank stops."
-        )
-    text = f"{name} was lost: {reason}. Its process served the rendezvous, over which failures are reported."
-    return PeerLostError(text, rank=server, host=host)
-
-
 def left_behind(host: Optional[str], silent_s: float, problem: RingcommError) -> ExcludedError:
-    """Return the error of a member of an elastic job that cannot reach its rendezvous any more. ``silent_s``:
-    since the rendezvous' last message, or since this process asked for a view; ``problem``: of the last
-    attempt.
+    """Return the error of a member of an elastic job that cannot reach its rendezvous any more, after this
+    time since its last message and the ``problem`` of the last attempt.
     """
     return ExcludedError(
         f"this rank on {host or 'this host'} was cut off from its job: no message for {silent_s:.0f} s, "

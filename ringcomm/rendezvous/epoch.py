@@ -62,7 +62,7 @@ class Epoch:
         self.members: Dict[int, Process] = {member.connection: member for member in ordered}
         self.abort_message: Optional[Message] = None  # sent to every member when it failed
         self.had_started = False  # it was running when it failed
-        self.unreachable: Tuple[int, ...] = ()  # two ranks without a route or link between them
+        self.apart: Tuple[int, ...] = ()  # ranks without a route or link between them, or with a broken one
         self._analysis = RootCauseAnalysis(exits)
         self._evidence_s = evidence_s
         self._by_rank = {member.rank: member for member in ordered}
@@ -123,7 +123,7 @@ class Epoch:
         try:
             actions = self._linking.link()
         except NoRoute as problem:
-            self.unreachable = problem.ranks
+            self.apart = problem.ranks
             return self.abort("no_route", str(problem), None)
         self.phase = Phase.LINKING
         text = self._linking.relayed_text()
@@ -148,7 +148,7 @@ class Epoch:
 
     def unlinked(self, member: Process, message: Message, now_s: float) -> List[Action]:
         """Note that a rank could not build a link. If its peer has ended, a report of that follows soon."""
-        self.unreachable = member.rank, int(message["peer"])
+        self.apart = member.rank, int(message["peer"])
         report = {**message, "doing": "", "why": message["reason"], "kind": "unlinked"}
         return self.lost(member, report, now_s)
 
@@ -218,13 +218,6 @@ class Epoch:
         """Return whether it is running, without some of its ranks."""
         return self.phase is Phase.RUNNING and len(self._staying) < len(self.members)
 
-    @property
-    def apart(self) -> Sequence[int]:
-        """Return the ranks that do not reach each other, if that has ended it; otherwise empty."""
-        abort = self.abort_message or {}
-        ranks: Sequence[int] = abort.get("ranks", ())
-        return ranks or self.unreachable
-
     def disconnected(self, connection: int, now_s: float) -> List[Action]:
         """Note that a control connection ended."""
         member = self.members.get(connection)
@@ -282,7 +275,8 @@ class Epoch:
         self.phase = Phase.ABORTED
         self.abort_message = {"type": "abort", "kind": kind, "text": text, "rank": culprit, "host": host}
         if separated:
-            self.abort_message["ranks"] = [member.rank for member in separated]
+            self.apart = tuple(member.rank for member in separated)
+            self.abort_message["ranks"] = list(self.apart)
             self.abort_message["hosts"] = [member.host for member in separated]
         actions: List[Action] = [Send(connection, self.abort_message) for connection in self.members]
         member = self._by_rank.get(-1 if culprit is None else culprit)

@@ -27,7 +27,7 @@ from ringcomm.testing.faulty import Faults, Turns
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.wire.frames import NO_OP, NO_ROOT, Header
 from ringcomm.wire.messages import encode, validate
-from tests.sim.rank import DEAD_AFTER_S, Cables, Rank, Wire
+from tests.sim.jobs import DEAD_AFTER_S, Cables, Rank, Wire
 from tests.unit.schedule.building import make as make_schedule
 
 VERSION = "1.2.3"

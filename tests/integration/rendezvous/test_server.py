@@ -14,7 +14,7 @@ from ringcomm.rendezvous import server as server_module
 from ringcomm.rendezvous.membership import Drop, Send
 from ringcomm.rendezvous.server import RendezvousServer
 from ringcomm.wire.auth import Purpose
-from tests.integration.rendezvous.peer import Peer
+from tests.integration.rendezvous.fake_rendezvous import Peer
 from tests.support.service import KEY, eventually
 
 NOTE = {"type": "note", "text": "hello"}
