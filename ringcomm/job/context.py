@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..rendezvous.client import Joined
     from ..rendezvous.control import Resume
     from ..schedule.cost import CostModel
-    from .preparation import Preparation, Prepared
+    from .preparation import Prepared
 
 logger = logging.getLogger("ringcomm")
 
@@ -194,24 +194,25 @@ class Context(Collectives):
         if self.rank == 0:
             _point_out_misspelt()
         if self.size > 1:
-            preparation = self._tune(before)
+            from .preparation import carriers, point_out_other_programs
+
+            is_repeated = self._tune(before)
             if self.settings.verbose and self.rank == 0:
                 logger.info("%s", self._joined.table)
-                self._report(preparation.carriers())
-            if not preparation.is_repeated:
-                preparation.compare_programs()
-            self._prepared = preparation.prepared
+                self._report(carriers(self.group))
+            if not is_repeated:
+                point_out_other_programs(self.group)
         if self.settings.timeline:
             path = timeline_path(self.settings.timeline, self.generation if self.is_elastic else 0)
             self.start_timeline(path)
 
-    def _tune(self, before: Optional[Prepared] = None) -> Preparation:
-        """Measure the machine, together with all ranks, and choose schedules accordingly."""
-        from .preparation import Preparation
+    def _tune(self, before: Optional[Prepared] = None) -> bool:
+        """Measure the machine and choose schedules; return whether the ranks have been together before."""
+        from .preparation import tune
 
-        preparation = Preparation(self.group)
-        self.cost_model = preparation.tune(self._selector, before)
-        return preparation
+        self._prepared, is_repeated = tune(self.group, self._selector, before)
+        self.cost_model = self._prepared.model
+        return is_repeated
 
     @property
     def is_elastic(self) -> bool:

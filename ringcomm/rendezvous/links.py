@@ -152,7 +152,7 @@ class LinkSetup:
         if any(item.address == local and item.kind != VIRTUAL for item in self.interfaces):
             self._probed_by.add(source)
             if self._probing is not None:
-                self._probing.reached_by(source)
+                self._probing.end_if_enough()
 
     def _drop_echo(self, echo: Echo) -> None:
         self._echoes.discard(echo)
@@ -375,6 +375,7 @@ class Probing:
         self._probes: List[_Probe] = []
         wanted = list(self._addresses(targets))
         self._unreached = {target for target, *_ in wanted}  # ranks without an answer on a real interface
+        self._reached_by = reached_by  # ranks whose own probes have come here; it may grow
         self._unsettled = len(wanted)
         for target, offer, scope in wanted:
             probe = _Probe(target, offer, scope)
@@ -383,9 +384,7 @@ class Probing:
             told = claim._replace(purpose=Purpose.PROBE, target=target)
             proven = partial(self._proven, probe)
             probe.dial = Dial(reactor, where, key, told, proven, limit_s, scope, encryption)
-        for rank in reached_by:
-            self._unreached.discard(rank)
-        reactor.after(0.0, self._end_if_enough)
+        reactor.after(0.0, self.end_if_enough)
 
     def _addresses(self, targets: Sequence[Dict[str, Any]]) -> Iterator[Tuple[int, Dict[str, Any], int]]:
         """Yield what to dial: rank, address, and scope."""
@@ -421,22 +420,18 @@ class Probing:
             self._reactor.forget(probe.dial.sock)
         if not why and self._attempt(probe).kind != VIRTUAL:
             self._unreached.discard(probe.target)
-        self._end_if_enough()
+        self.end_if_enough()
 
-    def reached_by(self, rank: int) -> None:
-        """Note that a rank's own probe has reached this one: there is a route, whatever this rank finds."""
-        self._unreached.discard(rank)
-        self._end_if_enough()
-
-    def _end_if_enough(self) -> None:
+    def end_if_enough(self) -> None:
         """Report if all attempts have ended. If there is a route to every host, wait only a moment longer,
-        and for some multiple of the time so far: on busy hosts the right address may answer late.
+        and for some multiple of the time so far: on busy hosts the right address may answer late. There is a
+        route, whatever this rank finds, if the other one's own probe has reached this one.
         """
         if not self._active:
             return
         if not self._unsettled:
             self._finish()
-        elif not self._unreached:
+        elif self._unreached.issubset(self._reached_by):
             local = all(item.scope for item in self._probes if item.why is None)
             grace_s = _LINK_LOCAL_GRACE_S if local else _GRACE_S
             if grace_s < self._grace_s:

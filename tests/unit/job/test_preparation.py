@@ -15,7 +15,7 @@ from ringcomm.config import Settings
 from ringcomm.group.group import Peer
 from ringcomm.job import preparation as module
 from ringcomm.job import preparation as program
-from ringcomm.job.preparation import Preparation, Prepared, differences_text, own_files
+from ringcomm.job.preparation import Prepared, differences_text, own_files, tune
 from ringcomm.schedule.cost import CostModel
 from ringcomm.transport.memory import memory_fabrics
 
@@ -51,12 +51,17 @@ class Job:
             control=control if joined else None,
             hosts=[peer.host for peer in self.peers], local_size=hosts.count(hosts[rank]), generation=7,
         )  # fmt: skip
-        self.prepared = Preparation(group)
+        self.group = group
 
     def _with_settings(self, settings):
         runner = SimpleNamespace(settings=settings, purpose=None)
         self.runners.append(runner)
         return runner
+
+    def tune(self, before=None):
+        """The measured links."""
+        self.prepared, self.is_repeated = tune(self.group, self, before)
+        return self.prepared.model
 
     def adopt(self, model):
         self.adopted.append(model)
@@ -90,7 +95,7 @@ class TestTuning:
     def test_what_is_worth_measuring(self, machine, hosts, cores, measured):
         machine.cores = cores
         job = Job(hosts)
-        assert job.prepared.tune(job) == (MODEL if measured else None)
+        assert job.tune() == (MODEL if measured else None)
         assert machine.asked == [[True, -1]] and machine.measured == measured
         assert job.adopted == [MODEL if measured else None]
 
@@ -99,13 +104,13 @@ class TestTuning:
         """Each of two ranks may run on one core only."""
         machine.cores, machine.others = 1, lambda row: [row, [*row[:3], *own]]
         job = Job([0, 0])
-        job.prepared.tune(job)
+        job.tune()
         assert machine.measured == is_measured
 
     def test_all_ranks_measure_or_none_does(self, machine):
         machine.others = lambda row: [row, [False, -1, -1, 0, 4]]
         job = Job([0, 1])
-        assert job.prepared.tune(job) is None and machine.measured == 0
+        assert job.tune() is None and machine.measured == 0
         assert job.adopted == [None]
 
 
@@ -116,18 +121,18 @@ class TestAfterALoss:
         """Ranks 1 and 2 of the earlier view are left, on hosts that have other numbers now."""
         machine.others = lambda row: [row, [*row[:2], 1, *row[3:]]]
         job = Job([0, 1])
-        model = job.prepared.tune(job, Prepared(3, 2, self.WIRES))
-        assert machine.measured == 0 and job.prepared.is_repeated
+        model = job.tune(Prepared(3, 2, self.WIRES))
+        assert machine.measured == 0 and job.is_repeated
         assert (model.hosts, model.wire_byte_s) == ((0, 1), (FAST, SLOW))
-        assert job.adopted == [model] and job.prepared.prepared == Prepared(7, 0, model)
+        assert job.adopted == [model] and job.prepared == Prepared(7, 0, model)
 
     @pytest.mark.parametrize("generation", [-1, 2], ids=["new", "another view"])
     def test_with_a_rank_of_another_view_all_measure(self, machine, generation):
         machine.others = lambda row: [row, [row[0], generation, 1, *row[3:]]]
         job = Job([0, 1])
-        assert job.prepared.tune(job, Prepared(3, 2, self.WIRES)) == MODEL
-        assert machine.measured == 1 and not job.prepared.is_repeated
-        assert job.prepared.prepared == Prepared(7, 0, MODEL)
+        assert job.tune(Prepared(3, 2, self.WIRES)) == MODEL
+        assert machine.measured == 1 and not job.is_repeated
+        assert job.prepared == Prepared(7, 0, MODEL)
 
 
 # ---- whether all hosts run the same files --------------------------------------------------------
