@@ -22,7 +22,7 @@ def facts() -> Facts:
 
     Not what makes this process a rank: its key is a secret.
     """
-    from ringcomm.configuration.environment import MEMBERSHIP_VARIABLES
+    from ringcomm.configuration.membership import MEMBERSHIP_VARIABLES
 
     place = {f"RINGCOMM_{name}" for name, _ in MEMBERSHIP_VARIABLES}
     return {

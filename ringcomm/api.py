@@ -1,6 +1,6 @@
 """The job of one default :class:`~ringcomm.job.context.Context`, and its collectives of Python objects.
 
-:mod:`ringcomm.job.default_context` makes this context and ends it; its functions belong to this module, too.
+:mod:`ringcomm.job.context` makes this context and ends it; its functions belong to this module, too.
 """
 
 from __future__ import annotations
@@ -8,22 +8,22 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional
 
 from .docstrings import documented
-from .job.default_context import after_restart as after_restart
-from .job.default_context import before_calls as before_calls
-from .job.default_context import before_leaving as before_leaving
-from .job.default_context import context as context
-from .job.default_context import epoch as epoch
-from .job.default_context import gather_positions as gather_positions
-from .job.default_context import init as init
-from .job.default_context import is_elastic as is_elastic
-from .job.default_context import is_initialized as is_initialized
-from .job.default_context import join_now as join_now
-from .job.default_context import leave as leave
-from .job.default_context import on_changes as on_changes
-from .job.default_context import placed as placed
-from .job.default_context import restart as restart
-from .job.default_context import shutdown as shutdown
-from .job.default_context import take_changes as take_changes
+from .job.context import after_restart as after_restart
+from .job.context import before_calls as before_calls
+from .job.context import before_leaving as before_leaving
+from .job.context import context as context
+from .job.context import epoch as epoch
+from .job.context import gather_positions as gather_positions
+from .job.context import init as init
+from .job.context import is_elastic as is_elastic
+from .job.context import is_initialized as is_initialized
+from .job.context import join_now as join_now
+from .job.context import leave as leave
+from .job.context import on_changes as on_changes
+from .job.context import placed as placed
+from .job.context import restart as restart
+from .job.context import shutdown as shutdown
+from .job.context import take_changes as take_changes
 
 
 @documented

@@ -2,20 +2,19 @@
 
 There are two frozen objects: :class:`Settings`, the tunables (:mod:`.settings`), and :class:`Membership`, how
 this process takes part in a job (:mod:`.membership`). The functions here read the rest, such as the variables
-of other launchers. All of them read the environment through :mod:`.environment`, and nothing else in ringcomm
-does. :func:`document` generates ``docs/configuration.md`` from the same tables, and a test compares the two.
+of other launchers. All of them read the environment by :func:`.membership.variables`, and nothing else in
+ringcomm does. :func:`document` generates ``docs/configuration.md`` from the same tables, and a test compares
+the two.
 """
 
 from __future__ import annotations
 
 from typing import List, Mapping, Optional, Tuple
 
-from .configuration import environment
-from .configuration.environment import MEMBERSHIP_VARIABLES
-from .configuration.environment import PREFIX as PREFIX
+from .configuration.membership import MEMBERSHIP_VARIABLES, key_of, slot_of, variables
+from .configuration.membership import PREFIX as PREFIX
 from .configuration.membership import Membership as Membership
 from .configuration.membership import Slot as Slot
-from .configuration.membership import key_of, slot_of
 from .configuration.settings import Settings as Settings
 from .configuration.settings import misspelt
 from .configuration.settings import parse_setting as parse_setting
@@ -27,7 +26,7 @@ def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optiona
 
     ConfigError: a variable names a key that is unreadable or malformed.
     """
-    environ = environment.variables(environ)
+    environ = variables(environ)
     if not any(environ.get(PREFIX + name) for name in ("KEY_FD", "KEY_FILE", "KEY")):
         return None
     return key_of(environ)
@@ -35,18 +34,18 @@ def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optiona
 
 def place_from_environment() -> Tuple[str, Optional[Slot]]:
     """Return the job's name, and the place in it that the launcher gave this process, if one did."""
-    environ = environment.variables(None)
+    environ = variables(None)
     return environ.get(PREFIX + "JOB", "default"), slot_of(environ)
 
 
 def host_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[str]:
     """Return the launcher's name of this host, or None if it has given none."""
-    return environment.variables(environ).get(PREFIX + "HOST") or None
+    return variables(environ).get(PREFIX + "HOST") or None
 
 
 def launchers_rank_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[int]:
     """Return ``RANK`` if ``ringrun`` started this process and its ``MASTER_*`` are unchanged, else None."""
-    environ = environment.variables(environ)
+    environ = variables(environ)
     rank = environ.get("RANK", "")
     current = ",".join(environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"))
     same_size = environ.get("WORLD_SIZE") == environ.get(PREFIX + "SIZE") != "1"
@@ -58,7 +57,7 @@ def torchrun_from_environment(size: int, environ: Optional[Mapping[str, str]] = 
 
     (False, "") if ``WORLD_SIZE`` is smaller than the group, or not set.
     """
-    environ = environment.variables(environ)
+    environ = variables(environ)
     here, everywhere = environ.get("LOCAL_WORLD_SIZE", ""), environ.get("WORLD_SIZE", "")
     if not everywhere.isdecimal() or size > int(everywhere):
         return False, ""
@@ -67,7 +66,7 @@ def torchrun_from_environment(size: int, environ: Optional[Mapping[str, str]] = 
 
 def env_rendezvous_from_environment(environ: Optional[Mapping[str, str]] = None) -> Tuple[List[str], int]:
     """Return the variables of PyTorch's ``env://`` that are not set, and ``WORLD_SIZE``, or 1."""
-    environ = environment.variables(environ)
+    environ = variables(environ)
     size = environ.get("WORLD_SIZE", "")
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return [name for name in names if not environ.get(name)], int(size) if size.isdecimal() else 1
@@ -75,7 +74,7 @@ def env_rendezvous_from_environment(environ: Optional[Mapping[str, str]] = None)
 
 def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None) -> List[Tuple[int, int]]:
     """Return descriptors and inodes of the socket to ringrun's agent and the pipe for stacks, if any."""
-    text = environment.variables(environ).get(PREFIX + "FLIGHT_FD", "")
+    text = variables(environ).get(PREFIX + "FLIGHT_FD", "")
     pairs = [item.partition(":") for item in text.split(",")]
     if len(pairs) != 2 or not all(number.isdecimal() and inode.isdecimal() for number, _, inode in pairs):
         return []
@@ -86,7 +85,7 @@ def misspelt_variables(environ: Optional[Mapping[str, str]] = None) -> List[str]
     """Return a warning for each variable whose name is similar, but not equal, to one that is read."""
     known = [item.metadata["variable"] for item in tunables()]
     known += [PREFIX + name for name, _ in MEMBERSHIP_VARIABLES]
-    return misspelt(environment.variables(environ), known, PREFIX)
+    return misspelt(variables(environ), known, PREFIX)
 
 
 def document() -> str:

@@ -20,7 +20,7 @@ import pyspark
 
 from ._adapter.placed import ARRIVE_S, PlacedJob, RankOutcome, Ticket, attempt, call, settings_for
 from .clock import Deadline
-from .configuration.environment import exported
+from .configuration.membership import exported
 from .errors import ConfigError, NotOfferedError, RemoteError, StartTimeoutError
 from .storage.results import unpack
 from .transport.nics import spec_of

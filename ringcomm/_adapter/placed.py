@@ -18,8 +18,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Opt
 from .. import api
 from ..clock import Deadline
 from ..config import Settings, Slot
-from ..configuration import environment
-from ..configuration.membership import format_endpoint
+from ..configuration.membership import assign, format_endpoint
 from ..errors import ConfigError, RemoteError, RingcommError
 from ..rendezvous.embedded import EmbeddedRendezvous
 from ..rendezvous.membership import Notice, Seat
@@ -240,7 +239,7 @@ def enter(ticket: Ticket) -> None:
                 "workers that are processes of their own, and for two jobs at once other workers for each."
             )
         _present = ticket
-        environment.assign(ticket.variables)
+        assign(ticket.variables)
 
 
 def end(error: Optional[BaseException] = None) -> None:
@@ -255,7 +254,7 @@ def end(error: Optional[BaseException] = None) -> None:
     finally:
         with _lock:
             _present = None
-            environment.assign({})
+            assign({})
 
 
 def _end_process_groups() -> None:

@@ -15,7 +15,7 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 import cloudpickle
 
 from ..errors import Misuse, ProtocolError, describe_error
-from ..wire.signing import Signer
+from ..wire.auth import Signer
 
 _HEAD = struct.Struct(f"<Q{Signer.SIGNATURE_BYTES}s")
 

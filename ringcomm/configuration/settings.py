@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import sys
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..errors import ConfigError
-from . import environment
-from .environment import PREFIX
+from .membership import PREFIX, variables
 
 # ---- how many bytes are reduced together -------------------------------------------------------
 #
@@ -124,12 +124,9 @@ parse_transport = _one_of(TRANSPORTS)
 # The all-reduce algorithms, and the modules of ringcomm.schedule that register them. A new algorithm is added
 # to this table; ringcomm.schedule.select imports the modules.
 ALGORITHMS = {
-    "one_shot": "direct",
-    "direct": "direct",
-    "doubling": "doubling",
-    "ring": "ring",
+    "one_shot": "direct", "direct": "direct", "doubling": "doubling", "ring": "ring",
     "hierarchical": "hierarchy",
-}
+}  # fmt: skip
 
 COMPRESSIONS = ("none", "fp16", "bf16", "int8", "int4", "auto")
 parse_compression = _one_of(COMPRESSIONS, empty=True)
@@ -265,7 +262,7 @@ class Settings:
         Raises:
             ConfigError: a variable does not parse; the message names it, its value and what fits.
         """
-        environ = environment.variables(environ)
+        environ = variables(environ)
         return effective([source(environ) for source in (values_in, *aliases)]).settings
 
     def to_environment(self) -> Dict[str, str]:
@@ -384,3 +381,43 @@ def misspelt(names: Iterable[str], known: Sequence[str], prefix: str) -> List[st
         if near and name not in known:
             found.append(f"{name} is not a setting of ringcomm and is ignored; did you mean {prefix}{near}?")
     return found
+
+
+# ---- how long a waiting call polls before it sleeps ----------------------------------------------
+
+_CROWDED = 5.0  # factor of the polling time where ranks outnumber cores
+
+
+def polling_s(settings: Settings, local_size: int) -> float:
+    """Return how long a waiting call polls before it sleeps, in seconds.
+
+    Polling yields the processor at each round, so it keeps no rank from working where ranks outnumber cores.
+    There a longer time pays: 4 ranks on 2 cores exchange 8 bytes in half the time of sleeping.
+    """
+    spin_s = settings.spin_us * 1e-6
+    return spin_s if local_size <= usable_cores() else _CROWDED * spin_s
+
+
+def own_cores() -> Tuple[int, int]:
+    """Return the lowest core that this process may run on, and the number of such cores."""
+    try:
+        cores = os.sched_getaffinity(0)  # type: ignore[attr-defined,unused-ignore]
+    except (AttributeError, OSError):  # not Linux, or refused
+        return 0, os.cpu_count() or 1
+    return min(cores), len(cores)
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    return own_cores()[1]
+
+
+def cores_together(cores: Iterable[Tuple[int, int]]) -> int:
+    """Return how many cores processes of a host have together, each given by :func:`own_cores`.
+
+    Bound processes have either the same cores or disjoint ones.
+
+    >>> cores_together([(0, 2)] * 3), cores_together([(0, 1), (1, 1), (1, 1)])
+    (2, 2)
+    """
+    return sum(count for _, count in set(cores))

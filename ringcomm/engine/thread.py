@@ -28,7 +28,7 @@ from ..errors import (
     used_in_fork,
 )  # fmt: skip
 from ..group.failures import FailureReporter
-from ..group.turn import Turn
+from ..group.operation_queue import Turn
 from ..transport.base import Channels, StoppableWatch, Stopped
 from ..wire.messages import Message
 from .bucket_runner import BucketRunner

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, List, Mapping, Optional, Protocol, Sequence, Tuple, TypeVar
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
 from ..errors import (
     MismatchError,
@@ -21,23 +21,9 @@ HeardFrom = Callable[[], Tuple[List[int], List[int]]]
 """Returns the ranks with and without recent heartbeats."""
 
 
-class FailureReporter(Protocol):
-    """Where the parts of a rank report failures, and get the common root cause; see :class:`Reporter`."""
-
-    heard_and_silent: Optional[HeardFrom]
-
-    @property
-    def abort_error(self) -> Optional[RingcommError]: ...
-    def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError: ...
-    def report_mismatch(self, peer: int, text: str) -> RingcommError: ...
-    def note_closed(self, peer: int, why: str) -> None: ...
-    def note_interrupted(self, doing: str, why: str) -> RingcommError: ...
-    def root_cause(self, otherwise: RingcommError) -> RingcommError: ...
-    def warn(self, topic: str, text: str) -> None: ...
-
-
 class Reporter(Watch):
-    """Reports failures, and returns the job's root cause, without a rendezvous to ask.
+    """Reports failures, and returns the job's root cause, without a rendezvous to ask; with one it is a
+    :class:`~ringcomm.rendezvous.control.ControlChannel`.
 
     ``heard_and_silent`` is called when the rendezvous asks from which peers heartbeats arrive;
     ``abort_error`` is the root cause that the epoch was aborted with.
@@ -205,3 +191,7 @@ def _renumbered(error: _Error, numbers: Mapping[int, int]) -> _Error:
     if facts.get("ranks"):
         facts["ranks"] = tuple(numbers.get(rank, rank) for rank in facts["ranks"])
     return copy
+
+
+FailureReporter = Union[Reporter, GroupWatch]
+"""Where the parts of a rank report failures, and get the common root cause."""

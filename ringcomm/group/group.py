@@ -8,26 +8,35 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import StepClock
 from ..collective.runner import Runner
 from ..config import Settings
-from ..configuration.polling import polling_s
+from ..configuration.settings import polling_s
 from ..engine.engine import Engine
 from ..engine.observer import EventSource
 from ..errors import RingcommError
-from ..job.activity import Activity
-from ..job.flight_recorder import FlightRecorder, GroupFacts
+from ..job.flight_recorder import Activity, FlightRecorder, GroupFacts
 from ..job.timeline import Recording
 from ..schedule.select import Selector
 from ..transport.base import Channels, StoppableWatch
 from .failures import Reporter
-from .view import Peer
 
 if TYPE_CHECKING:
     from ..rendezvous.client import Joined
     from .point_to_point import MessageHistory
+
+
+class Peer(NamedTuple):
+    """A rank of the job, as it is described to every other."""
+
+    rank: int
+    host: str
+    host_index: int
+    local_rank: int
+    pid: int
+    member: int = -1  # its number in an elastic job
 
 
 class Group:
@@ -67,12 +76,9 @@ class Group:
         self._pid = os.getpid()
 
     def record(
-        self,
-        detector: EventSource,
-        name: str = "calls",
-        engine: Optional[Engine] = None,
+        self, detector: EventSource, name: str = "calls", engine: Optional[Engine] = None,
         steps: Optional[StepClock] = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Record the rank's calls from now on. The failure detector also brings the events of the timeline to
         rank 0; ``steps`` counts the training steps (None: an own counter).
         """
@@ -81,9 +87,7 @@ class Group:
         self.activity = Activity(self.runner, engine, self.members, steps)
         rank = self.members[self.rank]
         facts = GroupFacts(rank, self.size, self.host, self.generation, self.members, name)
-        self.flight = FlightRecorder(
-            facts, self.settings.diagnose_dir, self.runner, self.activity, engine
-        )
+        self.flight = FlightRecorder(facts, self.settings.diagnose_dir, self.runner, self.activity, engine)
 
     def record_messages(self, type_name: Callable[[int], str]) -> MessageHistory:
         """Record point-to-point messages as well, after :meth:`record`."""

@@ -23,8 +23,7 @@ from ..errors import BrokenInvariantError, PeerStalledError, RingcommError
 from ..transport.base import Fabric, Link, LinkClosed
 from .failures import FailureReporter
 from .message_channel import Address, Channel, Disagreement, Matcher, Receive
-from .operation_queue import Work
-from .turn import Turn
+from .operation_queue import Turn, Work
 
 SEND, RECEIVE = "send", "recv"
 KIND = "message"
@@ -237,14 +236,9 @@ class PointToPoint:
     # ---- called by any thread ----------------------------------------------------------------
 
     def send(
-        self,
-        peer: int,
-        address: Address,
-        view: memoryview,
-        work: Work,
-        limit_s: Optional[float],
+        self, peer: int, address: Address, view: memoryview, work: Work, limit_s: Optional[float],
         elements: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Start sending bytes; they must not change until the work is finished. ``limit_s``: the longest time
         without progress; ``elements``: code of their type, the same in the receive.
         """
@@ -254,14 +248,9 @@ class PointToPoint:
         self._post(request, SEND, address, elements, view.nbytes)
 
     def receive(
-        self,
-        peer: Optional[int],
-        address: Address,
-        view: memoryview,
-        work: Work,
-        limit_s: Optional[float],
+        self, peer: Optional[int], address: Address, view: memoryview, work: Work, limit_s: Optional[float],
         elements: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Start receiving exactly ``view.nbytes`` bytes, from a peer or (None) from any peer."""
         receive = Receive(peer, address, view, work, elements)
         request = _Request(work, limit_s, peer, lambda: self._take(receive))
@@ -326,10 +315,7 @@ class PointToPoint:
         while not self._stopping:
             self._turn.pause()
             with self._turn:
-                self._guard(lambda: self._move(self._is_turn_wanted))
-
-    def _is_turn_wanted(self) -> bool:
-        return self._turn.wanted
+                self._guard(lambda: self._move(lambda: self._turn.wanted))
 
     def _guard(self, act: Callable[[], object]) -> None:
         """Run ``act``; if that fails, all operations fail."""

@@ -1,38 +1,44 @@
 """One process's part in one job: its rank, its links, and the collectives.
 
-A :class:`Context` holds everything; nothing is global. The functions of :mod:`ringcomm` are a convenience
-over a default one. A process that is alone in its job needs nothing of rendezvous, preparation and program.
+A :class:`Context` holds everything. The functions of :mod:`ringcomm` are a convenience over a default one,
+which the functions behind the class make and end: whether the process is in a job, whether it has left one,
+and the callbacks of leaving and joining again are the only state of a process. A process that is alone in its
+job needs nothing of rendezvous and preparation.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Sequence
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Union
+
+import numpy as np
 
 from ..arrays.mirrors import StagingPool
 from ..calls.collectives import Collectives
 from ..calls.objects import Objects
 from ..config import Membership, Settings, misspelt_variables
+from ..docstrings import documented
 from ..engine.engine import Engine
-from ..errors import Recoverable, describe_error
-from ..group.group import Group
-from ..group.view import Peer
+from ..errors import ConfigError, NotInitializedError, Recoverable, RingcommError, describe_error
+from ..group.group import Group, Peer
 from ..schedule.select import Selector
 from ..storage.files import open_standard_descriptors
 from ..transport.base import Channels
 from ..transport.memory import memory_channels
-from ..wire.signing import Signer
-from .activity import flat
-from .flight_recorder import forget_what_is_closed
+from ..wire.auth import Signer
+from .flight_recorder import flat, forget_what_is_closed
 from .timeline import timeline_path
 
 if TYPE_CHECKING:
     from ..rendezvous.client import Joined
     from ..rendezvous.control import Resume
-    from ..rendezvous.embedded import EmbeddedRendezvous
     from ..schedule.cost import CostModel
-    from .preparation import Preparation, Prepared
+    from .preparation import Prepared
 
 logger = logging.getLogger("ringcomm")
 
@@ -43,27 +49,18 @@ _NOT_ADVISED = (
 )
 
 
-class _Entry(NamedTuple):
-    """A place in a job, with established links."""
-
-    joined: Joined
-    membership: Membership  # with address and key of the rendezvous
-    embedded: Optional[EmbeddedRendezvous] = None  # the rendezvous that this rank serves, if it does
-
-
-def _enter(membership: Membership, settings: Settings, resume: Optional[Resume] = None) -> _Entry:
+def _enter(membership: Membership, settings: Settings, resume: Optional[Resume] = None) -> Joined:
     """Join a job of several processes by ringrun's rendezvous, a rank's own, srun, mpirun, or a new view."""
     from ..rendezvous.client import NEW, join
     from ..rendezvous.embedded import OwnRendezvous, join_launched
 
     if membership.elastic:
-        return _Entry(join(membership, settings, NEW if resume is None else resume), membership)
+        return join(membership, settings, NEW if resume is None else resume)
     if membership.launched is not None:
-        joined, embedded, membership = join_launched(membership, settings)
-        return _Entry(joined, membership, embedded)
+        return join_launched(membership, settings)
     with OwnRendezvous(membership, settings) as own:
         joined = join(membership, settings)
-    return _Entry(joined, membership, own.embedded)
+    return joined._replace(embedded=own.embedded)
 
 
 class Context(Collectives):
@@ -90,24 +87,19 @@ class Context(Collectives):
     """
 
     def __init__(
-        self,
-        channels: Channels,
-        peers: Sequence[Peer],
-        settings: Settings,
-        joined: Optional[Joined] = None,
-        embedded: Optional[EmbeddedRendezvous] = None,
+        self, channels: Channels, peers: Sequence[Peer], settings: Settings, joined: Optional[Joined] = None
     ) -> None:
         rank, size = channels.direct.rank, channels.direct.size
         self.peers = tuple(peers)
         self.settings = settings
         self._joined = joined
-        self._embedded = embedded
+        self._embedded = None if joined is None else joined.embedded
+        self.joined_as = None if joined is None else joined.membership
         self._closed = False
         self.balance_count = 0
         self.advised = self.batch_norm = False
         self.cost_model: Optional[CostModel] = None
         self._prepared: Optional[Prepared] = None
-        self.joined_as: Optional[Membership] = None
         hosts = [peer.host_index for peer in self.peers]
         report = self._report if settings.verbose and rank == 0 else None
         self._selector = Selector(rank, size, settings.algorithm or None, hosts, report)
@@ -137,12 +129,9 @@ class Context(Collectives):
 
     @classmethod
     def start(
-        cls,
-        membership: Optional[Membership] = None,
-        settings: Optional[Settings] = None,
-        resume: Optional[Resume] = None,
-        before: Optional[Prepared] = None,
-    ) -> Context:
+        cls, membership: Optional[Membership] = None, settings: Optional[Settings] = None,
+        resume: Optional[Resume] = None, before: Optional[Prepared] = None,
+    ) -> Context:  # fmt: skip
         """Join the job that the environment (or the arguments) describe, and connect to all ranks.
 
         Args:
@@ -160,11 +149,8 @@ class Context(Collectives):
         membership = Membership.from_environment() if membership is None else membership
         if membership.is_alone:
             _point_out_misspelt()
-            alone = cls(
-                memory_channels(1)[0],
-                [Peer(0, membership.host or "localhost", 0, 0, os.getpid())],
-                settings,
-            )
+            own = Peer(0, membership.host or "localhost", 0, 0, os.getpid())
+            alone = cls(memory_channels(1)[0], [own], settings)
             if settings.timeline:
                 alone.start_timeline(settings.timeline)
             return alone
@@ -189,22 +175,19 @@ class Context(Collectives):
                 before = context._kept(before)
 
     @classmethod
-    def _of(cls, entry: _Entry, settings: Settings) -> Context:
+    def _of(cls, joined: Joined, settings: Settings) -> Context:
         """Return a context over established links."""
-        joined, embedded = entry.joined, entry.embedded
         try:
-            context = cls(joined.channels, joined.peers, settings, joined, embedded)
+            return cls(joined.channels, joined.peers, settings, joined)
         except BaseException as problem:
             shortage = joined.control.report_shortage(problem)
             joined.control.leave(describe_error(problem), ok=False)
             joined.channels.close()
-            if embedded is not None:
-                embedded.stop(failed=True)
+            if joined.embedded is not None:
+                joined.embedded.stop(failed=True)
             if shortage is not None:
                 raise shortage from problem
             raise
-        context.joined_as = entry.membership
-        return context
 
     def _prepare(self, before: Optional[Prepared]) -> None:
         """Choose algorithms, compare programs, and start the timeline; all ranks call it."""
@@ -212,24 +195,25 @@ class Context(Collectives):
         if self.rank == 0:
             _point_out_misspelt()
         if self.size > 1:
-            preparation = self._tune(before)
+            from .preparation import carriers, point_out_other_programs
+
+            is_repeated = self._tune(before)
             if self.settings.verbose and self.rank == 0:
                 logger.info("%s", self._joined.table)
-                self._report(preparation.carriers())
-            if not preparation.is_repeated:
-                preparation.compare_programs()
-            self._prepared = preparation.prepared
+                self._report(carriers(self.group))
+            if not is_repeated:
+                point_out_other_programs(self.group)
         if self.settings.timeline:
             path = timeline_path(self.settings.timeline, self.generation if self.is_elastic else 0)
             self.start_timeline(path)
 
-    def _tune(self, before: Optional[Prepared] = None) -> Preparation:
-        """Measure the machine, together with all ranks, and choose schedules accordingly."""
-        from .preparation import Preparation
+    def _tune(self, before: Optional[Prepared] = None) -> bool:
+        """Measure the machine and choose schedules; return whether the ranks have been together before."""
+        from .preparation import tune
 
-        preparation = Preparation(self.group)
-        self.cost_model = preparation.tune(self._selector, before)
-        return preparation
+        self._prepared, is_repeated = tune(self.group, self._selector, before)
+        self.cost_model = self._prepared.model
+        return is_repeated
 
     @property
     def is_elastic(self) -> bool:
@@ -256,11 +240,7 @@ class Context(Collectives):
 
     def _kept(self, before: Optional[Prepared] = None) -> Optional[Prepared]:
         """Return what the next view can reuse; None if links or hosts were silent in this one."""
-        if not isinstance(self.group.reporter.abort_error, TimeoutError):
-            return self._prepared or before
-        from .preparation import SILENT
-
-        return SILENT
+        return None if isinstance(self.group.reporter.abort_error, TimeoutError) else self._prepared or before
 
     def suspend(self, position: int) -> Resume:
         """End this process's part in the view, and keep its connection; ``position``: see :meth:`restart`."""
@@ -357,3 +337,273 @@ def _point_out_misspelt() -> None:
     """Warn of environment variables that look like misspelt settings."""
     for text in misspelt_variables():
         logger.warning("%s", text)
+
+
+# ---- the default context of this process ---------------------------------------------------------
+
+
+class Newcomer:
+    """A process of an elastic job before it joins. Its numbers are those of the last rank if it joined now.
+
+    The others go on meanwhile. ``init()`` of a process that is started while the job runs returns at once,
+    and the process joins when its state is ready: at the call of the function that ``elastic.run``
+    decorates, or at its first collective. Otherwise all others would wait while it reads its data.
+    """
+
+    is_elastic = True
+    is_homogeneous = False
+
+    def __init__(self, membership: Membership, settings: Settings, size: int) -> None:
+        self.membership, self.settings = membership, settings
+        self.host = membership.host or socket.gethostname()
+        self.rank, self.size = size, size + 1
+        self.local_rank = 0 if membership.slot is None else membership.slot.local
+        self.local_size = self.local_rank + 1
+        self.cross_rank, self.cross_size = size, size + 1
+
+    def restart(self, position: int = 0) -> Context:
+        """Join the next view with a state at ``position``."""
+        return Context.start(self.membership, self.settings)
+
+    def close(self, reason: str = "", ok: bool = True) -> None:
+        """Do nothing: there are no connections."""
+
+
+_lock = threading.Lock()
+_joining = threading.RLock()  # restart() may call functions that make collectives
+_default: Union[Context, Newcomer, None] = None
+_registered = False
+_left = False
+_after_restart: List[Callable[[], None]] = []
+_before_leaving: List[Callable[[], None]] = []
+_before_calls: Optional[Callable[[], None]] = None
+
+
+def init(membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> None:
+    """Join the job: find the other ranks and connect to them. A second call does nothing.
+
+    Every rank calls it before its first collective. It returns when all ranks have joined, and waits for
+    them up to ``RINGCOMM_START_TIMEOUT`` (60 s). The process leaves the job at ``shutdown()`` or at its end;
+    after ``shutdown()`` on every rank it can be called again.
+
+    Without a launcher and without ``RINGCOMM_SIZE`` in the environment the job is this one process,
+    and no socket is opened.
+
+    Args:
+        membership: the job's size, rendezvous and key; by default from the environment, as ``ringrun``
+            sets it, else as srun or mpirun does.
+        settings: tunables (:class:`~ringcomm.config.Settings`); by default from the ``RINGCOMM_*`` variables.
+
+    Raises:
+        ConfigError: a variable or an argument has an invalid value.
+        StartupError: (or a subclass) the ranks did not connect; the message says which and why.
+    """
+    global _default, _registered
+    with _lock:
+        if _default is None:
+            try:
+                settings = Settings.from_environment() if settings is None else settings
+                membership = Membership.from_environment() if membership is None else membership
+                if not (isinstance(membership, Membership) and isinstance(settings, Settings)):
+                    raise ConfigError("init() takes a Membership and Settings of ringcomm.config, or none.")
+                _default = _newcomer(membership, settings) or _started(membership, settings)
+            except RingcommError as error:
+                # The message has all facts; a traceback through ringcomm's own code adds none.
+                raise error.with_traceback(None) from None
+        if not _registered:
+            atexit.register(_leave_at_exit)
+            _registered = True
+
+
+def _newcomer(membership: Membership, settings: Settings) -> Optional[Newcomer]:
+    """Return this process as one that joins an elastic job later; None if it is among the first ranks."""
+    if not membership.elastic:
+        return None
+    from ..rendezvous.client import running_size
+
+    size = running_size(membership, settings)
+    return Newcomer(membership, settings, size) if size else None
+
+
+def _started(membership: Membership, settings: Settings) -> Context:
+    context = Context.start(membership, settings)
+    context.group.runner.before_call = _before_calls
+    return context
+
+
+def shutdown() -> None:
+    """Leave the job and close its connections.
+
+    Does nothing if this process is in no job. It is called automatically when the program ends.
+    """
+    _finish_first()
+    context = _take_default()
+    if context is not None:
+        context.close()
+
+
+def restart(position: int = 0) -> None:
+    """Leave the present view of an elastic job, and join the next one, see :meth:`Context.restart`; in other
+    jobs it is ``shutdown()`` and ``init()``.
+    """
+    global _default, _left
+    if _default is None or not _default.is_elastic:
+        shutdown()
+        init()
+        return
+    with _lock:
+        before, _default, _left = _default, None, True
+        context = _default = before.restart(position)
+        context.group.runner.before_call = _before_calls
+    for callback in _after_restart:
+        callback()
+
+
+def after_restart(callback: Callable[[], None]) -> None:
+    """Register a function to be called after every :func:`restart`: it makes the calls that new processes
+    make after ``init()``, such as registering process sets.
+    """
+    _after_restart.append(callback)
+
+
+def before_leaving(callback: Callable[[], None]) -> None:
+    """Register a function to be called before this process leaves its job, unless its program has failed: it
+    waits for collectives that a framework executes later than the program calls them.
+    """
+    _before_leaving.append(callback)
+
+
+def before_calls(callback: Callable[[], None]) -> None:
+    """Register a function to be called before each call in order of this process, also in later jobs, as
+    :func:`before_leaving`. Any thread may call it, also the thread of such a collective.
+    """
+    global _before_calls
+    with _lock:
+        _before_calls = callback
+        if isinstance(_default, Context):
+            _default.group.runner.before_call = callback
+
+
+def _finish_first() -> None:
+    if isinstance(_default, Context) and not _default.group.is_forked:
+        for callback in _before_leaving:
+            callback()
+
+
+def take_changes() -> int:
+    """See :meth:`Context.take_changes`; 0 if this process is in no job."""
+    return _default.take_changes() if isinstance(_default, Context) else 0
+
+
+def on_changes(listener: Optional[Callable[[int, bool], None]]) -> bool:
+    """Set the function that is called when a change of the membership is reported in this view, with the
+    change and whether it can take place now; None removes it. Return False if the job is not elastic.
+    """
+    control = _default.group.control if isinstance(_default, Context) else None
+    return control is not None and control.on_changes(listener)
+
+
+def gather_positions(position: int) -> List[int]:
+    """Return the positions of all ranks' states, in rank order, which all call it; in no job the own one."""
+    if _default is None:
+        return [position]
+    return [int(item) for item in context().allgather(np.array([position], np.int64))]
+
+
+@documented
+def epoch() -> int:
+    """The number of the present view of an elastic job, or of the present generation of another job.
+
+    Returns:
+        0 at first; every later view has a larger number.
+
+    Raises:
+        {not_initialized}
+    """
+    return context().generation
+
+
+def _leave_at_exit() -> None:
+    """Leave the job, and report an uncaught exception, so that the other ranks' errors can name it."""
+    global _default
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        _finish_first()
+    context, _default = _default, None
+    if context is None:
+        return
+    if error is not None and not sys.flags.interactive and not hasattr(sys, "ps1"):
+        context.close(f"uncaught {describe_error(error)}", ok=False)
+    else:
+        context.close("its program ended")
+
+
+def leave(error: BaseException) -> None:
+    """Leave the job because of an error, which the other ranks' errors name, in a process that outlives the
+    function which failed; nothing in no job.
+    """
+    context = _take_default()
+    if context is not None:
+        context.close(f"uncaught {describe_error(error)}", ok=False)
+
+
+def _take_default() -> Union[Context, Newcomer, None]:
+    """Return the default context, which is none from now on."""
+    global _default, _left
+    with _lock:
+        context, _default = _default, None
+        _left = _left or context is not None
+    return context
+
+
+def is_initialized() -> bool:
+    """Return whether this process is in a job.
+
+    Returns:
+        True between ``init()`` and ``shutdown()``.
+    """
+    return _default is not None
+
+
+def is_elastic() -> bool:
+    """Return whether this process is in an elastic job."""
+    return _default is not None and _default.is_elastic
+
+
+def join_now() -> bool:
+    """Become a rank if this process has not joined yet; return whether its numbers changed."""
+    with _joining:
+        before = _default
+        if before is None or isinstance(before, Context):
+            return False
+        restart()
+        after = placed()
+    return (before.rank, before.size) != (after.rank, after.size)
+
+
+def context() -> Context:
+    """Return the default context, joining if needed; NotInitializedError if this process is in no job."""
+    found = _default
+    if isinstance(found, Context):
+        return found
+    join_now()
+    found = placed()
+    assert isinstance(found, Context)
+    return found
+
+
+def placed() -> Union[Context, Newcomer]:
+    """Return the default context, or the :class:`Newcomer` that has its numbers until it joins; raises
+    NotInitializedError if this process is in no job.
+    """
+    if _default is None and _left:
+        raise NotInitializedError(
+            "This rank has left the job: ringcomm.shutdown() was called. To join again, call "
+            "ringcomm.init() first."
+        )
+    if _default is None:
+        raise NotInitializedError(
+            "ringcomm has not been initialized; call ringcomm.init() first (and start the program with "
+            "ringrun for more than one rank)."
+        )
+    return _default

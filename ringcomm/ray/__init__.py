@@ -27,7 +27,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from .._adapter.placed import Host, PlacedJob, RankOutcome, Ticket, attempt, by_host, end, enter, settings_for
 from ..clock import Deadline
 from ..config import Settings
-from ..configuration.environment import export
+from ..configuration.membership import export
 from ..errors import ConfigError, NotOfferedError, RemoteError, StartTimeoutError
 from ..storage.results import unpack
 from ..transport.nics import spec_of

@@ -11,7 +11,7 @@ from ray.train.torch import TorchConfig as _TorchConfig
 
 from .._adapter.placed import settings_for
 from ..config import Settings
-from ..configuration.environment import assign
+from ..configuration.membership import assign
 from ..storage.keys import key_text, make_certificate
 
 

@@ -1,16 +1,22 @@
-"""A rank's side of the rendezvous: join the job, link to every peer, keep the control connection."""
+"""A rank's side of the rendezvous: reach it, join the job, link to every peer, keep the control connection.
+
+A server may have several addresses, only some of which may lead to it from this machine. An address that this
+machine has itself, like docker0's, leads to this machine. It is not dialled unless the server is known to be
+on this machine. :func:`post` and :func:`await_entry` use an own connection for one request.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import Deadline
 from ..config import Membership, Settings
-from ..configuration.membership import is_loopback
+from ..configuration.membership import format_endpoint, is_loopback
 from ..errors import (
+    AuthenticationError,
     ExcludedError,
     ProtocolError,
     RefusedError,
@@ -18,19 +24,17 @@ from ..errors import (
     StartTimeoutError,
     StartupError,
 )
-from ..group.view import Peer
+from ..group.group import Peer
 from ..transport.base import Channels
-from ..transport.connect import check_descriptors, release_spare, shortage_error
+from ..transport.connect import Dial, check_descriptors, release_spare, shortage_error
 from ..transport.local import make_links
 from ..transport.nics import LOOPBACK, Interface, local_socket, machine, own_addresses
 from ..transport.reactor import READ, Reactor
-from ..transport.secure import encryption_of
+from ..transport.secure import Encryption, encryption_of
 from ..transport.tcp import SocketFabric, SocketLink
 from ..version import __version__
-from ..wire.auth import Purpose, job_digest
+from ..wire.auth import Claim, Purpose, Session, Signer, job_digest
 from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
-from ..wire.signing import Signer
-from .connect_server import DIAL_S, RendezvousSearch, Watched, ask, pause
 from .control import (
     Connection,
     ControlChannel,
@@ -40,13 +44,182 @@ from .control import (
     left_behind,
     shortage_message,
 )
-from .links import LinkSetup, Proven
+from .links import LinkSetup
+
+if TYPE_CHECKING:
+    from .embedded import EmbeddedRendezvous
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
 NEW = Resume()
 _MAX_ATTEMPTS = 5
 """After this many views with unusable links the cause is this process, not a lost member."""
+
+
+DIAL_S = 5.0
+"""Time limit for an address to answer."""
+_LATER_S = 1.0
+"""How long the preferred addresses have to answer before the others are dialled as well."""
+_RETRY_S = 0.25
+REFUSED_S = 3.0
+"""For how long a server is dialled although every address refuses: it serves before they are published."""
+
+
+class Moved(StartupError):
+    """The address of the rendezvous has changed."""
+
+
+class Watched(NamedTuple):
+    """An address of the rendezvous that may change, because it comes from a store or a file."""
+
+    moved: Callable[[], bool]  # whether the store holds another address by now
+    grace_s: float  # until no answer or a refusal there is an error; 0: the address does not change
+    hint: str = ""  # what to try if there is no answer
+
+
+class Reached(NamedTuple):
+    """The result of dialling a server."""
+
+    sock: Optional[socket.socket]  # authenticated and non-blocking
+    session: Optional[Session] = None
+    tried: Sequence[str] = ()  # without a connection: a line for every address
+    refused: Optional[Dial] = None  # by another key, job or protocol version
+    silent: bool = False  # an address did not answer at all
+
+
+def reach(
+    reactor: Reactor, endpoints: Sequence[Tuple[str, int]], key: bytes, claim: Claim,
+    encryption: Optional[Encryption], timeout_s: float, later: Sequence[Tuple[str, int]] = (),
+    elsewhere: bool = False,
+) -> Reached:  # fmt: skip
+    """Dial every address of every endpoint at the same time, one attempt each; keep the first that answers.
+    ``later``: endpoints to dial if none of the others answers soon; ``elsewhere``: the server is known to be
+    on another machine than this one.
+    """
+    problems: List[str] = []
+    dials: List[Dial] = []
+    own = {item.address for item in own_addresses()} if elsewhere else set()
+    ended: List[Dial] = []
+
+    def dial_all(some: Sequence[Tuple[str, int]]) -> None:
+        for host, port in some:
+            for address in _resolve(host, problems):
+                if address in own:
+                    where = format_endpoint(address, port)
+                    problems.append(f"  {where}: not dialled, because this machine has that address itself")
+                    continue
+                at = (address, port)
+                dials.append(Dial(reactor, at, key, claim, ended.append, timeout_s, encryption=encryption))
+
+    dial_all(endpoints)
+    grace = Deadline(_LATER_S)
+    while len(ended) < len(dials) or later:
+        if any(dial.sock for dial in dials):
+            break
+        if later and (len(ended) == len(dials) or grace.expired()):
+            dial_all(later)
+            later = ()
+        else:
+            reactor.run_once(grace.remaining_s() if later else timeout_s)
+    winner = next((dial for dial in dials if dial.sock is not None), None)
+    for dial in dials:
+        if dial is not winner:
+            dial.give_up("another endpoint answered first")
+            if dial.sock is not None:
+                dial.sock.close()
+    if winner is not None:
+        return Reached(winner.sock, winner.session)
+    tried = [f"  {format_endpoint(*dial.address)}: {dial.reason}" for dial in dials] + problems
+    refused = [dial for dial in dials if dial.refused_by_key or dial.other_version]
+    refusal = min(refused, key=lambda dial: dial.other_version, default=None)
+    return Reached(None, None, tried, refusal, any(dial.no_answer for dial in dials))
+
+
+def _reach_rendezvous(
+    reactor: Reactor, membership: Membership, encryption: Optional[Encryption], timeout_s: float
+) -> Reached:
+    claim = Claim(Purpose.CONTROL, job_digest(membership.job))
+    return reach(
+        reactor, membership.rendezvous, membership.key, claim, encryption, timeout_s,
+        membership.rendezvous_last, membership.rendezvous_machine not in ("", machine()),
+    )  # fmt: skip
+
+
+def _find(
+    reactor: Reactor, membership: Membership, settings: Settings, watched: Optional[Watched],
+    deadline: Deadline,
+) -> Connection:  # fmt: skip
+    """Dial every endpoint of the rendezvous at once, again until one answers; return the connection. Raises
+    Moved if the address has changed, AuthenticationError for another key or job, RefusedError for another
+    version of the protocol, StartTimeoutError if no endpoint answers.
+    """
+    grace = Deadline(watched.grace_s if watched is not None else 0.0)
+    encryption = encryption_of(membership.certificate, settings.encrypt)
+    while True:
+        found = _reach_rendezvous(reactor, membership, encryption, DIAL_S)
+        if found.sock is not None:
+            return found.sock, MessageReader(MAX_MESSAGE_BYTES, found.session), found.session
+        if watched is not None and watched.moved():
+            raise Moved("the rendezvous has another address now")
+        if found.refused is not None and grace.expired():
+            raise _refusal(found.refused)
+        if watched is not None and watched.grace_s:
+            hopeless = grace.expired()
+        else:
+            refused = membership.slot is not None and not found.silent
+            hopeless = refused and deadline.elapsed_s() >= REFUSED_S
+        if hopeless or deadline.remaining_s() <= DIAL_S:
+            iface = settings.iface
+            raise StartTimeoutError(
+                f"No answer from the rendezvous within {deadline.elapsed_s():.0f} s. Tried:\n"
+                + "\n".join(found.tried)
+                + "\nIs ringrun (or the process that serves the rendezvous) still running, and does a "
+                "firewall allow this host to reach it?"
+                + (f" --iface {iface} (RINGCOMM_IFACE) is set: is it the right network?" if iface else "")
+                + (watched.hint if watched is not None else "")
+            )
+        _pause(reactor)
+
+
+def _pause(reactor: Reactor) -> None:
+    """Wait a moment before the rendezvous is dialled again."""
+    moment = Deadline(_RETRY_S)
+    while not moment.expired():
+        reactor.run_once(moment.remaining_s())
+
+
+def _refusal(dial: Dial) -> StartupError:
+    where = format_endpoint(*dial.address)
+    if dial.other_version:
+        return RefusedError(f"The rendezvous at {where} refused this process: {dial.reason}.")
+    return AuthenticationError(
+        f"The rendezvous at {where} was not accepted: {dial.reason}. Every process of a job needs the same "
+        "key and job name."
+    )
+
+
+def _resolve(host: str, problems: List[str]) -> Sequence[str]:
+    """Return the numeric addresses of a host that the user named; add errors to ``problems``."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as problem:  # UnicodeError: it can be no name ("desk..local")
+        problems.append(f"  {host}: {getattr(problem, 'strerror', None) or problem}")
+        return []
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+class Joined(NamedTuple):
+    """The result of joining: a place in a job and the links to every other rank."""
+
+    rank: int
+    generation: int  # generations of the job that have run before
+    peers: Tuple[Peer, ...]  # all ranks, this one among them, in rank order
+    channels: Channels
+    control: ControlChannel
+    table: str  # of links
+    signer: Signer
+    membership: Membership  # with address and key of the rendezvous
+    embedded: Optional[EmbeddedRendezvous] = None  # the rendezvous that this rank serves, if it does
 
 
 def join(
@@ -62,25 +235,6 @@ def join(
     return Joiner(membership, settings, resume, watched).join()
 
 
-def running_size(membership: Membership, settings: Settings) -> int:
-    """Return the number of ranks of the present view; 0 before the first one, so that this process must join.
-    Raises StartupError if the rendezvous does not answer.
-    """
-    reactor, encryption = Reactor(), encryption_of(membership.certificate, settings.encrypt)
-    deadline = Deadline(settings.start_timeout_s + DIAL_S)
-    try:
-        connection = RendezvousSearch(reactor, membership, settings, encryption, None).find(deadline)
-    finally:
-        reactor.close()
-    try:
-        answer = ask(*connection, {"type": "count"}, "counted", deadline)
-    except (OSError, ProtocolError) as problem:
-        raise StartupError(_ended_text(problem)) from None
-    if answer is None:
-        raise StartTimeoutError(_timeout_text(membership, deadline))
-    return int(answer["size"])
-
-
 class Joiner:
     """The steps of joining, driven by one reactor and one deadline. In an elastic job a process waits for the
     next view as long as the rendezvous answers.
@@ -93,7 +247,7 @@ class Joiner:
         self.settings = settings
         self.encryption = encryption_of(membership.certificate, settings.encrypt)
         self.reactor = Reactor()
-        self._search = RendezvousSearch(self.reactor, membership, settings, self.encryption, watched)
+        self._watched = watched
         # The server's own limit passes first, and its error names the missing ranks; this one is for a
         # server that does not answer.
         self._deadline = Deadline(settings.start_timeout_s + DIAL_S)
@@ -152,8 +306,9 @@ class Joiner:
         """Take the connection of the last view, or else dial the rendezvous."""
         self._connection = self._resume.connection
         if self._connection is None:
-            sock, session = self._search.find(self._deadline)
-            self._connection = sock, MessageReader(MAX_MESSAGE_BYTES, session), session
+            self._connection = _find(
+                self.reactor, self.membership, self.settings, self._watched, self._deadline
+            )
         self.reactor.watch(self._connection[0], READ, self._readable)
         return self._connection[0]
 
@@ -239,11 +394,35 @@ class Joiner:
         return self._complete()
 
     def _joined(self, control: ControlChannel, rank: int, generation: int, peers: Tuple[Peer, ...]) -> Joined:
-        """Return the place in the job; raises StartupError if a link is unusable."""
+        """Return the place in the job, with links over the best transport that works for each; raises
+        StartupError, and closes the connections, if a link cannot be set up.
+        """
         assert self._go is not None and self._setup is not None
-        channels = make_channels(rank, len(peers), self._setup.take_links(), control, self.settings)
+        found, settings, size = self._setup.take_links(), self.settings, len(peers)
+        try:
+            calls, engine = (
+                SocketFabric(
+                    rank,
+                    make_links(
+                        {peer: sock for peer, (sock, _) in found[purpose].items()},
+                        settings.transport, settings.measure,
+                    ),
+                    control, size,
+                )
+                for purpose in (Purpose.DIRECT, Purpose.BACKGROUND)
+            )  # fmt: skip
+            between = {peer: SocketLink(peer, *link) for peer, link in found[Purpose.ENGINE_CONTROL].items()}
+            channels = Channels(calls, engine, SocketFabric(rank, between, control, size))
+        except (OSError, StartupError) as problem:
+            for links in found.values():
+                for sock, _ in links.values():
+                    sock.close()
+            raise StartupError(
+                f"The links to the ranks of this host could not be set up: {problem}"
+            ) from None
         signer = Signer(self.membership.key, self.membership.job, generation)
-        return Joined(rank, generation, peers, channels, control, str(self._go["table"]), signer)
+        table = str(self._go["table"])
+        return Joined(rank, generation, peers, channels, control, table, signer, self.membership)
 
     def _join_again(self) -> None:
         """Join again after the rendezvous closed the connection before it had assigned a rank. That happens
@@ -253,7 +432,7 @@ class Joiner:
         assert self._connection is not None and self._setup is not None
         self._rejoin = False
         self._connection[0].close()
-        pause(self.reactor)
+        _pause(self.reactor)
         self._connect()
         self._send(self._introduction(self._setup.offers()))
 
@@ -269,16 +448,10 @@ class Joiner:
     def _introduction(self, addresses: List[Dict[str, Any]]) -> Message:
         membership = self.membership
         message: Message = {
-            "type": "join",
-            "version": __version__,
-            "hostname": socket.gethostname(),
-            "machine": machine(),
-            "pid": os.getpid(),
-            "addresses": addresses,
-            "dead_after": self.settings.dead_after_s,
-            "epoch": self._resume.epoch,
-            "position": self._resume.position,
-        }
+            "type": "join", "version": __version__, "hostname": socket.gethostname(), "machine": machine(),
+            "pid": os.getpid(), "addresses": addresses, "dead_after": self.settings.dead_after_s,
+            "epoch": self._resume.epoch, "position": self._resume.position,
+        }  # fmt: skip
         slot = None if membership.slot is None else list(membership.slot)
         optional = {"member": self._member, "slot": slot, "rank": membership.rank, "host": membership.host}
         return {**message, **{name: value for name, value in optional.items() if value is not None}}
@@ -325,33 +498,39 @@ class Joiner:
             # The rendezvous pings processes that wait, so silence means that it cannot be reached.
             limit_s = self.settings.dead_after_s or self.settings.start_timeout_s
             self._deadline = Deadline(limit_s + DIAL_S)
-        if kind not in _HANDLERS:
-            raise ProtocolError(f"the rendezvous may not send {kind!r}")
-        assert self._setup is not None
-        too_early = self._assignment is None or (kind == "go" and not self._setup.linked)
-        if kind in _WITH_RANK and too_early:
+        setup, connection = self._setup, self._connection
+        assert setup is not None and connection is not None
+        too_early = self._assignment is None or (kind == "go" and not setup.linked)
+        if kind in ("measure", "link", "go") and too_early:
             raise ProtocolError(f"the rendezvous sent {kind!r} too early")
-        _HANDLERS[kind](self, self._setup, message)
+        if kind == "ping":
+            self._send({"type": "pong", "heard": [], "silent": []})
+        elif kind == "waiting":
+            self._member = int(message["member"])
+        elif kind == "updated":
+            self._changes |= int(message["change"])
+        elif kind == "probe":
+            self._changes = 0  # Earlier reports are about processes that this view takes into account.
+            self._assignment = message
+            setup.assign_rank(int(message["rank"]), int(message["generation"]))
+            if message["targets"]:
+                setup.probe(message["targets"])
+        elif kind == "measure":
+            setup.measure(message["pairs"])
+        elif kind == "link":
+            setup.link(message["routes"], self._deadline, connection[0].getpeername()[:2])
+        elif kind == "go":
+            self._go = message
+        elif kind == "abort":
+            self._aborted(message)
+        elif kind == "excluded":
+            raise ExcludedError(str(message["reason"]))
+        elif kind == "refused":
+            self._failure = RefusedError(f"The rendezvous refused this process: {message['reason']}")
+        elif kind != "announced":  # the program does not run between two views
+            raise ProtocolError(f"the rendezvous may not send {kind!r}")
 
-    def _excluded(self, setup: LinkSetup, message: Message) -> None:
-        raise ExcludedError(str(message["reason"]))
-
-    def _refused(self, setup: LinkSetup, message: Message) -> None:
-        self._failure = RefusedError(f"The rendezvous refused this process: {message['reason']}")
-
-    def _waiting(self, setup: LinkSetup, message: Message) -> None:
-        self._member = int(message["member"])
-
-    def _pinged(self, setup: LinkSetup, message: Message) -> None:
-        self._send({"type": "pong", "heard": [], "silent": []})
-
-    def _updated(self, setup: LinkSetup, message: Message) -> None:
-        self._changes |= int(message["change"])
-
-    def _announced(self, setup: LinkSetup, message: Message) -> None:
-        """Do nothing: the program does not run between two views."""
-
-    def _aborted(self, setup: LinkSetup, message: Message) -> None:
+    def _aborted(self, message: Message) -> None:
         if "epoch" not in message:
             self._failure = self._abort = error_from(message)
             return
@@ -359,40 +538,6 @@ class Joiner:
         generation = -1 if self._assignment is None else int(self._assignment["generation"])
         self._failed_view = self._failed_view or int(message["epoch"]) == generation
         self._go = None if self._failed_view else self._go
-
-    def _assigned(self, setup: LinkSetup, message: Message) -> None:
-        self._changes = 0  # Earlier reports are about processes that this view takes into account.
-        self._assignment = message
-        setup.assign_rank(int(message["rank"]), int(message["generation"]))
-        if message["targets"]:
-            setup.probe(message["targets"])
-
-    def _measure(self, setup: LinkSetup, message: Message) -> None:
-        setup.measure(message["pairs"])
-
-    def _link(self, setup: LinkSetup, message: Message) -> None:
-        assert self._connection is not None
-        setup.link(message["routes"], self._deadline, self._connection[0].getpeername()[:2])
-
-    def _started(self, setup: LinkSetup, message: Message) -> None:
-        self._go = message
-
-
-_HANDLERS: Dict[str, Callable[[Joiner, LinkSetup, Message], None]] = {
-    "excluded": Joiner._excluded,
-    "refused": Joiner._refused,
-    "waiting": Joiner._waiting,
-    "ping": Joiner._pinged,
-    "updated": Joiner._updated,
-    "announced": Joiner._announced,
-    "abort": Joiner._aborted,
-    "probe": Joiner._assigned,
-    "measure": Joiner._measure,
-    "link": Joiner._link,
-    "go": Joiner._started,
-}
-"""The messages that a process may receive until all ranks are linked."""
-_WITH_RANK = ("measure", "link", "go")
 
 
 def _reason(problem: Exception) -> str:
@@ -416,44 +561,79 @@ def _timeout_text(membership: Membership, deadline: Deadline) -> str:
     )
 
 
-class Joined(NamedTuple):
-    """The result of joining: a place in a job and the links to every other rank."""
-
-    rank: int
-    generation: int  # generations of the job that have run before
-    peers: Tuple[Peer, ...]  # all ranks, this one among them, in rank order
-    channels: Channels
-    control: ControlChannel
-    table: str  # of links
-    signer: Signer
+# ---- requests on an own connection ---------------------------------------------------------------
 
 
-def make_channels(
-    rank: int, size: int, found: Dict[int, Dict[int, Proven]], control: ControlChannel, settings: Settings
-) -> Channels:
-    """Make the links of all three channels, each over the best transport that works for it. Raises
-    StartupError, and closes the connections ``found`` (by purpose and peer), if a link cannot be set up.
+def post(membership: Membership, entry: str, text: str, timeout_s: float) -> None:
+    """Post an entry for all ranks of the job; raises StartupError if the rendezvous does not take it."""
+    _ask_at(membership, {"type": "post", "entry": entry, "text": text}, timeout_s)
+
+
+def await_entry(membership: Membership, entry: str, timeout_s: float) -> str:
+    """Return the text of an entry, as soon as a rank has posted it. Raises StartTimeoutError if none has in
+    time, StartupError if the rendezvous cannot be reached or has ended.
     """
+    return _ask_at(membership, {"type": "await", "entry": entry}, timeout_s)
+
+
+def _ask_at(membership: Membership, message: Message, timeout_s: float) -> str:
+    deadline = Deadline(timeout_s)
+    reactor, encryption = Reactor(), encryption_of(membership.certificate)
     try:
-        data = [
-            {peer: sock for peer, (sock, _) in found[purpose].items()}
-            for purpose in (Purpose.DIRECT, Purpose.BACKGROUND)
-        ]
-        calls, engine = (
-            SocketFabric(
-                rank,
-                make_links(socks, settings.transport, settings.measure),
-                control,
-                size,
-            )
-            for socks in data
+        found = _reach_rendezvous(reactor, membership, encryption, min(DIAL_S, timeout_s))
+    finally:
+        reactor.close()
+    if found.sock is None:
+        raise StartupError("No answer from the job's rendezvous. Tried:\n" + "\n".join(found.tried))
+    connection = found.sock, MessageReader(MAX_MESSAGE_BYTES, found.session), found.session
+    try:
+        answer = _ask(connection, message, "entry", deadline)
+    except (OSError, ProtocolError) as problem:
+        raise StartupError(f"The job's rendezvous has ended during a request: {problem}.") from None
+    if answer is None:
+        raise StartTimeoutError(
+            f"No rank has posted {message['entry']} at the job's rendezvous within {timeout_s:g} s."
         )
-        between_engines = {
-            peer: SocketLink(peer, *link) for peer, link in found[Purpose.ENGINE_CONTROL].items()
-        }
-        return Channels(calls, engine, SocketFabric(rank, between_engines, control, size))
-    except (OSError, StartupError) as problem:
-        for links in found.values():
-            for sock, _ in links.values():
-                sock.close()
-        raise StartupError(f"The links to the ranks of this host could not be set up: {problem}") from None
+    return str(answer["text"])
+
+
+def running_size(membership: Membership, settings: Settings) -> int:
+    """Return the number of ranks of the present view; 0 before the first one, so that this process must join.
+    Raises StartupError if the rendezvous does not answer.
+    """
+    reactor = Reactor()
+    deadline = Deadline(settings.start_timeout_s + DIAL_S)
+    try:
+        connection = _find(reactor, membership, settings, None, deadline)
+    finally:
+        reactor.close()
+    try:
+        answer = _ask(connection, {"type": "count"}, "counted", deadline)
+    except (OSError, ProtocolError) as problem:
+        raise StartupError(_ended_text(problem)) from None
+    if answer is None:
+        raise StartTimeoutError(_timeout_text(membership, deadline))
+    return int(answer["size"])
+
+
+def _ask(connection: Connection, message: Message, kind: str, deadline: Deadline) -> Optional[Message]:
+    """Send one message, and close the connection after the answer; return that, or None if it does not come
+    in time. Raises OSError or ProtocolError for a broken connection, and an answer of another kind.
+    """
+    sock, reader, session = connection
+    with sock:
+        sock.settimeout(DIAL_S)
+        sock.sendall(encode(message, session))
+        while not deadline.expired():
+            sock.settimeout(max(0.01, deadline.remaining_s()))
+            try:
+                data = sock.recv(65536)
+            except socket.timeout:
+                continue
+            if not data:
+                raise ConnectionError("it closed the connection")
+            for answer in reader.feed(data):
+                if answer["type"] != kind:
+                    raise ProtocolError(f"it sent {answer['type']!r}")
+                return answer
+    return None

@@ -23,11 +23,11 @@ from ..errors import (
     fresh_copy,
     interruption_text,
 )
-from ..transport.base import Watch
+from ..group.failures import Reporter
 from ..transport.connect import drop_spare, keep_spare, shortage_error
 from ..transport.secure import SecureSocket
+from ..wire.auth import Session
 from ..wire.messages import Message, MessageReader, encode
-from ..wire.signing import Session
 from .membership import ADDED
 from .routing import ranges_of
 
@@ -45,6 +45,8 @@ _SILENT_KINDS = ("silent", "still", "cut off")
 """Kinds of reports about peers that have sent nothing for long."""
 
 
+Listener = Callable[[int, bool], None]
+"""Takes changes of the membership as bits (1: processes leave, 2: join), and whether they are ready now."""
 Connection = Tuple[socket.socket, MessageReader, Optional[Session]]
 """An authenticated connection to the rendezvous; without a session there is no other process."""
 
@@ -58,7 +60,7 @@ class Resume(NamedTuple):
     connection: Optional[Connection] = None
 
 
-class ControlChannel(Watch):
+class ControlChannel(Reporter):
     """The control connection to the rendezvous while the job runs, or a view of an elastic job is in force.
 
     A thread reads it all the time, so that pings are answered while the program computes and between two
@@ -77,15 +79,14 @@ class ControlChannel(Watch):
         epoch: int = 0,
         changes: int = 0,  # reported while the view was set up
     ) -> None:
-        # Returns the ranks with and without recent heartbeats; called when the rendezvous pings.
-        self.heard_and_silent: Optional[Callable[[], Tuple[List[int], List[int]]]] = None
         self._rank, self._hosts = rank, tuple(hosts)
         self._member, self._epoch = member, epoch
-        self._changes = Changes(rank, changes)
+        self._changes = changes
+        self._heard: List[Tuple[int, bool]] = []  # changes of which the listener has not been told
+        self._listener: Optional[Listener] = None
+        self._noting, self._delivering = threading.Lock(), threading.RLock()
         self._sock, self._reader, self._session = sock, reader, session
-        self.abort_error: Optional[RingcommError] = None  # the root cause, once the job is aborted
         self.server: Optional[int] = None  # rank that serves the rendezvous; None: the launcher, or unknown
-        self._interruption: Optional[RingcommError] = None
         self._lock = threading.RLock()
         self.open = True
         self._over = threading.Event()
@@ -101,11 +102,6 @@ class ControlChannel(Watch):
         """Return a descriptor that becomes readable when the job, or the view, has been aborted."""
         return self._waker.fileno()
 
-    def check(self) -> None:
-        """Raise the root cause, if the job or the view has been aborted."""
-        if self.abort_error is not None:
-            raise fresh_copy(self.abort_error)
-
     # ---- the thread --------------------------------------------------------------------------
 
     def _main(self) -> None:
@@ -116,7 +112,7 @@ class ControlChannel(Watch):
         while not ended:
             with self._lock:
                 self._read()
-            self._changes.deliver()
+            self._deliver()
             ended = not self.open or any(item == self._stopper.fileno() for item, _ in poller.poll())
 
     def _end_thread(self) -> None:
@@ -159,8 +155,18 @@ class ControlChannel(Watch):
         except ProtocolError as problem:
             reason = str(problem)
         self._close_socket()
-        name, host = ("", None) if self.server is None else self._named(self.server)
-        self.abort_error = self.abort_error or without_rendezvous(reason, self.server, name, host)
+        self.abort_error = self.abort_error or self._without_rendezvous(reason)
+
+    def _without_rendezvous(self, reason: str) -> PeerLostError:
+        """Return the error when the connection to the rendezvous has ended."""
+        if self.server is None:
+            return PeerLostError(
+                f"The rendezvous of this job is gone ({reason}): ringrun, or the process that served it, has "
+                "ended. Without it failures cannot be reported to other ranks, so this rank stops."
+            )
+        name, host = self._named(self.server)
+        served = "Its process served the rendezvous, over which failures are reported."
+        return PeerLostError(f"{name} was lost: {reason}. {served}", rank=self.server, host=host)
 
     def _take(self, message: Message) -> None:
         if int(message.get("epoch", self._epoch)) != self._epoch:
@@ -171,7 +177,12 @@ class ControlChannel(Watch):
         elif message["type"] == "abort":
             self.abort_error = self.abort_error or error_from(message)
         elif message["type"] in ("updated", "announced"):
-            self._changes.reported(message)
+            # Members must ask for the next view, or a process is being started.
+            is_ready = message["type"] == "updated"
+            change = int(message["change"]) if is_ready else ADDED
+            with self._noting:
+                self._changes |= change if is_ready else 0
+                self._heard.append((change, is_ready))
 
     def await_abort(self, limit_s: float) -> Optional[RingcommError]:
         """Return the root cause; while the connection is open, wait up to ``limit_s`` for it."""
@@ -209,14 +220,36 @@ class ControlChannel(Watch):
 
     def take_changes(self) -> int:
         """Return the changes of the membership since the last call, as bits; 0 in a job of fixed size."""
-        return self._changes.take()
+        with self._noting:
+            changes, self._changes = self._changes, 0
+        return changes
 
     def on_changes(self, listener: Optional[Listener]) -> bool:
         """Set the function that the receiving thread calls for each change, first with earlier ones; return
         whether the job is elastic. After None no call of the last listener is running.
         """
-        self._changes.listen(listener)
+        with self._delivering:
+            self._listener = listener
+            with self._noting:
+                changes, self._heard = self._changes, []
+            if changes:
+                self._call(changes, True)
         return self._member is not None
+
+    def _deliver(self) -> None:
+        """Call the listener for the reported changes. It runs code of the program: hold no other lock."""
+        with self._delivering:
+            with self._noting:
+                heard, self._heard = self._heard, []
+            for change, is_ready in heard:
+                self._call(change, is_ready)
+
+    def _call(self, change: int, is_ready: bool) -> None:
+        try:
+            if self._listener is not None:
+                self._listener(change, is_ready)
+        except Exception:  # noqa: BLE001  code of the program; without this thread the rank would be lost
+            logger.exception("on_hosts_updated() failed on rank %d; training goes on.", self._rank)
 
     def note_closed(self, peer: int, why: str) -> None:
         """Report to the rendezvous, without waiting for it, that a link ended while it was not in use."""
@@ -348,71 +381,10 @@ def await_close(sock: socket.socket, limit_s: float) -> None:
         logger.debug("the rendezvous closed the connection first: %s", problem)
 
 
-Listener = Callable[[int, bool], None]
-"""Takes changes of the membership as bits (1: processes leave, 2: join), and whether they are ready now."""
-
-
-class Changes:
-    """The reported changes, and the listener of the program that is called for each."""
-
-    def __init__(self, rank: int, reported: int) -> None:
-        self._rank = rank
-        self._reported = reported
-        self._heard: List[Tuple[int, bool]] = []
-        self._listener: Optional[Listener] = None
-        self._lock = threading.Lock()
-        self._delivering = threading.RLock()
-
-    def reported(self, message: Message) -> None:
-        """Take a message: members must ask for the next view, or a process is being started."""
-        with self._lock:
-            if message["type"] == "updated":
-                self._reported |= int(message["change"])
-                self._heard.append((int(message["change"]), True))
-            else:
-                self._heard.append((ADDED, False))
-
-    def take(self) -> int:
-        """Return the changes since the last call; see :meth:`.ControlChannel.take_changes`."""
-        with self._lock:
-            changes, self._reported = self._reported, 0
-        return changes
-
-    def listen(self, listener: Optional[Listener]) -> None:
-        """Set the function that is called for each change, first for the earlier ones."""
-        with self._delivering:
-            self._listener = listener
-            with self._lock:
-                changes, self._heard = self._reported, []
-            if changes:
-                self._call(changes, True)
-
-    def deliver(self) -> None:
-        """Call the listener for the reported changes. It runs code of the program: hold no lock."""
-        with self._delivering:
-            with self._lock:
-                heard, self._heard = self._heard, []
-            for change, ready in heard:
-                self._call(change, ready)
-
-    def _call(self, change: int, ready: bool) -> None:
-        if self._listener is None:
-            return
-        try:
-            self._listener(change, ready)
-        except Exception:  # noqa: BLE001  code of the program; without this thread the rank would be lost
-            logger.exception("on_hosts_updated() failed on rank %d; training goes on.", self._rank)
-
-
 _ERRORS: Dict[str, Type[RingcommError]] = {
-    "lost": PeerLostError,
-    "stalled": PeerStalledError,
-    "cut": LinkLostError,
-    "mismatch": MismatchError,
-    "timeout": StartTimeoutError,
-    "no_route": NoRouteError,
-    "startup": StartupError,
-}
+    "lost": PeerLostError, "stalled": PeerStalledError, "cut": LinkLostError, "mismatch": MismatchError,
+    "timeout": StartTimeoutError, "no_route": NoRouteError, "startup": StartupError,
+}  # fmt: skip
 
 
 def error_from(message: Message) -> RingcommError:
@@ -429,23 +401,9 @@ def error_from(message: Message) -> RingcommError:
     return kind(str(message["text"]))
 
 
-def without_rendezvous(reason: str, server: Optional[int], name: str, host: Optional[str]) -> PeerLostError:
-    """Return the error when the connection to the rendezvous has ended. ``server``, ``name`` and ``host`` are
-    of the rank that served it; None: the launcher did, or it is unknown.
-    """
-    if server is None:
-        return PeerLostError(
-            f"The rendezvous of this job is gone ({reason}): ringrun, or the process that served it, has "
-            "ended. Without it failures cannot be reported to other ranks, so this rank stops."
-        )
-    text = f"{name} was lost: {reason}. Its process served the rendezvous, over which failures are reported."
-    return PeerLostError(text, rank=server, host=host)
-
-
 def left_behind(host: Optional[str], silent_s: float, problem: RingcommError) -> ExcludedError:
-    """Return the error of a member of an elastic job that cannot reach its rendezvous any more. ``silent_s``:
-    since the rendezvous' last message, or since this process asked for a view; ``problem``: of the last
-    attempt.
+    """Return the error of a member of an elastic job that cannot reach its rendezvous any more, after this
+    time since its last message and the ``problem`` of the last attempt.
     """
     return ExcludedError(
         f"this rank on {host or 'this host'} was cut off from its job: no message for {silent_s:.0f} s, "

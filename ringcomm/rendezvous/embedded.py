@@ -25,11 +25,9 @@ from ..storage.files import read_private, write_private
 from ..storage.keys import make_certificate
 from ..transport.nics import LOOPBACK, VIRTUAL, machine, own_addresses
 from ..transport.secure import encryption_of
-from .client import Joined, join
-from .connect_server import Moved, Watched
-from .membership import Notice, Seat
+from .client import Joined, Moved, Watched, join
+from .membership import START_LIMIT, Notice, Seat
 from .server import RendezvousServer
-from .terms import START_LIMIT
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -50,17 +48,10 @@ class EmbeddedRendezvous(RendezvousServer):
 
     @classmethod
     def serve(
-        cls,
-        key: bytes,
-        certificate: str,
-        job: str,
-        size: int,
-        settings: Settings,
-        preferred: Sequence[str] = (),
-        notify: Optional[Callable[[Notice], None]] = None,
-        seats: Sequence[Seat] = (),
-        limit: str = START_LIMIT,
-    ) -> Tuple[EmbeddedRendezvous, List[Tuple[str, int]]]:
+        cls, key: bytes, certificate: str, job: str, size: int, settings: Settings,
+        preferred: Sequence[str] = (), notify: Optional[Callable[[Notice], None]] = None,
+        seats: Sequence[Seat] = (), limit: str = START_LIMIT,
+    ) -> Tuple[EmbeddedRendezvous, List[Tuple[str, int]]]:  # fmt: skip
         """Serve a separate job on free ports; return the server and its addresses. ``preferred``: addresses
         at which all ranks can reach this machine, otherwise all allowed ones; ``notify``: called in the
         server's thread with every notice, in place of logging it; ``limit``: what sets the start timeout.
@@ -248,12 +239,9 @@ _HINT = (
 )
 
 
-def join_launched(
-    membership: Membership, settings: Settings
-) -> Tuple[Joined, Optional[EmbeddedRendezvous], Membership]:
-    """Join the job that srun or mpirun has started. Return the place in the job, on rank 0 the rendezvous
-    that it serves, and the membership with address and key. Raises StartupError if the ranks did not find
-    each other, ConfigError if the shared directory cannot be used.
+def join_launched(membership: Membership, settings: Settings) -> Joined:
+    """Join the job that srun or mpirun has started; rank 0 serves the rendezvous. Raises StartupError if the
+    ranks did not find each other, ConfigError if the shared directory cannot be used.
     """
     global _turns
     launched = membership.launched
@@ -267,14 +255,12 @@ def join_launched(
         full = _with_notice(membership, notice.read(deadline), notice.place)
         left = replace(settings, start_timeout_s=max(1.0, deadline.remaining_s()))
         try:
-            return join(full, left, watched=Watched(notice.moved, GRACE_S)), None, full
+            return join(full, left, watched=Watched(notice.moved, GRACE_S))
         except Moved:
             continue  # the file was left from an earlier start
 
 
-def _serve(
-    notice: FileNotice, membership: Membership, settings: Settings
-) -> Tuple[Joined, Optional[EmbeddedRendezvous], Membership]:
+def _serve(notice: FileNotice, membership: Membership, settings: Settings) -> Joined:
     key, certificate = secrets.token_bytes(32), make_certificate() if settings.encrypt else ""
     job = f"launched-{secrets.token_hex(8)}"
     embedded, endpoints = EmbeddedRendezvous.serve(key, certificate, job, membership.size, settings)
@@ -283,8 +269,7 @@ def _serve(
         text = json.dumps({**facts, "machine": machine()})
         try:
             notice.publish(text)
-            full = _with_notice(membership, text, notice.place)
-            return join(full, settings), embedded, full
+            return join(_with_notice(membership, text, notice.place), settings)._replace(embedded=embedded)
         finally:
             notice.withdraw()
     except BaseException:

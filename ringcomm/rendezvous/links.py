@@ -38,9 +38,8 @@ from ..transport.nics import (
 from ..transport.reactor import READ, Reactor
 from ..transport.routes import Attempt, not_dialled
 from ..transport.secure import Encryption
-from ..wire.auth import Admission, Claim, Purpose
+from ..wire.auth import Admission, Claim, Purpose, Session
 from ..wire.messages import Message
-from ..wire.signing import Session
 from .measuring import Echo, Race, WireSpeed, await_echo, send_rank
 from .routing import ranges_of
 
@@ -77,21 +76,12 @@ class LinkSetup:
     """The listeners, probes and links that one rank opens while the job starts."""
 
     def __init__(
-        self,
-        reactor: Reactor,
-        interfaces: Sequence[Interface],
-        key: bytes,
-        job: bytes,
-        send: SendMessage,
+        self, reactor: Reactor, interfaces: Sequence[Interface], key: bytes, job: bytes, send: SendMessage,
         encryption: Optional[Encryption] = None,
-    ) -> None:
-        self.reactor = reactor
-        self.interfaces = list(interfaces)
-        self.key = key
-        self.job = job
-        self.encryption = encryption
-        self.rank = -1
-        self.generation = 0
+    ) -> None:  # fmt: skip
+        self.reactor, self.interfaces = reactor, list(interfaces)
+        self.key, self.job, self.encryption = key, job, encryption
+        self.rank, self.generation = -1, 0
         self.refusals = Refusals()
         self._send = send
         self._listeners: List[Tuple[Interface, socket.socket]] = []
@@ -108,16 +98,9 @@ class LinkSetup:
         if not self._listeners:
             raise StartupError("None of this machine's addresses can be listened on.")
         self._acceptor = Acceptor(
-            reactor,
-            [sock for _, sock in self._listeners],
-            key,
-            job,
-            self._arrived,
-            self.refusals.add,
-            encryption,
-            _PLACE_S,
-            may_wait=False,
-        )
+            reactor, [sock for _, sock in self._listeners], key, job, self._arrived, self.refusals.add,
+            encryption, _PLACE_S, may_wait=False,
+        )  # fmt: skip
         self._early: List[Tuple[socket.socket, Claim, Session]] = []
         self._echoes: Set[Echo] = set()
         self._at_relay: Set[socket.socket] = set()  # where another rank has not begun the handshake yet
@@ -125,18 +108,16 @@ class LinkSetup:
         self._probed_by: Set[int] = set()  # ranks whose probes have reached this one
         self._race: Optional[Race] = None
         self._links: Dict[Channel, Proven] = {}
-        self._missing: Optional[Set[Channel]] = None
-        self._linked = False
+        self._missing: Optional[Set[Channel]] = None  # None before :meth:`link` and after :meth:`close`
+        self.linked = False  # all links are established
 
     def offers(self) -> List[Dict[str, Any]]:
         """Return this rank's addresses, as they are sent to the other ranks."""
         return [
             {
-                "iface": item.name,
-                "address": item.address,
-                "port": 0 if item.kind == LOCAL else int(sock.getsockname()[1]),
-                "kind": item.kind,
-            }
+                "iface": item.name, "address": item.address,
+                "port": 0 if item.kind == LOCAL else int(sock.getsockname()[1]), "kind": item.kind,
+            }  # fmt: skip
             for item, sock in self._listeners
         ]
 
@@ -171,7 +152,7 @@ class LinkSetup:
         if any(item.address == local and item.kind != VIRTUAL for item in self.interfaces):
             self._probed_by.add(source)
             if self._probing is not None:
-                self._probing.reached_by(source)
+                self._probing.end_if_enough()
 
     def _drop_echo(self, echo: Echo) -> None:
         self._echoes.discard(echo)
@@ -180,46 +161,32 @@ class LinkSetup:
 
     # ---- probing -----------------------------------------------------------------------------
 
-    def probe(
-        self,
-        targets: Sequence[Dict[str, Any]],
-        limit_s: Optional[float] = None,  # for the slowest address
-        report: Optional[Report] = None,
-    ) -> None:
-        """Dial every address of every target at once, and report which of them lead there, to ``report`` or
-        else to the rendezvous. A target has a ``rank``, its ``addresses`` and its ``machine``.
+    def probe(self, targets: Sequence[Dict[str, Any]], limit_s: Optional[float] = None) -> None:
+        """Dial every address of every target at once, and report which of them lead there. A target has a
+        ``rank``, its ``addresses`` and its ``machine``; ``limit_s`` is for the slowest address.
         """
         if limit_s is None:
             limit_s = PROBE_S if self.encryption is None else _RELAYED_PROBE_S
         claim = Claim(Purpose.PROBE, self.job, self.generation, self.rank, self.rank)
         self._probing = Probing(
             self.reactor, self.interfaces, self.key, claim, self.encryption, targets, limit_s,
-            report or self._probed, self._probed_by,
+            lambda attempts: self._send({"type": "probed", "attempts": attempts}), self._probed_by,
         )  # fmt: skip
 
-    def _probed(self, attempts: List[Dict[str, Any]]) -> None:
-        self._send({"type": "probed", "attempts": attempts})
-
-    def measure(self, pairs: Sequence[Dict[str, Any]], report: Optional[Report] = None) -> None:
-        """Measure all wires to one host at the same time, then those to the next, and report the speeds to
-        ``report`` or else to the rendezvous. A pair has a ``rank`` and its ``wires``.
+    def measure(self, pairs: Sequence[Dict[str, Any]]) -> None:
+        """Measure all wires to one host at the same time, then those to the next, and report the speeds. A
+        pair has a ``rank`` and its ``wires``.
         """
-        self._measure_next(iter(pairs), [], report or self._measured)
+        self._measure_next(iter(pairs), [])
 
-    def _measured(self, speeds: List[Dict[str, Any]]) -> None:
-        self._send({"type": "measured", "speeds": speeds})
-
-    def _measure_next(
-        self, pairs: Iterator[Dict[str, Any]], speeds: List[Dict[str, Any]], report: Report
-    ) -> None:
+    def _measure_next(self, pairs: Iterator[Dict[str, Any]], speeds: List[Dict[str, Any]]) -> None:
         pair = next(pairs, None)
         if pair is None:
-            report(speeds)
+            self._send({"type": "measured", "speeds": speeds})
             return
         target, wires = int(pair["rank"]), list(pair["wires"])
 
         def finished(found: List[Optional[WireSpeed]]) -> None:
-            self._race = None
             speeds.extend(
                 {
                     "rank": target, "address": wire["address"], "iface": wire["iface"],
@@ -228,7 +195,7 @@ class LinkSetup:
                 for wire, speed in zip(wires, found)
                 if speed is not None
             )  # fmt: skip
-            self._measure_next(pairs, speeds, report)
+            self._measure_next(pairs, speeds)
 
         claim = Claim(Purpose.PROBE, self.job, self.generation, self.rank, target)
         ways = [{**wire, "scope": self._scope(str(wire["address"]), str(wire["iface"]))} for wire in wires]
@@ -331,9 +298,9 @@ class LinkSetup:
         self._check_complete()
 
     def _check_complete(self) -> None:
-        if self._missing is None or self._missing or self._linked:
+        if self._missing is None or self._missing or self.linked:
             return
-        self._linked = True
+        self.linked = True
         peers: Dict[Tuple[str, str], List[int]] = {}
         for (purpose, peer), (sock, _) in self._links.items():
             if purpose != Purpose.DIRECT:
@@ -350,16 +317,11 @@ class LinkSetup:
         self._send({"type": "linked", "links": links})
 
     def _links_overdue(self) -> None:
-        if not self._linked and self._missing is not None:
+        if not self.linked and self._missing is not None:
             missing = sorted({peer for _, peer in self._missing})
             names = ", ".join(f"rank {peer}" for peer in missing)
             reason = f"no link to {names} within {_LINK_S:g} s"
             self._send({"type": "unlinked", "peer": missing[0], "reason": reason})
-
-    @property
-    def linked(self) -> bool:
-        """Return whether all links are established."""
-        return self._linked
 
     def take_links(self) -> Dict[int, Dict[int, Proven]]:
         """Return the finished links, by purpose and by peer; close everything else."""
@@ -377,21 +339,14 @@ class LinkSetup:
             self._probing.close()
         if self._race is not None:
             self._race.close()
-            self._race = None
         self._acceptor.close()
         for echo in list(self._echoes):
             self._drop_echo(echo)
-        for sock in self._at_relay:
+        links = (sock for sock, _ in self._links.values())
+        for sock in [*self._at_relay, *(item[0] for item in self._early), *links]:
             self.reactor.forget(sock)
             sock.close()
-        self._at_relay.clear()
-        for sock, *_ in self._early:
-            sock.close()
-        self._early = []
-        for sock, _ in self._links.values():
-            self.reactor.forget(sock)
-            sock.close()
-        self._links = {}
+        self._at_relay, self._early, self._links = set(), [], {}
 
 
 def scopes_of(address: str, interfaces: Sequence[Interface]) -> List[int]:
@@ -408,21 +363,11 @@ class Probing:
     """
 
     def __init__(
-        self,
-        reactor: Reactor,
-        interfaces: Sequence[Interface],
-        key: bytes,
-        claim: Claim,
-        encryption: Optional[Encryption],
-        targets: Sequence[Dict[str, Any]],
-        limit_s: float,
-        report: Report,
+        self, reactor: Reactor, interfaces: Sequence[Interface], key: bytes, claim: Claim,
+        encryption: Optional[Encryption], targets: Sequence[Dict[str, Any]], limit_s: float, report: Report,
         reached_by: Iterable[int] = (),
-    ) -> None:
-        self._reactor = reactor
-        self._interfaces = interfaces
-        self._claim = claim
-        self._report = report
+    ) -> None:  # fmt: skip
+        self._reactor, self._interfaces, self._claim, self._report = reactor, interfaces, claim, report
         self._active = True
         self._grace_s = math.inf
         self._since = Deadline(limit_s)
@@ -430,6 +375,7 @@ class Probing:
         self._probes: List[_Probe] = []
         wanted = list(self._addresses(targets))
         self._unreached = {target for target, *_ in wanted}  # ranks without an answer on a real interface
+        self._reached_by = reached_by  # ranks whose own probes have come here; it may grow
         self._unsettled = len(wanted)
         for target, offer, scope in wanted:
             probe = _Probe(target, offer, scope)
@@ -438,9 +384,7 @@ class Probing:
             told = claim._replace(purpose=Purpose.PROBE, target=target)
             proven = partial(self._proven, probe)
             probe.dial = Dial(reactor, where, key, told, proven, limit_s, scope, encryption)
-        for rank in reached_by:
-            self._unreached.discard(rank)
-        reactor.after(0.0, self._end_if_enough)
+        reactor.after(0.0, self.end_if_enough)
 
     def _addresses(self, targets: Sequence[Dict[str, Any]]) -> Iterator[Tuple[int, Dict[str, Any], int]]:
         """Yield what to dial: rank, address, and scope."""
@@ -476,22 +420,18 @@ class Probing:
             self._reactor.forget(probe.dial.sock)
         if not why and self._attempt(probe).kind != VIRTUAL:
             self._unreached.discard(probe.target)
-        self._end_if_enough()
+        self.end_if_enough()
 
-    def reached_by(self, rank: int) -> None:
-        """Note that a rank's own probe has reached this one: there is a route, whatever this rank finds."""
-        self._unreached.discard(rank)
-        self._end_if_enough()
-
-    def _end_if_enough(self) -> None:
+    def end_if_enough(self) -> None:
         """Report if all attempts have ended. If there is a route to every host, wait only a moment longer,
-        and for some multiple of the time so far: on busy hosts the right address may answer late.
+        and for some multiple of the time so far: on busy hosts the right address may answer late. There is a
+        route, whatever this rank finds, if the other one's own probe has reached this one.
         """
         if not self._active:
             return
         if not self._unsettled:
             self._finish()
-        elif not self._unreached:
+        elif self._unreached.issubset(self._reached_by):
             local = all(item.scope for item in self._probes if item.why is None)
             grace_s = _LINK_LOCAL_GRACE_S if local else _GRACE_S
             if grace_s < self._grace_s:

@@ -1,8 +1,9 @@
 """Measures all wires between two hosts at the same time, in both directions.
 
 At the same time, because then any other load of the processors affects all of them alike, and because the
-fast one's end shows how long it is worth measuring the others. A :class:`Race` asks, an :class:`Echo` answers
-and a :class:`Meter` estimates the speed of one direction from the bytes received over time; it is pure.
+fast one's end shows how long it is worth measuring the others. A :class:`Race` begins, an :class:`Echo`
+answers; both ends send by a :class:`Stream`. A :class:`Meter` estimates the speed of one direction from the
+bytes received over time; it is pure.
 
 Shapers and access points let a burst pass at full speed (a token bucket: up to a megabyte) before their limit
 shows. So only later bytes count, by the clock of the receiving side: a sender only sees its own buffers fill.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import logging
 import socket
 import struct
+from functools import partial
 from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import monotonic
@@ -22,9 +24,8 @@ from ..errors import ProtocolError
 from ..transport.connect import Dial
 from ..transport.reactor import READ, WRITE, Reactor
 from ..transport.secure import Encryption
-from ..wire.auth import Claim
+from ..wire.auth import Claim, Session
 from ..wire.messages import MessageReader, encode
-from ..wire.signing import Session
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -45,10 +46,8 @@ _WINDOW_S = 0.02
 _PACKET_BYTES = 64 * 1024
 """Within a machine, and from a shaper, segments arrive in pieces of this size."""
 
-REQUEST = struct.Struct("!I")
-"""The most bytes that each side may send."""
 BLOCK = struct.Struct("!QQI")
-"""Bytes received here; microseconds until the last of them; and the number of bytes that follow."""
+"""Ahead of a block: bytes received here, microseconds until the last of them, and the block's length."""
 BLOCK_BYTES = 32 * 1024
 READ_BYTES = 1024 * 1024
 """The size of a system's receive buffer: one read takes all received bytes."""
@@ -56,7 +55,6 @@ _QUEUE_BYTES = 128 * 1024
 ECHO_LIMIT_BYTES = 4096
 _DIAL_S = 1.5
 _LOOK_S = 0.01
-_FILLER = memoryview(bytes(64 * 1024))
 
 
 class Meter:
@@ -101,78 +99,89 @@ class Meter:
         return best
 
 
-class Echo:
-    """Sends the rank of this process. On request it then sends blocks of data as fast as it can; each block
-    reports how much has been received here, and when.
+class Stream:
+    """One end of a measured connection: sends :data:`LIMIT_BYTES` in blocks, as fast as it can; each block
+    reports how much has been received here, and when. ``ready`` is called when :meth:`turn` can do something.
     """
 
-    def __init__(
-        self,
-        reactor: Reactor,
-        sock: socket.socket,
-        session: Session,
-        rank: int,
-        ended: Callable[[Echo], None],
-    ) -> None:
-        self.sock = sock
-        self._reactor = reactor
-        self._ended = ended
-        self._head = bytearray()
-        self._limit = self._sent = self._received = self._reported = 0
-        self._start_s = self._received_s = 0.0
+    def __init__(self, reactor: Reactor, sock: socket.socket, start_s: float, ready: Callable[[], None]):
+        self.there, self.back = Meter(start_s), Meter(start_s)
+        self._reactor, self._sock, self._ready = reactor, sock, ready
+        self._start_s = self._received_s = start_s
+        self._sent = self._received = self._reported = 0
         self._unsent = memoryview(b"")
+        self._head = bytearray()
+        self._block = 0  # bytes of the present block that have not arrived
+        # Reports arrive soon, and few bytes are sent in vain, if the send buffer is small.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE_BYTES)
+        reactor.watch(sock, READ | WRITE, ready)
+
+    def turn(self) -> None:
+        """Receive and send what is possible without waiting; OSError or ProtocolError if the wire breaks."""
+        for move in (self._read, self._write):
+            try:
+                move()
+            except (BlockingIOError, InterruptedError):
+                continue
+
+    def _read(self) -> None:
+        data = self._sock.recv(READ_BYTES)
+        if not data:
+            raise ConnectionError("it closed the connection")
+        position = 0
+        while position < len(data):
+            arrived = min(self._block, len(data) - position)
+            self._block -= arrived
+            self._received += arrived
+            position += arrived
+            head = data[position : position + BLOCK.size - len(self._head)] if not self._block else b""
+            position += len(head)
+            self._head += head
+            if len(self._head) == BLOCK.size:
+                total, passed_us, self._block = BLOCK.unpack(self._head)
+                self._head.clear()
+                if total > self._sent or passed_us > 1e9:
+                    raise ProtocolError("it has received more than was sent")
+                if self._received + self._block > LIMIT_BYTES:
+                    raise ProtocolError("it sends more than a measurement takes")
+                self.there.arrived(self._start_s + passed_us * 1e-6, total)
+        self._received_s = monotonic()
+        self.back.arrived(self._received_s, self._received)
+
+    def _write(self) -> None:
+        if not self._unsent:
+            size = min(BLOCK_BYTES, LIMIT_BYTES - self._sent)
+            if not size and self._reported == self._received:
+                self._reactor.watch(self._sock, READ, self._ready)
+                return
+            self._reported, self._sent = self._received, self._sent + size
+            passed_us = int((self._received_s - self._start_s) * 1e6)
+            self._unsent = memoryview(BLOCK.pack(self._received, passed_us, size) + bytes(size))
+        self._reactor.watch(self._sock, READ | WRITE, self._ready)
+        self._unsent = self._unsent[self._sock.send(self._unsent) :]
+
+
+class Echo:
+    """Sends the rank of this process; measures the wire as soon as the other end sends the first block."""
+
+    def __init__(
+        self, reactor: Reactor, sock: socket.socket, session: Session, rank: int,
+        ended: Callable[[Echo], None],
+    ) -> None:  # fmt: skip
+        self.sock = sock
+        self._reactor, self._ended = reactor, ended
+        self._stream: Optional[Stream] = None
         send_rank(sock, session, rank)
         reactor.watch(sock, READ, self._ready)
 
     def _ready(self) -> None:
         try:
-            self._read()
-            if self._limit:
-                self._write()
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as problem:
+            if self._stream is None:
+                self._stream = Stream(self._reactor, self.sock, monotonic(), self._ready)
+            self._stream.turn()
+        except (OSError, ProtocolError) as problem:
             logger.debug("probe connection closed: %s", problem)
             self._ended(self)
-
-    def _read(self) -> None:
-        try:
-            data = self.sock.recv(READ_BYTES if self._limit else REQUEST.size - len(self._head))
-        except (BlockingIOError, InterruptedError):
-            return
-        if not data:
-            raise ConnectionError("the probe is over")
-        if self._limit:
-            self._received += len(data)
-            self._received_s = monotonic()
-            if self._received > self._limit:
-                raise ConnectionError("more than was announced")
-            return
-        self._head += data
-        if len(self._head) == REQUEST.size:
-            (limit,) = REQUEST.unpack(self._head)
-            if not 0 < limit <= LIMIT_BYTES:
-                raise ConnectionError("a measurement of impossible size")
-            self._limit = limit
-            self._start_s = self._received_s = monotonic()
-            keep_queue_short(self.sock)
-
-    def _write(self) -> None:
-        if not self._unsent:
-            size = min(BLOCK_BYTES, self._limit - self._sent)
-            if not size and self._reported == self._received:
-                self._reactor.watch(self.sock, READ, self._ready)
-                return
-            self._reported, self._sent = self._received, self._sent + size
-            passed_us = int((self._received_s - self._start_s) * 1e6)
-            self._unsent = memoryview(BLOCK.pack(self._received, passed_us, size) + bytes(size))
-        self._reactor.watch(self.sock, READ | WRITE, self._ready)
-        self._unsent = self._unsent[self.sock.send(self._unsent) :]
-
-
-def keep_queue_short(sock: socket.socket) -> None:
-    """Limit the send buffer, so that reports arrive soon, and few bytes are sent in vain."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE_BYTES)
 
 
 def send_rank(sock: socket.socket, session: Session, rank: int) -> bool:
@@ -186,13 +195,9 @@ def send_rank(sock: socket.socket, session: Session, rank: int) -> bool:
 
 
 def await_echo(
-    reactor: Reactor,
-    sock: socket.socket,
-    session: Session,
-    rank: int,
-    confirmed: Callable[[], None],
+    reactor: Reactor, sock: socket.socket, session: Session, rank: int, confirmed: Callable[[], None],
     failed: Callable[[str], None],
-) -> None:
+) -> None:  # fmt: skip
     """Wait, after dialling, until the other end confirms that it is this rank; the socket stays open. Nothing
     can follow the confirmation before this end has sent something.
     """
@@ -236,39 +241,61 @@ class Race:
     """
 
     def __init__(
-        self,
-        reactor: Reactor,
-        key: bytes,
-        claim: Claim,
-        wires: Sequence[Mapping[str, Any]],
-        finished: Callable[[List[Optional[WireSpeed]]], None],
-        encryption: Optional[Encryption] = None,
-    ) -> None:
-        self._reactor = reactor
-        self._finished = finished
+        self, reactor: Reactor, key: bytes, claim: Claim, wires: Sequence[Mapping[str, Any]],
+        finished: Callable[[List[Optional[WireSpeed]]], None], encryption: Optional[Encryption] = None,
+    ) -> None:  # fmt: skip
+        self._reactor, self._target, self._finished = reactor, claim.target, finished
         self._over = False
         self._start_s = 0.0
         self._one_done_s: Optional[float] = None  # when enough was known of the first wire
-        self._runners = [_Runner(reactor, claim.target, self._ready) for _ in wires]
+        self._unsettled = len(wires)
+        self._runners = [_Runner() for _ in wires]
         for runner, wire in zip(self._runners, wires):
             address = (str(wire["address"]), int(wire["port"]))
-            Dial(reactor, address, key, claim, runner.proven, _DIAL_S, int(wire["scope"]), encryption)
+            proven = partial(self._proven, runner)
+            Dial(reactor, address, key, claim, proven, _DIAL_S, int(wire["scope"]), encryption)
 
-    def _ready(self) -> None:
-        """Start when all runners are ready or have dropped out."""
-        if self._over or self._start_s or not all(item.settled for item in self._runners):
+    def _proven(self, runner: _Runner, dial: Dial) -> None:
+        """Take the result of a handshake."""
+        runner.sock = dial.sock
+        if self._over:
+            self._hang_up(runner)
+        elif dial.sock is None:
+            self._drop(runner, dial.reason)
+        else:
+            drop = partial(self._drop, runner)
+            await_echo(self._reactor, dial.sock, dial.session, self._target, self._settle, drop)
+
+    def _drop(self, runner: _Runner, why: str) -> None:
+        logger.info("a wire to rank %d could not be measured: %s", self._target, why)
+        self._hang_up(runner)
+        if runner.stream is None:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Start when all wires are ready or have broken."""
+        self._unsettled -= 1
+        if self._unsettled or self._over:
             return
         self._start_s = monotonic()
         for runner in self._runners:
-            runner.start(self._start_s)
+            if runner.sock is not None:
+                turn = partial(self._turn, runner)
+                runner.stream = Stream(self._reactor, runner.sock, self._start_s, turn)
         self._look()
+
+    def _turn(self, runner: _Runner) -> None:
+        assert runner.stream is not None
+        try:
+            runner.stream.turn()
+        except (OSError, ProtocolError) as problem:
+            self._drop(runner, str(problem))
 
     def _look(self) -> None:
         if self._over:
             return
         now_s = monotonic()
-        running = [item for item in self._runners if item.sock is not None]
-        done = [item.done(now_s) for item in running]
+        done = [item.done(now_s) for item in self._runners if item.sock is not None]
         if any(done) and self._one_done_s is None:
             self._one_done_s = now_s
         waited_enough = self._one_done_s is not None and now_s - self._one_done_s >= OTHERS_S
@@ -281,126 +308,33 @@ class Race:
         logger.debug("measured in %.3f s: %s", now_s - self._start_s, told)
         self._finished(results)
 
+    def _hang_up(self, runner: _Runner) -> None:
+        """Close a connection at once: unsent bytes would only keep a slow wire busy."""
+        sock, runner.sock = runner.sock, None
+        if sock is not None:
+            self._reactor.forget(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+
     def close(self) -> None:
         """End the measurement; ``finished`` is not called any more."""
         self._over = True
         for runner in self._runners:
-            runner.close()
+            self._hang_up(runner)
 
 
 class _Runner:
-    """One wire in a race: the asking side of its connection."""
+    """One wire in a race."""
 
-    def __init__(self, reactor: Reactor, target: int, settled: Callable[[], None]) -> None:
-        self.settled = False  # it is ready to start, or has dropped out
-        self.sock: Optional[socket.socket] = None
-        self._there: Optional[Meter] = None
-        self._back: Optional[Meter] = None
-        self._reactor = reactor
-        self._target = target
-        self._settled = settled
-        self._closed = False
-        self._unsent = memoryview(b"")
-        self._head = bytearray()
-        self._filler = self._received = self._sent = 0
-        self._start_s = 0.0
-
-    def proven(self, dial: Dial) -> None:
-        """Take the result of the handshake."""
-        if dial.sock is None:
-            self._drop_out(dial.reason)
-        elif self._closed:
-            dial.sock.close()
-        else:
-            self.sock = dial.sock
-            await_echo(self._reactor, dial.sock, dial.session, self._target, self._at_start, self._drop_out)
-
-    def _at_start(self) -> None:
-        self.settled = True
-        self._settled()
-
-    def _drop_out(self, why: str) -> None:
-        logger.info("a wire to rank %d could not be measured: %s", self._target, why)
-        self.close()
-        self._at_start()
-
-    def start(self, start_s: float) -> None:
-        """Start to send, and to count received bytes."""
-        if self.sock is None:
-            return
-        self._start_s = start_s
-        self._there, self._back = Meter(start_s), Meter(start_s)
-        self._unsent = memoryview(REQUEST.pack(LIMIT_BYTES))
-        keep_queue_short(self.sock)
-        self._reactor.watch(self.sock, READ | WRITE, self._run)
+    sock: Optional[socket.socket] = None  # none before the handshake, and once it is broken
+    stream: Optional[Stream] = None
 
     def done(self, now_s: float) -> bool:
         """Return whether enough is known of both directions."""
-        return all(meter is not None and meter.done(now_s) for meter in (self._there, self._back))
+        return self.stream is not None and self.stream.there.done(now_s) and self.stream.back.done(now_s)
 
     def speed(self, now_s: float) -> Optional[WireSpeed]:
         """Return the results so far; None if the wire broke."""
-        if self.sock is None or self._there is None or self._back is None:
+        if self.sock is None or self.stream is None:
             return None
-        return WireSpeed(self._there.rate(now_s) / 1e6, self._back.rate(now_s) / 1e6)
-
-    def _run(self) -> None:
-        assert self.sock is not None
-        try:
-            self._read(self.sock)
-            self._write(self.sock)
-        except (BlockingIOError, InterruptedError):
-            return
-        except (OSError, ProtocolError) as problem:
-            self._drop_out(str(problem))
-
-    def _write(self, sock: socket.socket) -> None:
-        if not self._unsent:
-            size = min(len(_FILLER), LIMIT_BYTES - self._sent)
-            if not size:
-                self._reactor.watch(sock, READ, self._run)
-                return
-            self._sent += size
-            self._unsent = _FILLER[:size]
-        self._unsent = self._unsent[sock.send(self._unsent) :]
-
-    def _read(self, sock: socket.socket) -> None:
-        try:
-            data = sock.recv(READ_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return
-        if not data:
-            raise ConnectionError("it closed the connection")
-        assert self._there is not None and self._back is not None
-        self._received += len(data)
-        self._back.arrived(monotonic(), self._received)
-        for total, passed_us in self._heads(data):
-            if total > self._sent or passed_us > 1e9:
-                raise ProtocolError("it has received more than was sent")
-            self._there.arrived(self._start_s + passed_us * 1e-6, total)
-
-    def _heads(self, data: bytes) -> List[Tuple[int, int]]:
-        """Return the headers of the blocks that begin in these bytes."""
-        found: List[Tuple[int, int]] = []
-        position = 0
-        while position < len(data):
-            skipped = min(self._filler, len(data) - position)
-            self._filler -= skipped
-            position += skipped
-            head = data[position : position + BLOCK.size - len(self._head)] if not self._filler else b""
-            position += len(head)
-            self._head += head
-            if len(self._head) == BLOCK.size:
-                total, passed_us, self._filler = BLOCK.unpack(self._head)
-                found.append((total, passed_us))
-                self._head.clear()
-        return found
-
-    def close(self) -> None:
-        """Hang up at once: unsent bytes would only keep a slow wire busy."""
-        self._closed = True
-        if self.sock is not None:
-            self._reactor.forget(self.sock)
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.sock.close()
-            self.sock = None
+        return WireSpeed(self.stream.there.rate(now_s) / 1e6, self.stream.back.rate(now_s) / 1e6)

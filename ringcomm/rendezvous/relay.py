@@ -19,7 +19,7 @@ from typing import Callable, Dict
 from ..transport.connect import keep_open
 from ..transport.reactor import READ, WRITE, Reactor
 from ..wire.auth import Claim, Purpose
-from .routing import RelayHost
+from .membership import RelayHost
 
 logger = logging.getLogger("ringcomm.rendezvous")
 

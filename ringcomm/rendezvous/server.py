@@ -21,16 +21,12 @@ from ..transport.connect import is_short_of_descriptors, listen
 from ..transport.reactor import READ, WRITE, Reactor, WakeUp
 from ..transport.secure import Encryption
 from ..version import __version__
-from ..wire.auth import Claim, Purpose, job_digest
+from ..wire.auth import Claim, Purpose, Session, job_digest
 from ..wire.messages import MAX_REPORT_BYTES, Message, MessageReader, encode
-from ..wire.signing import Session
 from .control import error_from
-from .epoch import Phase
-from .membership import Action, Drop, Notice, Seat, Send, Timer
+from .membership import NO_RELAY, START_LIMIT, Action, Drop, Notice, Seat, Send, Terms, Timer
 from .relay import Relay, relay_here
-from .routing import NO_RELAY
 from .state import Rendezvous
-from .terms import START_LIMIT, Terms
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
@@ -61,21 +57,11 @@ class RendezvousServer:
     """
 
     def __init__(
-        self,
-        *,
-        key: bytes,
-        job: str,
-        seats: Sequence[Seat] = (),
-        size: Optional[int] = None,
-        limits: Optional[Limits] = None,
-        launched: bool = False,
-        addresses: Sequence[str],
-        start_timeout_s: float,
-        notify: Callable[[Notice], None],
-        port: int = 0,
-        encryption: Optional[Encryption] = None,
-        limit: str = START_LIMIT,
-    ) -> None:
+        self, *, key: bytes, job: str, seats: Sequence[Seat] = (), size: Optional[int] = None,
+        limits: Optional[Limits] = None, launched: bool = False, addresses: Sequence[str],
+        start_timeout_s: float, notify: Callable[[Notice], None], port: int = 0,
+        encryption: Optional[Encryption] = None, limit: str = START_LIMIT,
+    ) -> None:  # fmt: skip
         size = 0 if limits is not None else size or len(seats)
         relay = NO_RELAY if encryption is None else relay_here()
         terms = Terms(__version__, start_timeout_s, size, tuple(seats), limits, launched, limit, relay)
@@ -96,7 +82,7 @@ class RendezvousServer:
         self._reactor = Reactor()
         self._relay: Optional[Relay] = None
         if relay != NO_RELAY:
-            self._relay = Relay(self._reactor, self._state.relays, lambda text: notify(Notice("log", text)))
+            self._relay = Relay(self._reactor, self._relays, lambda text: notify(Notice("log", text)))
         self._wake_up = WakeUp()
         self._thread: Optional[threading.Thread] = None
         self._stopping = False
@@ -178,11 +164,6 @@ class RendezvousServer:
         self.order(lambda: self._act(self._state.exclude(member, why, monotonic())))
 
     @property
-    def phase(self) -> Phase:
-        """Return the progress of the present generation."""
-        return self._state.phase
-
-    @property
     def failure(self) -> Optional[RingcommError]:
         """Return the error that all ranks were aborted with; None while the job has not failed."""
         message = self._state.abort_message
@@ -235,6 +216,9 @@ class RendezvousServer:
         else:
             self._act(self._state.handle(number, message, monotonic()))
             self._changed()
+
+    def _relays(self, link: Claim) -> bool:
+        return self._state.epoch.relays(link)
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:

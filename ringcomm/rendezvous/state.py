@@ -4,9 +4,9 @@ Events go in (a process joined, left, disconnected, reported a failure), actions
 close a connection, notify the launcher); :mod:`.server` is the I/O shell around it.
 
 Each view is one :class:`~.epoch.Epoch`: it connects the members, collects their failure reports and finds the
-root cause. This module publishes the views, on which the job's :class:`~.terms.Assembly` decides. In a job of
-fixed size a view has all ranks, and the next one begins when all of them have left and joined again; the
-failure of an epoch is that of the job.
+root cause. This module publishes the views, on which the job's :class:`~.membership.Assembly` decides. In a
+job of fixed size a view has all ranks, and the next one begins when all of them have left and joined again;
+the failure of an epoch is that of the job.
 
 When an epoch of an elastic job fails, or when processes are to join or to leave, its members ask for the next
 view on the connections that they have. Once every member has asked or is lost, the next view is published,
@@ -21,36 +21,37 @@ from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 from ..clock import is_due
 from ..config import Slot
 from ..errors import ProtocolError
-from ..group.view import NO_VIEW, View, ViewMember
-from ..wire.auth import Claim
 from ..wire.messages import Message
-from .epoch import PINGS_PER_LIMIT, Epoch, Phase
+from .epoch import VANISHED, Epoch, Phase
 from .membership import (
     ADDED,
+    NO_VIEW,
     REMOVED,
     Action,
+    Assembly,
     Drop,
-    Member,
     Notice,
     Process,
     Refusal,
     Seat,
     Send,
     Stage,
+    Terms,
     Timer,
+    View,
     exclude,
     named_twice,
     number_hosts,
     refuse,
 )
-from .root_cause import VANISHED
-from .terms import Assembly, Step, Terms
 
 _NO_MEMBER = -1
 """In place of the connection of a process outside the view: its reports have no effect."""
 TOGETHER_S = 30.0
 """How long a process waits at most for those that were started with it on its host. The members continue."""
 _MAX_PING_INTERVAL_S = 5.0
+_PINGS_PER_LIMIT = 6
+"""Number of pings within the time after which a silent process counts as failed."""
 
 
 class Rendezvous:
@@ -64,20 +65,16 @@ class Rendezvous:
         self._assembly = Assembly(terms)
         self._processes = self._assembly.processes
         self._before: View = NO_VIEW
-        self._over = self._excludes = self._network_changed = False
+        self._over = self._excludes = False
         self._paused_since_s: Optional[float] = None
         self._holds = False  # processes wait for others of their host, before the members are asked
-        self._ping_at_s: Optional[float] = None
+        self._ping_at_s: Optional[float] = None  # None: no process is pinged at present
         self._cut_off: FrozenSet[int] = frozenset()  # members that did not reach each other in the last epoch
 
     @property
     def phase(self) -> Phase:
         """Return the progress of the last view."""
         return self.epoch.phase if self.abort_message is None else Phase.ABORTED
-
-    def relays(self, link: Claim) -> bool:
-        """Return whether the rendezvous may relay this link now."""
-        return self.epoch.relays(link)
 
     def note_refused(self, text: str) -> None:
         """Set the text about connections that failed to authenticate."""
@@ -175,7 +172,7 @@ class Rendezvous:
         if stage is Stage.IN_VIEW:
             if self._paused_since_s is None:
                 self._paused_since_s = now_s
-            actions += self._relay(self.epoch.left_for_next_view(old, now_s), now_s)
+            self.epoch.left_for_next_view(old)
         if stage is not None and old != connection:
             actions.append(Drop(old))
         if process.is_new:
@@ -288,9 +285,6 @@ class Rendezvous:
         self._assembly.view_failed(notice.text)
         if self._paused_since_s is None:
             self._paused_since_s = now_s
-        self._network_changed = kind != "lost"  # silent hosts and cut links may have another network now
-        for process in self._processes.among(Stage.IN_VIEW):
-            process.heard_s = now_s
         culprit = self._with_rank(notice.culprit)
         detail: Dict[str, Any] = {
             "epoch": self.view.epoch, "kind": kind, "rank": notice.culprit,
@@ -321,7 +315,7 @@ class Rendezvous:
     def _with_rank(self, rank: Optional[int]) -> Optional[Process]:
         if rank is None or not 0 <= rank < self.view.size:
             return None
-        return self._processes.get(self.view.members[rank].number)
+        return self._processes.get(self.view.numbers[rank])
 
     def _drop(self, process: Process, why: str) -> List[Action]:
         """Go on without a connected process: it does not run, or cannot reach the others."""
@@ -351,24 +345,22 @@ class Rendezvous:
     # ---- the next view ------------------------------------------------------------------------
 
     def _advance(self, now_s: float) -> List[Action]:
-        """Publish the next view, if every member of the last one has asked for it or has ended."""
+        """Publish the next view, if every member of the last one has asked for it or has ended, and ping."""
         joined = self._terms.is_elastic or self.epoch.phase is Phase.JOINING
-        if not joined or self.abort_message is not None or self._over:
-            return []
-        if self._processes.count(Stage.IN_VIEW):
-            return self._keep_pinging(now_s)
+        if not joined or self._processes.count(Stage.IN_VIEW) or self.abort_message is not None or self._over:
+            return self._ping(now_s)
         actions: List[Action] = []
         for process in self._processes.among(Stage.WAITING) if self._excludes else ():
             if process.excluded is not None:
                 actions += self._dismiss(process, process.excluded)
         decision = self._assembly.decide(self.view, now_s)
-        if decision.step is Step.PUBLISH:
+        if decision.order:
             return actions + self._publish(decision.order, now_s)
-        if decision.step is Step.FAIL:
+        if decision.kind:
             return actions + self._fail(decision.kind, decision.text, decision.culprit)
-        if decision.step is Step.END:
+        if decision.ends:
             return actions + self._end_job()
-        return [*actions, *decision.actions, *self._keep_pinging(now_s)]
+        return [*actions, *decision.actions, *self._ping(now_s)]
 
     def _end_job(self) -> List[Action]:
         self._over = True
@@ -383,36 +375,25 @@ class Rendezvous:
         return exclude(process.connection, why)
 
     def _publish(self, order: Tuple[int, ...], now_s: float) -> List[Action]:
-        members: List[Member] = []
-        slots: List[Optional[Slot]] = []
-        for rank, number in enumerate(order):
-            process = self._processes.get(number)
-            assert process is not None
-            slots.append(process.place.slot if self._terms.seats and process.place is not None else None)
-            members.append(Member(process.connection, process.message, process.host, number))
-            members[-1].rank = process.rank = rank
+        members = [item for item in map(self._processes.get, order) if item is not None]
+        for rank, process in enumerate(members):
+            process.take_rank(rank)
             self._processes.move(process, Stage.IN_VIEW)
             process.heard_s = now_s
-        number_hosts(members, slots)
+        number_hosts(members, bool(self._terms.seats))
         self._before = self.view
-        joined = (ViewMember(item.number, item.host, item.pid) for item in members)
-        self.view = View(self.view.epoch + 1, tuple(joined))
-        known = {} if self._network_changed else self.epoch.known
-        exits = self._processes.exits
-        self.epoch = Epoch(members, self.view.epoch, known, exits, self._terms.evidence_s, self._terms.relay)
-        self._network_changed = False
-        text = "" if self._before.members else named_twice(members)
+        self.view = View(self.view.epoch + 1, order)
+        exits, terms = self._processes.exits, self._terms
+        self.epoch = Epoch(members, self.view.epoch, exits, terms.evidence_s, terms.relay)
+        text = "" if self._before.numbers else named_twice(members)
         notices: List[Action] = [Notice("warning", text, detail={"topic": "one machine"})] if text else []
-        return notices + self._relay(self.epoch.begin(now_s), now_s) + self._keep_pinging(now_s)
+        return notices + self._relay(self.epoch.begin(), now_s) + self._ping(now_s)
 
     def _started(self, notice: Notice, now_s: float) -> List[Action]:
         """Report that the members of a view are connected; ask them to the next one if necessary."""
         since_s, self._paused_since_s = self._paused_since_s, None
-        present = self._processes.among(Stage.IN_VIEW)
-        for process in present:
-            process.heard_s = now_s
-        view = self.view
-        gone = [item.number for item in view.lost(self._before)]
+        view, before = self.view, self._before
+        gone = [number for number in before.numbers if number not in view.numbers]
         left = {item.number for item in self._processes.among(Stage.LEFT)}
         detail: Dict[str, Any] = {
             "epoch": view.epoch,
@@ -420,7 +401,7 @@ class Rendezvous:
                 {**item.describe(), "slot": self._slot_of(item.number)}
                 for item in self.epoch.members.values()
             ],
-            "joined": [item.number for item in view.joined(self._before)],
+            "joined": [number for number in view.numbers if number not in before.numbers],
             "lost": [number for number in gone if number not in left],
             "left": [number for number in gone if number in left],
             "pause_s": 0.0 if since_s is None else now_s - since_s,
@@ -429,7 +410,8 @@ class Rendezvous:
         text = f"{view.size} rank{'' if view.size == 1 else 's'}"
         if since_s is not None:
             text = f"going on with {text} after {now_s - since_s:.1f} s"
-        change = self._ask(REMOVED) if any(item.excluded for item in present) else []
+        excluded = any(item.excluded for item in self._processes.among(Stage.IN_VIEW))
+        change = self._ask(REMOVED) if excluded else []
         return [Notice("view", text, detail=detail), *change, *self._invite(now_s)]
 
     def _slot_of(self, number: int) -> Optional[List[int]]:
@@ -439,19 +421,26 @@ class Rendezvous:
     # ---- time ---------------------------------------------------------------------------------
 
     def _pinged(self) -> List[Process]:
-        """Return the processes of an elastic job that are pinged here: all that wait, and the members of a
-        view unless it is being set up: then its epoch does that.
+        """Return the processes that are pinged now: in an elastic job all, otherwise the members of a view
+        while links are built, and when some ranks have left it; see :meth:`.Epoch.silent`.
         """
-        return self._processes.among(Stage.WAITING, *([] if self.epoch.is_linking else [Stage.IN_VIEW]))
+        if self._terms.is_elastic:
+            return self._processes.among(Stage.WAITING, Stage.IN_VIEW)
+        wanted = self.epoch.is_linking or self.epoch.some_have_left
+        return [item for item in self._processes.among(Stage.IN_VIEW) if wanted and item.dead_after_s]
 
-    def _keep_pinging(self, now_s: float) -> List[Action]:
+    def _ping(self, now_s: float) -> List[Action]:
         """Ping the processes, unless the last pings are recent."""
-        if self.abort_message is not None or not self._terms.is_elastic or self._ping_at_s is not None:
+        if self._ping_at_s is not None and not is_due(self._ping_at_s, now_s):
             return []
-        processes = self._pinged()
+        over = self.abort_message is not None or self._over
+        processes = [] if over else self._pinged()
+        for process in processes if self._ping_at_s is None else ():
+            process.heard_s = now_s
+        self._ping_at_s = None
         if not processes:
             return []
-        limits_s = (item.dead_after_s / PINGS_PER_LIMIT or math.inf for item in processes)
+        limits_s = (item.dead_after_s / _PINGS_PER_LIMIT or math.inf for item in processes)
         interval_s = min(_MAX_PING_INTERVAL_S, *limits_s)
         self._ping_at_s = now_s + interval_s
         return [*(Send(item.connection, {"type": "ping"}) for item in processes), Timer(interval_s)]
@@ -460,14 +449,17 @@ class Rendezvous:
         """Drop the processes that have not answered pings for too long, when it is time to ping again."""
         if self._ping_at_s is None or not is_due(self._ping_at_s, now_s):
             return []
-        self._ping_at_s = None
-        limits = [(item, item.dead_after_s) for item in self._pinged()]
-        silent = [item for item, limit_s in limits if limit_s and now_s - item.heard_s >= limit_s]
+        limited = [item for item in self._pinged() if item.dead_after_s]
+        silent = [item for item in limited if is_due(item.heard_s + item.dead_after_s, now_s)]
         members = self._processes.among(Stage.IN_VIEW)
+        lost = [item for item in silent if item in members]
+        if lost and (self.epoch.is_linking or self.epoch.some_have_left):
+            first = min(lost, key=lambda item: item.heard_s)
+            return self._relay(self.epoch.silent(first.rank, now_s - first.heard_s), now_s)
         # While a view runs its members monitor each other; only if none of them answers any more, no member
         # can report that.
-        if self.epoch.phase is Phase.RUNNING and not set(members) <= set(silent):
-            silent = [item for item in silent if item not in members]
+        if self.epoch.phase is Phase.RUNNING and len(lost) < len(members):
+            silent = [item for item in silent if item not in lost]
         actions: List[Action] = []
         for process in silent:
             actions += self._drop(process, f"it has been silent for {now_s - process.heard_s:.0f} s")

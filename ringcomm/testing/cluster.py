@@ -12,7 +12,7 @@ from ..clock import Deadline
 from ..config import Membership, Settings, Slot
 from ..engine.waiters import set_owner
 from ..errors import RingcommError
-from ..group.view import Peer
+from ..group.group import Peer
 from ..job.context import Context
 from ..rendezvous.membership import Notice, Seat
 from ..rendezvous.server import RendezvousServer

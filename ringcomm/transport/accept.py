@@ -24,8 +24,7 @@ from functools import partial
 from typing import Callable, Dict, Optional, Sequence, Set
 
 from ..errors import AuthenticationError, ProtocolError
-from ..wire.auth import Admission, Claim, Responder, parting_answer
-from ..wire.signing import Session
+from ..wire.auth import Admission, Claim, Responder, Session, parting_answer
 from .connect import check_user, is_short_of_descriptors, place_here, trust
 from .reactor import READ, Reactor
 from .secure import ClosedEarly, Encryption, SecureSocket

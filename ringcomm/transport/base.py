@@ -14,7 +14,7 @@ from typing import Callable, List, NamedTuple, Optional, Sequence
 import numpy as np
 
 from ..errors import RingcommError, fresh_copy
-from ..wire.signing import Session
+from ..wire.auth import Session
 
 Views = Sequence[memoryview]
 

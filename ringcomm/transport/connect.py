@@ -16,8 +16,7 @@ from contextlib import suppress
 from typing import Any, Callable, List, Optional, Tuple
 
 from ..errors import AuthenticationError, ProtocolError, RingcommError, StartupError
-from ..wire.auth import NOWHERE, Admission, Claim, Initiator, OtherVersion, parting_answer, place_of
-from ..wire.signing import Session
+from ..wire.auth import NOWHERE, Admission, Claim, Initiator, OtherVersion, Session, parting_answer, place_of
 from .reactor import READ, WRITE, Reactor
 from .secure import ClosedEarly, Encryption, SecureSocket
 

@@ -7,7 +7,7 @@ import socket
 import struct
 from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ..wire.signing import Session
+from ..wire.auth import Session
 from .base import Fabric, Link, LinkClosed, Views, Watch
 from .huge_pages import HugePages
 from .reactor import WakeUp

@@ -25,7 +25,7 @@ that is to be relayed to another rank (:mod:`ringcomm.rendezvous.relay`) starts 
 ranks; admission, TLS and handshake with that rank follow.
 
 Both ends derive a :class:`Session` from the key and the two nonces, which authenticates the control
-messages that follow.
+messages that follow. A :class:`Signer` signs what a job's processes hand to each other in other ways.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ import ipaddress
 import os
 import struct
 from enum import IntEnum
-from typing import Callable, NamedTuple, Optional, Set
+from typing import Callable, NamedTuple, Optional, Set, Union
 
 from ..errors import AuthenticationError, ProtocolError
-from .signing import Session, session_of
 
 NO_RANK = -1
 """In a claim: not a rank (the rendezvous, or a process that has no rank yet)."""
@@ -226,35 +225,23 @@ class Initiator:
     """The side that connected.
 
     Send :attr:`greeting`, then read exactly :attr:`needs` bytes, give them to :meth:`receive` and send what
-    it returns; then :attr:`done` is true. ``place`` is the dialled one, from :func:`place_of`.
+    it returns; then :attr:`done` is true, and :attr:`session` authenticates the messages that follow.
+    ``place`` is the dialled one, from :func:`place_of`.
     """
 
+    session: Session
+
     def __init__(
-        self,
-        key: bytes,
-        claim: Claim,
-        random: Random = os.urandom,
-        binding: bytes = b"",
+        self, key: bytes, claim: Claim, random: Random = os.urandom, binding: bytes = b"",
         place: bytes = NOWHERE,
-    ) -> None:
-        self._key = key
-        self._binding = binding
-        self.claim = claim
+    ) -> None:  # fmt: skip
+        self._key, self._binding, self._place = key, binding, place
         self.greeting = _PRELUDE.pack(
             MAGIC, PROTOCOL_VERSION, claim.purpose, claim.generation, claim.source, claim.target, claim.job,
             place, random(32),
         )  # fmt: skip
-        self._place = place
         self._received = b""
-        self._session: Optional[Session] = None
         self.done = False
-
-    @property
-    def session(self) -> Session:
-        """Authenticates the messages that follow."""
-        if self._session is None:
-            raise AuthenticationError("the handshake is not finished")
-        return self._session
 
     @property
     def needs(self) -> int:
@@ -285,7 +272,7 @@ class Initiator:
             raise ProtocolError(f"it answered with the unknown status {status}")
         if not hmac.compare_digest(proof, self._proof(b"responder", nonce)):
             raise _answered(AuthenticationError(_OTHER_KEY), _NO_PROOF)
-        self._session = session_of(self._proof(b"session", nonce), True)
+        self.session = session_of(self._proof(b"session", nonce), True)
         self.done = True
         return self._proof(b"initiator", nonce)
 
@@ -294,41 +281,20 @@ class Initiator:
 
 
 class Responder:
-    """The side that accepted. After :attr:`done`, :attr:`claim` is proven."""
+    """The side that accepted. ``place`` of this end must be the dialled one; None: it is encrypted."""
+
+    claim: Claim  # of the initiator, once it is authenticated
+    session: Session  # then authenticates the messages that follow
 
     def __init__(
-        self,
-        key: bytes,
-        job: bytes,
-        random: Random = os.urandom,
-        binding: bytes = b"",
-        place: Optional[bytes] = NOWHERE,  # of this end, must be the dialled one; None: it is encrypted
-    ) -> None:
-        self._key = key
-        self._job = job
-        self._place = place
-        self._session: Optional[Session] = None
-        self._binding = binding
-        self._random = random
-        self._received = b""
+        self, key: bytes, job: bytes, random: Random = os.urandom, binding: bytes = b"",
+        place: Optional[bytes] = NOWHERE,
+    ) -> None:  # fmt: skip
+        self._key, self._job, self._random = key, job, random
+        self._binding, self._place = binding, place
+        self._received = self._nonce = b""
         self._prelude: Optional[bytes] = None
-        self._nonce = b""
-        self._claim: Optional[Claim] = None
         self.done = False
-
-    @property
-    def claim(self) -> Claim:
-        """The initiator's claim, once it is authenticated."""
-        if self._claim is None or not self.done:
-            raise AuthenticationError("the handshake is not finished")
-        return self._claim
-
-    @property
-    def session(self) -> Session:
-        """Authenticates the messages that follow."""
-        if self._session is None or not self.done:
-            raise AuthenticationError("the handshake is not finished")
-        return self._session
 
     @property
     def challenged(self) -> bool:
@@ -363,7 +329,9 @@ class Responder:
             raise AuthenticationError("it does not hold this job's key")
         self._received = b""
         secret = _proof(self._key, b"session", self._prelude, self._nonce, self._binding)
-        self._session = session_of(secret, False)
+        self.session = session_of(secret, False)
+        _, _, purpose, generation, source, target, job, _, _ = _PRELUDE.unpack(self._prelude)
+        self.claim = Claim(purpose, job, generation, source, target)
         self.done = True
         return b""
 
@@ -377,7 +345,7 @@ class Responder:
 
     def _challenge(self) -> bytes:
         prelude = self._received
-        magic, version, purpose, generation, source, target, job, place, _ = _PRELUDE.unpack(prelude)
+        magic, version, _, _, _, _, job, place, _ = _PRELUDE.unpack(prelude)
         if magic != MAGIC:
             raise ProtocolError("it does not use ringcomm's protocol")
         if version != PROTOCOL_VERSION:
@@ -398,7 +366,6 @@ class Responder:
         self._prelude = prelude
         self._received = b""
         self._nonce = self._random(32)
-        self._claim = Claim(purpose, job, generation, source, target)
         proof = _proof(self._key, b"responder", prelude, self._nonce, self._binding)
         return _CHALLENGE.pack(MAGIC, PROTOCOL_VERSION, _Status.ACCEPTED, self._nonce, proof)
 
@@ -427,3 +394,73 @@ def parting_answer(problem: Exception) -> bytes:
     """Return the bytes that a side sends to the peer that it refuses: the reason, if there is one."""
     answer = getattr(problem, "answer", b"")
     return answer if isinstance(answer, bytes) else b""
+
+
+# ---- after the handshake -------------------------------------------------------------------------
+
+_TAG_BYTES = 16
+_NUMBER = struct.Struct("!Q")
+
+
+class Session:
+    """Authenticates the control messages of one connection, in each direction, in order.
+
+    A message's tag is a keyed BLAKE2b of its number in its direction (from 0) and its bytes, which takes less
+    than half the time of HMAC-SHA256. So a message that is altered, left out, repeated, reordered or sent
+    back to its sender is refused.
+    """
+
+    TAG_BYTES = _TAG_BYTES
+
+    def __init__(self, sending: bytes, receiving: bytes) -> None:
+        self._sending, self._receiving = sending, receiving
+        self._sent = self._received = 0
+
+    def tag(self, message: bytes) -> bytes:
+        """Return the tag of the next message to send."""
+        number, self._sent = self._sent, self._sent + 1
+        return _tag(self._sending, number, message)
+
+    def check(self, message: bytes, tag: bytes) -> None:
+        """Count a received message; raises ProtocolError if its tag is wrong."""
+        if not hmac.compare_digest(tag, _tag(self._receiving, self._received, message)):
+            raise ProtocolError(
+                f"control message number {self._received + 1} on this connection does not carry the tag of "
+                "its sender: another process has changed it on the way"
+            )
+        self._received += 1
+
+
+def _tag(key: bytes, number: int, message: bytes) -> bytes:
+    return hashlib.blake2b(_NUMBER.pack(number) + message, key=key, digest_size=_TAG_BYTES).digest()
+
+
+def session_of(secret: bytes, initiator: bool) -> Session:
+    """Return the session of one end of a connection. The secret is derived from the key and both nonces, and
+    shared by the two ends only; ``initiator``: this end has dialled.
+    """
+    there, back = (hmac.digest(secret, label, "sha256") for label in (b"to responder", b"to initiator"))
+    return Session(there, back) if initiator else Session(back, there)
+
+
+class Signer:
+    """Signs bytes that the processes of one job hand to each other, over any carrier."""
+
+    SIGNATURE_BYTES = 32
+
+    def __init__(self, key: bytes, job: str = "", generation: int = 0) -> None:
+        scope = b"ringcomm signature\0" + repr((job, generation)).encode("utf-8")
+        self._hmac = hmac.new(hmac.digest(key, scope, "sha256"), digestmod="sha256")
+
+    def sign(self, data: Union[bytes, memoryview], *about: object) -> bytes:
+        """Return the signature. ``about``: texts and numbers that identify the bytes: kind, name, source."""
+        context = repr(about).encode("utf-8")
+        signed = self._hmac.copy()
+        # The length keeps a part of one from counting as a part of the other. The bytes are not copied.
+        signed.update(_NUMBER.pack(len(context)) + context)
+        signed.update(data)
+        return signed.digest()
+
+    def verifies(self, data: Union[bytes, memoryview], signature: bytes, *about: object) -> bool:
+        """Return whether this job has signed these bytes for the same use."""
+        return hmac.compare_digest(signature, self.sign(data, *about))

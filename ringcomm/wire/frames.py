@@ -39,20 +39,10 @@ class Header(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the 64 bytes."""
-        return _HEADER.pack(
-            _MAGIC,
-            self.generation & 0xFFFF,
-            self.sequence & 0xFFFFFFFF,
-            self.collective,
-            self.op,
-            self.dtype,
-            self.codec,
-            self.root,
-            self.items,
-            self.digest,
-            self.sends,
-            self.expects,
-        )
+        generation, sequence, *rest, codec = self
+        collective, op, dtype, *numbers = rest
+        first = generation & 0xFFFF, sequence & 0xFFFFFFFF, collective, op, dtype, codec
+        return _HEADER.pack(_MAGIC, *first, *numbers)
 
     def turned(self) -> Header:
         """Return the header that the peer must send if it makes the same call."""

@@ -13,7 +13,7 @@ import struct
 from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
 from ..errors import ProtocolError
-from .signing import Session
+from .auth import Session
 
 Message = Dict[str, Any]
 
@@ -87,16 +87,12 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "stop": {"epoch": (int,)},
     "negotiate": {"epoch": (int,), "last": (int,)},
     "responses": {
-        "fresh": (list,),
-        "settled": (list,),
-        "run": (list,),
-        "failed": (list,),
-        "joined": (int,),
+        "fresh": (list,), "settled": (list,), "run": (list,), "failed": (list,), "joined": (int,),
         "repeats": (list,),
     },
     # between ranks, on a probe connection
     "echo": {"rank": (int,)},
-}
+}  # fmt: skip
 
 _ITEMS: Mapping[Tuple[str, str], Mapping[str, Tuple[type, ...]]] = {
     # what the objects in a list must have
@@ -155,7 +151,7 @@ def validate(message: Any) -> Message:
         raise ProtocolError(f"unknown kind of control message: {kind!r}")
     _check_fields(f"control message {kind!r}", message, wanted)
     for name in wanted:
-        if (kind, name) in _RANGES and not all(map(_is_range, message[name])):
+        if (kind, name) in _RANGES and not all(map(is_range, message[name])):
             raise ProtocolError(f"control message {kind!r}: field {name!r} is not a list of ranges of ranks")
         items = _ITEMS.get((str(kind), name))
         if items is not None:
@@ -172,7 +168,8 @@ def validate(message: Any) -> Message:
     return message
 
 
-def _is_range(item: Any) -> bool:
+def is_range(item: Any) -> bool:
+    """Return whether an item of a message is a range of ranks: its first and its last."""
     whole = isinstance(item, list) and len(item) == 2 and all(type(end) is int for end in item)
     return whole and 0 <= item[0] <= item[1] and item[1] in _WHOLE
 

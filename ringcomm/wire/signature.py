@@ -126,14 +126,9 @@ class Signature(NamedTuple):
 
     @classmethod
     def intent(
-        cls,
-        kind: Collective,
-        op: int = NO_OP,
-        root: int = NO_ROOT,
-        name: str = "",
-        bounds: Tuple[int, ...] = (),
-        text: str = "",
-    ) -> Signature:
+        cls, kind: Collective, op: int = NO_OP, root: int = NO_ROOT, name: str = "",
+        bounds: Tuple[int, ...] = (), text: str = "",
+    ) -> Signature:  # fmt: skip
         """Return the program's request, where it is carried out by another operation: a gather, for instance,
         is run as an all-to-all in which only the root receives anything.
         """
@@ -221,14 +216,9 @@ _FIELDS_SENT = Signature._fields.index("items")
 
 
 def direct_call(
-    kind: Collective,
-    data: Array,
-    name: str = "",
-    shape: Shape = (),
-    op: int = NO_OP,
-    root: int = NO_ROOT,
+    kind: Collective, data: Array, name: str = "", shape: Shape = (), op: int = NO_OP, root: int = NO_ROOT,
     **more: Any,
-) -> Signature:
+) -> Signature:  # fmt: skip
     """Return a direct call on a flat array; ``more``: further fields. All ranks must have as many elements,
     except with ``items=0``.
     """

@@ -32,10 +32,9 @@ from ringcomm.ops import Collective, ReduceOp
 from ringcomm.rendezvous import embedded as launched
 from ringcomm.rendezvous.control import error_from
 from ringcomm.rendezvous.measuring import Echo
-from ringcomm.rendezvous.membership import Seat
+from ringcomm.rendezvous.membership import Seat, Terms
 from ringcomm.rendezvous.server import Board
 from ringcomm.rendezvous.state import Rendezvous
-from ringcomm.rendezvous.terms import Terms
 from ringcomm.storage.keys import make_certificate, read_key
 from ringcomm.transport import ring
 from ringcomm.transport.base import LinkClosed
@@ -46,11 +45,10 @@ from ringcomm.transport.reactor import Reactor
 from ringcomm.transport.secure import encryption_of
 from ringcomm.transport.shm import SharedLink
 from ringcomm.wire import frames, messages, signature
-from ringcomm.wire.auth import Admission, Claim, Initiator, Purpose, Responder, job_digest
+from ringcomm.wire.auth import Admission, Claim, Initiator, Purpose, Responder, Session, Signer, job_digest
 from ringcomm.wire.frames import NO_ROOT
 from ringcomm.wire.messages import MessageReader, encode, validate
 from ringcomm.wire.signature import Signature
-from ringcomm.wire.signing import Session, Signer
 from ringrun.agent import framing
 from ringrun.diagnosis.records import Records, explain, has_operations
 from ringrun.diagnosis.waiting import diagnose, parse_record, read_report

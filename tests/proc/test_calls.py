@@ -486,9 +486,11 @@ if rc.rank() == 0:
 WAYS_DIRECT = {
     "arrays/operands.py", "calls/collectives.py", "calls/direct.py", "collective/drive.py",
     "collective/execute.py", "collective/observe.py", "collective/parts.py", "collective/reduce.py",
-    "collective/runner.py", "job/default_context.py", "transport/tcp.py", "wire/frames.py",
+    "collective/runner.py", "job/context.py", "transport/tcp.py", "wire/frames.py",
 }  # fmt: skip
-NOW_AND_THEN = {"clock.py", "rendezvous/control.py", "transport/base.py", "transport/pace.py"}
+NOW_AND_THEN = {
+    "clock.py", "group/failures.py", "rendezvous/control.py", "transport/base.py", "transport/pace.py",
+}  # fmt: skip
 """Of a call that waits, in which the connections are watched and the pace of a link is adjusted."""
 
 

@@ -174,7 +174,7 @@ def check_command(words: List[str]) -> None:
 
 def variables() -> str:
     """A text with all environment variables: the settings' page, which a test keeps true, and the others."""
-    paths = ("docs/configuration.md", "ringcomm/configuration/environment.py")
+    paths = ("docs/configuration.md", "ringcomm/configuration/membership.py")
     return "".join((ROOT / path).read_text() for path in paths)
 
 

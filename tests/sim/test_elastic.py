@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.group import view
-from ringcomm.rendezvous import state, terms
+from ringcomm.rendezvous import state
+from ringcomm.rendezvous.membership import Process, View
 from tests.sim.elastic import EVENTS, ElasticSim
 
 BLOCK = 25
@@ -36,11 +36,9 @@ MISTAKES = ("any rank 0", "an epoch twice", "keeps stopped members", "waits for 
 @pytest.mark.parametrize("broken", MISTAKES)
 def test_the_simulation_notices_mistakes(monkeypatch, broken):
     if broken == "any rank 0":
-        order = view.rank_order
-        equal = lambda found: [item._replace(position=1) for item in found]  # noqa: E731
-        monkeypatch.setattr(terms, "rank_order", lambda found, most: order(equal(found), most))
+        monkeypatch.setattr(Process, "position", 1)
     elif broken == "an epoch twice":
-        monkeypatch.setattr(state, "View", lambda epoch, members: view.View(epoch // 2, members))
+        monkeypatch.setattr(state, "View", lambda epoch, members: View(epoch // 2, members))
     elif broken == "keeps stopped members":
         monkeypatch.setattr(state.Rendezvous, "_drop", lambda *_: [])
     else:

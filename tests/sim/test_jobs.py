@@ -41,7 +41,7 @@ def test_the_simulation_notices_mistakes(monkeypatch, broken):
     if broken == "no beats":
         monkeypatch.setattr("ringcomm.engine.failure_detector.FailureDetector.due", lambda self, now_s: False)
     else:
-        monkeypatch.setattr("ringcomm.rendezvous.root_cause.RootCauseAnalysis._cut_from", lambda *_: set())
+        monkeypatch.setattr("ringcomm.rendezvous.epoch.RootCauseAnalysis._cut_from", lambda *_: set())
     with pytest.raises(AssertionError, match="seed"):
         for seed in range(4 * BLOCK):
             Simulated(seed).run()

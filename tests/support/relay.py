@@ -12,8 +12,7 @@ import sys
 import threading
 from typing import Callable, List, Optional, Sequence, Tuple
 
-from ringcomm.wire.auth import Claim, Initiator, Purpose, Responder
-from ringcomm.wire.signing import Session
+from ringcomm.wire.auth import Claim, Initiator, Purpose, Responder, Session
 
 _KEY = b"k" * 32
 _CLAIM = Claim(Purpose.CONTROL, bytes(16))

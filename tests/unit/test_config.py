@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from ringcomm import config
 from ringcomm.config import Membership, Settings, Slot, document, misspelt_variables
-from ringcomm.configuration import environment, settings
+from ringcomm.configuration import membership as environment
+from ringcomm.configuration import settings
 from ringcomm.configuration.membership import format_endpoint, parse_endpoint
 from ringcomm.errors import ConfigError
 from ringcomm.schedule import registry, select  # noqa: F401
@@ -26,9 +28,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
     "variable, text, field, value",
     [
         ("IFACE", "eth0,!docker*", "iface", "eth0,!docker*"),
-        ("START_TIMEOUT", "2.5", "start_timeout_s", 2.5),
         ("FUSION_THRESHOLD", "64KiB", "fusion_bytes", 64 * 1024), ("TRANSPORT", "tcp", "transport", "tcp"),
-        ("COMPRESSION", "", "compression", ""), ("VERBOSE", "Yes", "verbose", True),
+        ("VERBOSE", "Yes", "verbose", True),
     ],
 )
 def test_setting_is_read(variable, text, field, value):
@@ -235,3 +236,67 @@ def test_other_names_of_settings_override_the_variables(monkeypatch):
     assert Settings.from_environment({**variables, "OTHER_TIMEOUT": "7"}).late_after_s == 7.0
     with pytest.raises(ConfigError, match="^OTHER_TIMEOUT=… cannot be used: must be"):
         Settings.from_environment({"OTHER_TIMEOUT": "soon"})
+
+
+# ---- settings as text --------------------------------------------------------------------------
+
+
+VALUES = [
+    (settings.parse_positive_seconds, "0.5", 0.5), (settings.parse_positive_seconds, "inf", math.inf),
+    (settings.parse_size, " 256KiB ", 1 << 18), (settings.parse_size, "1mb", 1 << 20),
+    (settings.parse_size, "2G", 2 << 30), (settings.parse_size, "7B", 7),
+    (settings.parse_size_or_zero, " 0 ", 0), (settings.parse_size_or_zero, "1k", 1024),
+    (settings.parse_seconds, "0", 0.0), (settings.parse_flag, " Yes ", True),
+    (settings.parse_flag, "", False),
+    (settings.parse_threads, " Auto ", "auto"), (settings.parse_threads, "4", "4"),
+    (settings.parse_transport, "shm", "shm"), (settings.parse_compression, "", ""),
+]  # fmt: skip
+
+NONE = [
+    (settings.parse_positive_seconds, ("0", "-1", "nan", "soon"), "must be (more than zero|a number)"),
+    (settings.parse_size, ("", "0", "-1", "K", "1.5M", "1T", "²", "1KiBB"), "number of bytes like 65536"),
+    (settings.parse_size_or_zero, ("", "-1", "0K"), "1M, or 0"),
+    (settings.parse_seconds, ("-1", "inf", "nan"), "zero or more seconds"),
+    (settings.parse_flag, ("2", "maybe"), "must be 1 or 0"),
+    (settings.parse_threads, ("0", "-1", "all", "", "²"), "must be auto, none, or a whole number"),
+    (settings.parse_transport, ("", "udp"), "must be one of auto, memory, shm, unix, tcp"),
+    (settings.parse_compression, ("zip",), "must be empty or one of none, fp16"),
+]
+
+
+@pytest.mark.parametrize(("parse", "text", "value"), VALUES)
+def test_the_value_of_a_text(parse, text, value):
+    found = parse(text)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(("parse", "texts", "words"), NONE)
+def test_texts_without_a_value(parse, texts, words):
+    for text in texts:
+        with pytest.raises(ValueError, match=words):
+            parse(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "used", "topics"),
+    [
+        ({"compression": "none"}, [], []),
+        ({"compression": "int8", "local_steps": "auto"}, [], ["no compression", "no local steps"]),
+        ({"compression": "int8", "local_steps": "auto"}, ["compression"], ["no local steps"]),
+        ({"local_steps": "8"}, ["local_steps"], []),
+    ],
+)
+def test_settings_without_effect(monkeypatch, given, used, topics):
+    monkeypatch.setattr(settings, "_used", set())
+    for name in used:
+        settings.use(name)
+    assert [topic for topic, _ in settings.without_effect(Settings(**given))] == topics
+
+
+def test_ranks_poll_for_longer_where_they_outnumber_the_cores_of_this_process(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 5, 6}, raising=False)
+    spin_s = [settings.polling_s(Settings(spin_us=20.0), ranks) for ranks in (3, 4)]
+    assert spin_s == pytest.approx([20e-6, 100e-6])
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert settings.polling_s(Settings(spin_us=20.0), 8) == pytest.approx(20e-6)

@@ -16,7 +16,7 @@ import cloudpickle
 from ringcomm.config import key_from_environment, place_from_environment
 from ringcomm.errors import ConfigError, Misuse
 from ringcomm.storage.results import NOT_SENT, pack_error, pack_value, unpickled
-from ringcomm.wire.signing import Signer
+from ringcomm.wire.auth import Signer
 
 from ..plan.job import ABOUT_CALL, about_result, signed, verified
 

@@ -74,9 +74,9 @@ class Commands:
         elif do == "listen":
             answer(self._listen(command))
         elif do == "probe" and setup is not None:
-            setup.probe(command["targets"], command["within_s"], answer)
+            setup.probe(command["targets"], command["within_s"])
         elif do == "measure" and setup is not None:
-            setup.measure(command["pairs"], answer)
+            setup.measure(command["pairs"])
         else:
             raise ValueError(f"no command: {command}")
 
@@ -86,7 +86,7 @@ class Commands:
         try:
             self._setup = LinkSetup(
                 self._reactor, own_addresses(command["iface"]), key, job_digest(command["job"]),
-                lambda message: None, encryption,
+                lambda message: answer(message.get("attempts", message.get("speeds"))), encryption,
             )  # fmt: skip
         except RingcommError as problem:
             return {"problem": str(problem)}

@@ -15,7 +15,7 @@ import re
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ringcomm.config import PREFIX, Settings, tunables
-from ringcomm.configuration.environment import MEMBERSHIP_VARIABLES
+from ringcomm.configuration.membership import MEMBERSHIP_VARIABLES
 from ringcomm.configuration.settings import Effective, SettingValue
 from ringcomm.errors import ConfigError
 

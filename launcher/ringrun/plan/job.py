@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequenc
 from ringcomm.config import Settings, Slot
 from ringcomm.errors import ConfigError
 from ringcomm.storage.keys import key_text
-from ringcomm.wire.signing import Signer
+from ringcomm.wire.auth import Signer
 
 from .command import Command
 from .environment import OTHER_LAUNCHERS, rank_variables, removed

@@ -23,8 +23,7 @@ from ...engine.observer import EventSource, Observer, OwnTrace
 from ...engine.peer_channels import HeartbeatThread
 from ...errors import RingcommError
 from ...group.failures import GroupWatch
-from ...group.group import Group
-from ...group.view import Peer
+from ...group.group import Group, Peer
 from ...rendezvous.client import Joined
 from ...transport.base import Channels
 from ...transport.memory import memory_channels

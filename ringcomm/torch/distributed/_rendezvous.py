@@ -40,13 +40,12 @@ from ...config import (
 from ...configuration.membership import is_loopback, numeric
 from ...errors import ConfigError, RingcommError, StartupError, describe_error
 from ...job.context import Context
-from ...rendezvous.client import Joined, join
-from ...rendezvous.connect_server import Moved, Watched, await_entry, post
+from ...rendezvous.client import Joined, Moved, Watched, await_entry, join, post
 from ...rendezvous.embedded import EmbeddedRendezvous
 from ...storage.files import open_standard_descriptors
 from ...transport.connect import check_descriptors, shortage_error
 from ...transport.nics import machine
-from ...wire.signing import Signer
+from ...wire.auth import Signer
 
 logger = logging.getLogger("ringcomm.torch")
 

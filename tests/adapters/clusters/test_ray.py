@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List
 import pytest
 
 from ringcomm.config import Settings
-from ringcomm.configuration import environment
+from ringcomm.configuration import membership as environment
 from ringcomm.errors import ConfigError, NotOfferedError
 from ringcomm.storage.keys import read_key
 from tests.adapters.clusters.programs_run import check_jobs, facts_of, run_program

@@ -16,7 +16,7 @@ from ringcomm.errors import Misuse, ProtocolError, RingcommError
 from ringcomm.rendezvous import links
 from ringcomm.transport import accept
 from ringcomm.transport.connect import Dial
-from ringcomm.wire.signing import Signer
+from ringcomm.wire.auth import Signer
 from tests.support.relay import Relay
 from tests.support.service import Service, together
 

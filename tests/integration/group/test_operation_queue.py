@@ -8,8 +8,9 @@ import pytest
 
 from ringcomm.clock import Deadline
 from ringcomm.errors import NotInitializedError
-from ringcomm.group.operation_queue import OperationQueue
+from ringcomm.group.operation_queue import OperationQueue, Turn
 from tests.integration.group.works import LIMIT_S, Task
+from tests.support.service import eventually
 
 OVER = NotInitializedError("the group has ended")
 
@@ -114,3 +115,60 @@ class TestClose:
         gate.opened.set()
         closing.join(LIMIT_S)
         assert gate.work.ended() is None and not closing.is_alive(), "what runs ends as it does"
+
+
+# ---- the right to move messages, of callers that wait and of the thread -------------------------
+
+
+class Thread:
+    """The thread of a group: it sleeps with the turn until it is woken or a caller asks for the turn."""
+
+    def __init__(self) -> None:
+        self.turn = Turn(self.wake, 0.002)
+        self.woken = threading.Event()
+        self.rounds = 0
+        self.over = False
+        self.thread = threading.Thread(target=self.run, daemon=True)
+
+    def wake(self) -> None:
+        self.woken.set()
+
+    def run(self) -> None:
+        while not self.over:
+            self.turn.pause()
+            with self.turn:
+                self.rounds += 1
+                while not (self.turn.wanted or self.over):
+                    self.woken.wait(LIMIT_S)
+                    self.woken.clear()
+
+
+@pytest.fixture
+def one():
+    made = Thread()
+    yield made
+    made.over = True
+    made.turn.hurry()
+    if made.thread.is_alive():
+        made.thread.join(LIMIT_S)
+        assert not made.thread.is_alive()
+
+
+def test_a_free_turn_is_taken_at_once_and_by_one_caller(one):
+    turn = one.turn
+    assert turn.take(at_once=True) and turn.wanted and turn.is_mine()
+    assert not turn.take() and not turn.take(at_once=True)
+    turn.give_back(needed=False)
+    assert not turn.wanted and not turn.is_mine()
+    assert turn.take()
+    turn.give_back(needed=False)
+
+
+def test_the_thread_gives_it_to_a_caller_that_waits(one):
+    one.thread.start()
+    assert eventually(lambda: one.rounds == 1)
+    assert not one.turn.take(at_once=True) and not one.turn.wanted
+    assert one.turn.take() and one.turn.is_mine()
+    assert one.rounds == 1
+    one.turn.give_back(needed=True)
+    assert eventually(lambda: one.rounds == 2)

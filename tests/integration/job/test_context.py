@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ringcomm.config import Membership, Settings
-from ringcomm.errors import StartTimeoutError, StartupError
+from ringcomm.errors import ConfigError, NotInitializedError, PeerLostError, StartTimeoutError, StartupError
 from ringcomm.group import group as group_module
-from ringcomm.group.view import Peer
+from ringcomm.group.group import Peer
 from ringcomm.job.context import Context
-from ringcomm.job.context import _Entry as Entry
+from ringcomm.ops import Sum
 from ringcomm.rendezvous.client import join
 from ringcomm.rendezvous.embedded import EmbeddedRendezvous
 from ringcomm.testing.cluster import run_ranks
-from tests.support.service import together
+from tests.support.service import eventually, free_port, together
 
 LIMIT_S = 60.0
 SETTINGS = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0)
@@ -53,7 +63,7 @@ def test_the_rank_that_serves_the_rendezvous_stops_it_at_its_end(ok, monkeypatch
     def start(rank):
         membership = Membership(2, tuple(endpoints), key, "job", None, rank, "desk")
         joined = join(membership, SETTINGS)
-        return Context._of(Entry(joined, membership, embedded if rank == 0 else None), SETTINGS)
+        return Context._of(joined._replace(embedded=embedded if rank == 0 else None), SETTINGS)
 
     contexts = together([0, 1], start)
     together(contexts, lambda context: context.barrier())
@@ -98,3 +108,153 @@ def test_misspelt_settings_are_pointed_out(monkeypatch, caplog):
     (line,) = [item.getMessage() for item in caplog.records if "TRANSPROT" in item.getMessage()]
     assert "did you mean RINGCOMM_TRANSPORT?" in line
     assert not any(item.getMessage().startswith("RINGCOMM_TRANSPORT ") for item in caplog.records)
+
+
+# ---- leaving a job from another thread, and joining one of which a late step fails ---------------
+
+
+
+
+@pytest.mark.parametrize("transport, nbytes", [("tcp", 8), ("shm", 8_000_000)])
+def test_a_call_of_another_thread_ends_and_says_why(transport, nbytes):
+    """No rank is blamed for it, and the other ranks learn that this one has left."""
+    left = threading.Event()
+
+    def work(context):
+        array = np.ones(nbytes // 8)
+        context.barrier()
+        if context.rank == 1:
+            assert left.wait(LIMIT_S)
+            with pytest.raises(PeerLostError, match="rank 0"):
+                # A short one may be complete here: rank 0 had sent its part before it left.
+                assert (context.allreduce(array, Sum) == 2.0).all()
+                context.barrier()
+            return True
+
+        def leave():
+            assert eventually(lambda: context._runner.progress().doing, LIMIT_S)
+            context.close()
+            left.set()
+
+        with ThreadPoolExecutor(1) as pool:
+            leaving = pool.submit(leave)
+            with pytest.raises(NotInitializedError, match=r"left .* while it was in allreduce") as caught:
+                context.allreduce(array, Sum)
+            leaving.result(LIMIT_S)
+        assert "rank 1" not in str(caught.value)
+        return True
+
+    assert run_ranks(2, work, transport, SETTINGS) == [True] * 2
+
+
+def test_a_late_step_of_joining_that_fails_leaves_nothing_open(no_leaks, tmp_path):
+    """Without ringrun: rank 0 serves the rendezvous, and cannot open its timeline."""
+    log = str(tmp_path / "missing" / "log")
+    settings = replace(SETTINGS, timeline=log, measure=False)
+    port = free_port()
+    problems = {}
+
+    def start(rank):
+        membership = Membership(2, (("127.0.0.1", port),), b"k" * 32, "test", rank=rank, host="localhost")
+        try:
+            with Context.start(membership, settings) as context:
+                context.barrier()
+        except (ConfigError, PeerLostError) as problem:
+            problems[rank] = f"{type(problem).__name__}: {problem}"
+
+    threads = [threading.Thread(target=start, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert "ConfigError: The timeline" in problems[0]
+    assert problems[1].startswith("PeerLostError: rank 0") and "The timeline" in problems[1]
+
+
+# ---- a fork of a rank's process: it shares the connections, so nothing that it does may reach them ----
+
+
+
+
+def forked(work) -> str:
+    """Return what ``work`` returns in a fork of this process, or the error that it raises, as text."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that this process has threads
+        pid = os.fork()
+    if pid == 0:
+        signal.alarm(int(LIMIT_S))  # instead of a wait for ever
+        try:
+            text = repr(work())
+        except Exception as problem:  # noqa: BLE001 - the parent looks at it
+            text = f"{type(problem).__name__}: {problem}"
+        os.write(writing, text.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        text = file.read()
+    os.waitpid(pid, 0)
+    return text
+
+
+def test_it_may_not_wait_for_an_operation_of_its_parent():
+    """It has no engine thread, and would read what is sent to its parent."""
+
+    def work(context):
+        if context.rank == 1:
+            context.barrier()
+            context.engine.allreduce([np.ones(1)], Sum, "x").wait()
+            return None
+        array = np.ones(1)
+        handle = context.engine.allreduce([array], Sum, "x")
+        texts = [forked(handle.wait), forked(lambda: handle.wait(5.0))]
+        context.barrier()
+        handle.wait()
+        return [array[0], *texts]
+
+    (total, *texts), _ = run_ranks(2, work)
+    assert total == 2.0
+    for text in texts:
+        assert text.startswith("Misuse: This process is a fork of rank 0 and shares its connections")
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm", "auto"])
+def test_when_it_ends_its_parent_remains_in_the_job(service, transport):
+    """At the end of a program the default context is closed, in a fork that calls sys.exit() too."""
+    made = service(2, transport=transport)
+    with ExitStack() as stack:
+        contexts = made.start_all(stack)
+        for ok in (True, False):
+            assert forked(lambda ok=ok: contexts[1].close("its program ended", ok)) == "None"
+        sums = together(contexts, lambda context: context.allreduce(np.ones(50_000), Sum)[-1])
+        assert sums == [2.0, 2.0]
+        named = together(contexts, lambda context: context.engine.barrier("named").wait())
+        assert named == [None, None]
+    assert not made.texts("abort")
+
+
+# ---- ``init()`` in a process that a rank has started ---------------------------------------------
+
+
+def test_a_child_of_a_rank_is_told_what_it_is() -> None:
+    ask = "from ringcomm.config import Membership\n"
+    child = f"{ask}Membership.from_environment()"
+    code = (
+        f"import subprocess, sys\n{ask}"
+        "assert Membership.from_environment() == Membership.from_environment()\n"
+        f"sys.exit(subprocess.call([sys.executable, '-c', {child!r}]))"
+    )
+    with tempfile.TemporaryFile() as key:
+        key.write(b"ab" * 32)
+        key.flush()
+        env = {
+            **os.environ, "RINGCOMM_SIZE": "2", "RINGCOMM_RANK": "1", "RINGCOMM_RENDEZVOUS": "127.0.0.1:1",
+            "RINGCOMM_KEY_FD": str(key.fileno()),
+        }  # fmt: skip
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(
+            command, env=env, pass_fds=[key.fileno()], capture_output=True, text=True, timeout=100,
+            check=False,
+        )  # fmt: skip
+    assert "is a child of a rank of the job (rank 1, process" in done.stderr, done.stderr
+    assert '__name__ == "__main__"' in done.stderr

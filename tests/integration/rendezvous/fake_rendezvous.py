@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ringcomm.config import Membership, Slot
+from ringcomm.rendezvous.client import reach
 from ringcomm.transport.connect import listen, place_here
-from ringcomm.wire.auth import Responder, job_digest
-from ringcomm.wire.messages import MessageReader, encode
+from ringcomm.transport.reactor import Reactor
+from ringcomm.wire.auth import Claim, Purpose, Responder, job_digest
+from ringcomm.wire.messages import MAX_MESSAGE_BYTES, MessageReader, encode
 
 KEY = b"k" * 32
 PROBE: Dict[str, Any] = {
@@ -21,7 +23,6 @@ PROBE: Dict[str, Any] = {
 }
 LINK: Dict[str, Any] = {"type": "link", "routes": []}
 GO = {"type": "go", "table": ""}
-ABORT = {"type": "abort", "kind": "lost", "text": "rank 1 died young", "rank": 1, "host": "there"}
 
 
 class FakeRendezvous:
@@ -76,3 +77,54 @@ class FakeRendezvous:
         self.listener.close()
         if self.sock is not None:
             self.sock.close()
+
+
+# ---- a process with the key of a job that sends a server what the test says --------------------
+
+
+Message = Dict[str, Any]
+
+
+class Peer:
+    """A connection to a server, after the handshake."""
+
+    def __init__(
+        self, endpoints: Sequence[Tuple[str, int]], key: bytes, job: str, purpose: Purpose = Purpose.CONTROL
+    ) -> None:
+        reactor = Reactor()
+        found = reach(reactor, endpoints, key, Claim(purpose, job_digest(job)), None, 30.0)
+        reactor.close()
+        assert found.sock is not None, found.tried
+        self.sock, self.session = found.sock, found.session
+        self.sock.settimeout(30.0)
+        self._reader = MessageReader(MAX_MESSAGE_BYTES, self.session)
+
+    def send(self, *messages: Message) -> None:
+        """Send messages in one piece."""
+        self.sock.sendall(b"".join(encode(message, self.session) for message in messages))
+
+    def next(self) -> Optional[List[Message]]:
+        """The next messages; None if the connection is closed."""
+        while True:
+            data = self.sock.recv(1 << 16)
+            found = list(self._reader.feed(data)) if data else None
+            if found != []:
+                return found
+
+    def until(self, kind: str) -> Message:
+        """The first message of this kind; those before it are dropped."""
+        while True:
+            messages = self.next()
+            assert messages is not None, f"no {kind!r} has come"
+            for message in messages:
+                if message["type"] == kind:
+                    return message
+
+    def read(self) -> List[Message]:
+        """All messages up to the end of the connection."""
+        found: List[Message] = []
+        while True:
+            messages = self.next()
+            if messages is None:
+                return found
+            found += messages

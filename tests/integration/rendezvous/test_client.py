@@ -1,19 +1,22 @@
-"""A rank that joins: what it says of itself, what it takes from a rendezvous, and when it gives up."""
+"""A rank's side of the rendezvous: which addresses are dialled, joining, and requests of entries."""
 
 from __future__ import annotations
 
 import errno
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from ringcomm.config import Membership, Settings, Slot
+from ringcomm.configuration.membership import format_endpoint
 from ringcomm.errors import AuthenticationError, RefusedError, StartTimeoutError, StartupError
-from ringcomm.rendezvous import client, connect_server
-from ringcomm.rendezvous.client import join
-from ringcomm.rendezvous.connect_server import Moved, Watched
+from ringcomm.rendezvous import client
+from ringcomm.rendezvous.client import Moved, Watched, await_entry, join, post, reach
 from tests.integration.rendezvous.fake_rendezvous import GO, LINK, PROBE, FakeRendezvous
+from tests.support.relay import Relay
+from tests.support.service import CLAIM, JOB, KEY, Service
 
 SETTINGS = Settings(start_timeout_s=60.0, spin_us=0.0)
 REFUSED = {"type": "refused", "reason": "it came too late"}
@@ -45,12 +48,6 @@ def refuse(fake, future):
     fake.send(REFUSED)
     with pytest.raises(RefusedError, match="The rendezvous refused this process: it came too late"):
         future.result(60.0)
-
-
-# ---- what a rank says of itself --------------------------------------------------------------
-
-
-# ---- what it takes ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -103,7 +100,7 @@ def test_a_rank_learns_that_the_rendezvous_is_somewhere_else_now(no_leaks, nowhe
 def test_a_launcher_serves_before_it_starts_ranks_so_a_refusal_is_not_waited_out(
     no_leaks, nowhere, monkeypatch
 ):
-    monkeypatch.setattr(connect_server, "REFUSED_S", 0.0)
+    monkeypatch.setattr(client, "REFUSED_S", 0.0)
     with pytest.raises(StartTimeoutError, match="(?s)No answer from the rendezvous.*connection refused"):
         join(membership_at(nowhere, slot=Slot(0, 0)), SETTINGS)
 
@@ -134,3 +131,107 @@ def test_a_rank_that_lacks_something_has_all_told(fake, monkeypatch, lacks):
             future.result(60.0)
     assert str(caught.value) == text and "A rank on desk cannot connect to the others: " in text
     assert "`ulimit -n`" in text
+
+
+# ---- which addresses are dialled ---------------------------------------------------------------
+
+
+@pytest.fixture
+def server(no_leaks):
+    service = Service(2)
+    service.server._key, service.server._job = KEY, JOB
+    service.server._acceptor.key, service.server._acceptor.job = KEY, JOB
+    yield service.endpoints[0]
+    service.server.stop()
+
+
+@pytest.fixture
+def listener(no_leaks):
+    """Another server, which would notice if it were dialled."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        sock.settimeout(0.05)
+        yield sock
+
+
+def dialled(listener):
+    try:
+        listener.accept()[0].close()
+    except socket.timeout:
+        return False
+    return True
+
+
+def test_an_address_of_this_machine_does_not_lead_to_another(reactor, listener):
+    """docker0 has the same address on many hosts, and any user can listen there."""
+    where = listener.getsockname()
+    found = reach(reactor, [where], KEY, CLAIM, None, 5.0, elsewhere=True)
+    assert found.sock is None
+    (line,) = found.tried
+    assert f"127.0.0.1:{where[1]}: not dialled, because this machine has that address itself" in line
+    assert not dialled(listener)
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
+def test_what_is_for_later_is_dialled_when_no_other_answers(reactor, server, silent, monkeypatch):
+    monkeypatch.setattr(client, "_LATER_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        where = other.getsockname()
+        if not silent:
+            other.close()
+        found = reach(reactor, [where], KEY, CLAIM, None, 5.0, later=[server])
+        assert found.sock is not None and found.sock.getpeername() == server
+        found.sock.close()
+
+
+@pytest.mark.parametrize("host", ["desk..local", "x" * 70 + ".local"])
+def test_a_name_that_can_be_none_is_a_line_among_what_was_tried(reactor, server, host):
+    """Python refuses to look it up by a UnicodeError, which is no OSError."""
+    assert reach(reactor, [(host, 5000), server], KEY, CLAIM, None, 5.0).sock.close() is None
+    found = reach(reactor, [(host, 5000)], KEY, CLAIM, None, 5.0)
+    assert found.sock is None
+    (line,) = found.tried
+    assert line.startswith(f"  {host}: ") and "label" in line
+
+
+def test_a_server_with_another_key_is_told_from_one_that_is_silent(reactor, server, listener):
+    found = reach(reactor, [server], b"x" * 32, CLAIM, None, 30.0)
+    assert found.sock is None and not found.silent
+    where, reason = format_endpoint(*found.refused.address), found.refused.reason
+    assert where == f"127.0.0.1:{server[1]}" and "does not hold this job's key" in reason
+    assert found.tried == [f"  {where}: {reason}"]
+    found = reach(reactor, [listener.getsockname()], KEY, CLAIM, None, 0.05)
+    assert found.sock is None and found.silent and found.refused is None
+    assert found.tried == [f"  127.0.0.1:{listener.getsockname()[1]}: no answer within 0.05 s"]
+
+
+# ---- entries -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
+def served(request, no_leaks):
+    service = Service(2, encrypt=request.param)
+    yield service
+    service.server.stop()
+
+
+def test_an_entry_reaches_waiting_and_later_readers(served):
+    member = served.membership(0)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(await_entry, member, "group 1", 20.0) for _ in range(2)]
+        post(member, "group 1", "where it is", 20.0)
+        assert [item.result() for item in waiting] == ["where it is"] * 2
+    assert await_entry(member, "group 1", 20.0) == "where it is"
+
+
+def test_a_wait_for_an_entry_that_is_never_posted_ends_in_time(served):
+    with pytest.raises(StartTimeoutError, match="No rank has posted group 2 .* within 0.2 s"):
+        await_entry(served.membership(0), "group 2", 0.2)
+
+
+def test_a_relay_is_refused_or_passes_on_ciphertext(served):
+    if served.certificate:
+        with Relay(served.endpoints[0]) as relay:
+            post(served.membership(0, rendezvous=(relay.at,)), "group 4", "elsewhere", 5.0)
+        return
+    with Relay(served.endpoints[0]) as relay, pytest.raises(StartupError, match="passed on from there"):
+        post(served.membership(0, rendezvous=(relay.at,)), "group 4", "elsewhere", 5.0)

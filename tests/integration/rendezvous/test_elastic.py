@@ -25,7 +25,6 @@ from ringcomm.transport.secure import encryption_of
 from tests.integration.rendezvous.fake_rendezvous import FakeRendezvous
 
 SETTINGS = Settings(spin_us=0.0, measure=False, start_timeout_s=20.0)
-CUT_OFF = r"this rank on (this host|here) was cut off from its job: no message for \d+ s, then: "
 
 
 class Job:
@@ -39,12 +38,9 @@ class Job:
             limits=Limits(), launched=True, encryption=encryption_of(certificate),
         )  # fmt: skip
         self.membership = Membership(
-            rendezvous=tuple(self.server.start()),
-            key=key,
-            job="threads",
-            elastic=True,
+            rendezvous=tuple(self.server.start()), key=key, job="threads", elastic=True,
             certificate=certificate,
-        )
+        )  # fmt: skip
 
     def member(self, number: int) -> Membership:
         """The membership of a new process."""

@@ -9,14 +9,13 @@ import pytest
 from ringcomm.clock import Deadline
 from ringcomm.rendezvous.links import LinkSetup
 from ringcomm.transport.connect import Dial
-from ringcomm.transport.nics import LOOPBACK, WIRED, Interface
+from ringcomm.transport.nics import LOOPBACK, Interface
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Purpose
 from ringcomm.wire.messages import MessageReader
 from tests.support.service import JOB, KEY, Door, turn_until
 
 LO = Interface("lo", "127.0.0.1", LOOPBACK, 8)
-ETH = Interface("eth0", "127.0.0.1", WIRED, 8)
 CLAIM = Claim(Purpose.DIRECT, JOB, generation=3, source=0, target=1)
 CHANNELS = (Purpose.DIRECT, Purpose.BACKGROUND, Purpose.ENGINE_CONTROL)
 WAITS = [{"peer": 0, "dial": False, "addresses": [], "iface": ""}]
@@ -116,9 +115,6 @@ def route(peer, *addresses, dial=True, iface="lo"):
     return {"peer": peer, "dial": dial, "addresses": list(addresses), "iface": iface}
 
 
-# ---- listening -------------------------------------------------------------------------------
-
-
 # ---- accepting -------------------------------------------------------------------------------
 
 
@@ -167,18 +163,6 @@ def test_a_peer_that_does_not_say_which_rank_it_is_gets_no_link(network, words, 
     assert {item["type"] for item in one.sent} == {"unlinked"}
     assert all("rank 1 did not answer (127.0.0.1: " in item["reason"] for item in one.sent)
     assert all(why in item["reason"] for item in one.sent)
-
-
-def _is_closed(sock):
-    try:
-        return sock.recv(1000) == b""
-    except BlockingIOError:
-        return False
-
-
-SCOPES = (
-    ("fe80::2", "eth5", 7), ("fe80::2", "eth9", 0), ("127.0.0.1", "eth5", 0), ("@name", "eth5", 0),
-)  # fmt: skip
 
 
 # ---- probing and measuring -------------------------------------------------------------------

@@ -9,15 +9,12 @@ import pytest
 
 from ringcomm.rendezvous import links as probing_module
 from ringcomm.rendezvous.links import LinkSetup, Probing, scopes_of
-from ringcomm.transport.nics import LOOPBACK, VIRTUAL, WIRED, Interface, machine
+from ringcomm.transport.nics import VIRTUAL, WIRED, Interface, machine
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 from tests.support.service import turn_until
 
 KEY, JOB = b"k" * 32, job_digest("job")
-LO = [Interface("lo", "127.0.0.1", LOOPBACK, 8)]
-
-
 ETH = Interface("eth0", "127.0.0.1", WIRED, 8)
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from ringcomm.clock import Deadline
 from ringcomm.rendezvous.links import LinkSetup
-from ringcomm.rendezvous.measuring import BLOCK, LIMIT_BYTES, Race
+from ringcomm.rendezvous.measuring import BLOCK, LIMIT_BYTES, Echo, Race
 from ringcomm.transport.accept import Acceptor
 from ringcomm.transport.connect import listen
 from ringcomm.transport.nics import LOOPBACK, Interface
 from ringcomm.transport.reactor import READ, Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 from ringcomm.wire.messages import encode
-from tests.support.service import free_port
+from tests.support.service import free_port, turn_until
 
 KEY, JOB = b"k" * 32, job_digest("job")
 CLAIM = Claim(Purpose.PROBE, JOB, generation=3, source=0, target=1)
@@ -113,11 +113,10 @@ def report(total, passed_us):
 
 
 RULES = (
-    (say_nothing, "it closed the connection"),
-    (end_after_the_echo, "it closed the connection"),
+    (say_nothing, "it closed the connection"), (end_after_the_echo, "it closed the connection"),
     (report(LIMIT_BYTES + 1, 10), "it has received more than was sent"),
     (report(0, 2 * 10**9), "it has received more than was sent"),
-)
+)  # fmt: skip
 
 
 def test_a_wire_whose_other_end_breaks_the_rules_has_no_speed(mesh, caplog):
@@ -130,3 +129,19 @@ def test_a_wire_whose_other_end_breaks_the_rules_has_no_speed(mesh, caplog):
     assert broken == [None] * len(odd) and speed.mb_per_s > 0.0
     said = [item.getMessage() for item in caplog.records if "could not be measured" in item.getMessage()]
     assert sorted(said) == sorted(f"a wire to rank 1 could not be measured: {why}" for _, why in RULES)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [BLOCK.pack(0, 0, LIMIT_BYTES + 1), BLOCK.pack(LIMIT_BYTES + 1, 0, 0), BLOCK.pack(0, 2 * 10**9, 0)],
+)
+def test_an_echo_ends_if_the_other_end_breaks_the_rules(reactor, head):
+    ended = []
+    here, there = socket.socketpair()
+    with here, there:
+        here.setblocking(False)
+        Echo(reactor, here, None, 3, ended.append)
+        assert there.recv(1000) == encode({"type": "echo", "rank": 3})
+        there.sendall(head)
+        turn_until(reactor, lambda: ended)
+        reactor.forget(here)

@@ -117,11 +117,9 @@ def altered(frame):
 
 
 TRICKS = {
-    "alter": altered,
-    "repeat": lambda frame: [frame, frame],
-    "forge": lambda frame: [frame[:-TAG_BYTES] + bytes(TAG_BYTES)],
-    "leave out": lambda frame: [],
-}
+    "alter": altered, "repeat": lambda frame: [frame, frame],
+    "forge": lambda frame: [frame[:-TAG_BYTES] + bytes(TAG_BYTES)], "leave out": lambda frame: [],
+}  # fmt: skip
 PLACES = [("there", 0), ("there", 1), ("back", 0), ("back", 1), ("back", 2)]
 """Of the first messages in each way: join and an answer; the rank, the routes and the start."""
 CASES = [("alter", *place) for place in PLACES]

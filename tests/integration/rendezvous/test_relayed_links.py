@@ -57,10 +57,9 @@ def test_a_job_that_does_not_encrypt_is_not_relayed(no_leaks):
 
 
 TRICKS = {
-    "flip": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
-    "repeat": lambda data: data + data,
+    "flip": lambda data: data[:-1] + bytes([data[-1] ^ 1]), "repeat": lambda data: data + data,
     "leave out": lambda data: data[1:],
-}
+}  # fmt: skip
 
 
 @pytest.mark.cases(1)

@@ -41,11 +41,9 @@ def served(tmp_path, no_leaks):
     key.write_text("5a" * 32)
     key.chmod(0o600)
     variables = {
-        "RINGCOMM_RENDEZVOUS": f"127.0.0.1:{free_port()}",
-        "RINGCOMM_SIZE": "2",
-        "RINGCOMM_KEY_FILE": str(key),
-        "RINGCOMM_START_TIMEOUT": "30",
-    }
+        "RINGCOMM_RENDEZVOUS": f"127.0.0.1:{free_port()}", "RINGCOMM_SIZE": "2",
+        "RINGCOMM_KEY_FILE": str(key), "RINGCOMM_START_TIMEOUT": "30",
+    }  # fmt: skip
     processes = []
 
     def start(*arguments, **more):

@@ -14,7 +14,7 @@ from ringcomm.rendezvous import server as server_module
 from ringcomm.rendezvous.membership import Drop, Send
 from ringcomm.rendezvous.server import RendezvousServer
 from ringcomm.wire.auth import Purpose
-from tests.integration.rendezvous.peer import Peer
+from tests.integration.rendezvous.fake_rendezvous import Peer
 from tests.support.service import KEY, eventually
 
 NOTE = {"type": "note", "text": "hello"}
@@ -87,8 +87,7 @@ def test_a_connection_that_breaks_the_rules_ends_and_the_others_stay(server, cli
     reset.sock.close()
     assert eventually(lambda: numbers(server) == [1])
     for number, why in (
-        (2, "a rank may not send 'unblocked'"),
-        (3, "a control message of 4294967295 bytes"),
+        (2, "a rank may not send 'unblocked'"), (3, "a control message of 4294967295 bytes"),
         (4, "Connection reset by peer"),
     ):
         assert f"control connection {number}: {why}" in caplog.text

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
+from ringcomm.collective.runner import Runner
 from ringcomm.config import Settings
-from ringcomm.group.view import Peer
+from ringcomm.group.group import Peer
 from ringcomm.job import preparation as module
-from ringcomm.job.preparation import Preparation, Prepared
+from ringcomm.job import preparation as program
+from ringcomm.job.preparation import Prepared, differences_text, own_files, tune
 from ringcomm.schedule.cost import CostModel
+from ringcomm.transport.memory import memory_fabrics
 
 MODEL = CostModel(1e-5, 1e-9, 1e-10)
 FAST, SLOW = 1e-8, 1e-6
@@ -45,12 +51,17 @@ class Job:
             control=control if joined else None,
             hosts=[peer.host for peer in self.peers], local_size=hosts.count(hosts[rank]), generation=7,
         )  # fmt: skip
-        self.prepared = Preparation(group)
+        self.group = group
 
     def _with_settings(self, settings):
         runner = SimpleNamespace(settings=settings, purpose=None)
         self.runners.append(runner)
         return runner
+
+    def tune(self, before=None):
+        """The measured links."""
+        self.prepared, self.is_repeated = tune(self.group, self, before)
+        return self.prepared.model
 
     def adopt(self, model):
         self.adopted.append(model)
@@ -84,7 +95,7 @@ class TestTuning:
     def test_what_is_worth_measuring(self, machine, hosts, cores, measured):
         machine.cores = cores
         job = Job(hosts)
-        assert job.prepared.tune(job) == (MODEL if measured else None)
+        assert job.tune() == (MODEL if measured else None)
         assert machine.asked == [[True, -1]] and machine.measured == measured
         assert job.adopted == [MODEL if measured else None]
 
@@ -93,13 +104,13 @@ class TestTuning:
         """Each of two ranks may run on one core only."""
         machine.cores, machine.others = 1, lambda row: [row, [*row[:3], *own]]
         job = Job([0, 0])
-        job.prepared.tune(job)
+        job.tune()
         assert machine.measured == is_measured
 
     def test_all_ranks_measure_or_none_does(self, machine):
         machine.others = lambda row: [row, [False, -1, -1, 0, 4]]
         job = Job([0, 1])
-        assert job.prepared.tune(job) is None and machine.measured == 0
+        assert job.tune() is None and machine.measured == 0
         assert job.adopted == [None]
 
 
@@ -110,15 +121,91 @@ class TestAfterALoss:
         """Ranks 1 and 2 of the earlier view are left, on hosts that have other numbers now."""
         machine.others = lambda row: [row, [*row[:2], 1, *row[3:]]]
         job = Job([0, 1])
-        model = job.prepared.tune(job, Prepared(3, 2, self.WIRES))
-        assert machine.measured == 0 and job.prepared.is_repeated
+        model = job.tune(Prepared(3, 2, self.WIRES))
+        assert machine.measured == 0 and job.is_repeated
         assert (model.hosts, model.wire_byte_s) == ((0, 1), (FAST, SLOW))
-        assert job.adopted == [model] and job.prepared.prepared == Prepared(7, 0, model)
+        assert job.adopted == [model] and job.prepared == Prepared(7, 0, model)
 
     @pytest.mark.parametrize("generation", [-1, 2], ids=["new", "another view"])
     def test_with_a_rank_of_another_view_all_measure(self, machine, generation):
         machine.others = lambda row: [row, [row[0], generation, 1, *row[3:]]]
         job = Job([0, 1])
-        assert job.prepared.tune(job, Prepared(3, 2, self.WIRES)) == MODEL
-        assert machine.measured == 1 and not job.prepared.is_repeated
-        assert job.prepared.prepared == Prepared(7, 0, MODEL)
+        assert job.tune(Prepared(3, 2, self.WIRES)) == MODEL
+        assert machine.measured == 1 and not job.is_repeated
+        assert job.prepared == Prepared(7, 0, MODEL)
+
+
+# ---- whether all hosts run the same files --------------------------------------------------------
+
+
+HOSTS = ["pc", "jetson1", "jetson1", "jetson2"]
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """`load(name, path, text)` makes a file below a folder, and a module of it that has been imported."""
+
+    def load(name, path, text="pass", spec=None):
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        module = ModuleType(name)
+        module.__file__ = str(file)
+        module.__spec__ = spec
+        monkeypatch.setitem(sys.modules, name, module)
+
+    return load
+
+
+def test_the_script_and_what_it_imports_from_its_folder(load, tmp_path):
+    load("__main__", "project/train.py")
+    load("model", "project/model.py")
+    load("package.part", "project/package/part.py")
+    load("elsewhere", "other/elsewhere.py")
+    load("numpy.fake", "project/.venv/lib/python3.11/site-packages/numpy/fake.py")
+    load("ringcomm.fake", "project/ringcomm/fake.py")
+    found = own_files()
+    assert sorted(found) == ["model.py", "package/part.py", "train.py"]
+    load("model", "project/model.py", "other")
+    again = own_files()
+    assert [name for name in found if again[name] != found[name]] == ["model.py"]
+
+
+def test_no_script(load, monkeypatch):
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    assert own_files() == {}
+    load("__main__", "lib/python3.11/site-packages/tool/__main__.py")
+    assert own_files() == {}
+    load("__main__", "project/ringrun/agent/worker.py", spec=SimpleNamespace(name="ringrun.agent.worker"))
+    assert own_files() == {}
+
+
+def test_hosts_and_files_are_named():
+    same = {"train.py": "a", "model.py": "b"}
+    assert differences_text([same] * 4, HOSTS) == ""
+    other = {**same, "train.py": "x"}
+    text = differences_text([same, other, other, same], HOSTS)
+    assert "run the same program: train.py on jetson1 (ranks 1, 2) is not that on pc (rank 0), jets" in text
+    text = differences_text([same, same, same, {"train.py": "x", "model.py": "y"}], HOSTS)
+    assert "model.py on jetson2 (rank 3) is not that on pc (rank 0), jetson1 (ranks 1, 2); train" in text
+
+
+@pytest.mark.parametrize(
+    ("programs", "expected"),
+    [
+        ([{"a.py": "1"}, {"a.py": "1"}], ""),
+        ([{"a.py": "1"}, {}], ""),  # a notebook has no files
+        ([{"a.py": "1"}, {"a.py": "2"}], "a.py"),
+    ],
+)
+def test_ranks_exchange_what_they_run_if_it_differs(monkeypatch, programs, expected):
+    mine = threading.local()
+    monkeypatch.setattr(program, "own_files", lambda: mine.files)
+
+    def work(fabric):
+        mine.files = programs[fabric.rank]
+        return program.compare_programs(Runner(fabric, Settings(timeout_s=20.0)), HOSTS[:2])
+
+    with ThreadPoolExecutor(2) as pool:
+        first, other = pool.map(work, memory_fabrics(2))
+    assert first == other and (expected in first if expected else first == "")

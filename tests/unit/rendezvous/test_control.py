@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+from typing import Optional
 
 import pytest
 
@@ -19,8 +20,8 @@ from ringcomm.errors import (
 )
 from ringcomm.rendezvous import control
 from ringcomm.rendezvous.control import ControlChannel, error_from
+from ringcomm.wire.auth import Session, session_of
 from ringcomm.wire.messages import MAX_MESSAGE_BYTES, MessageReader, encode
-from ringcomm.wire.signing import session_of
 from tests.support.service import eventually
 
 HOSTS = ["desk", "jetson1", "jetson2"]
@@ -31,13 +32,13 @@ ABORT = {"type": "abort", "kind": "lost", "text": "rank 2 (jetson2) was lost", "
 class Rendezvous:
     """The other end."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.reader = MessageReader(1 << 20)
+    def __init__(self, sock: socket.socket, session: Optional[Session] = None) -> None:
+        self.sock, self.session = sock, session
+        self.reader = MessageReader(1 << 20, session)
         self.sock.settimeout(LIMIT_S)
 
-    def send(self, message: dict) -> None:
-        self.sock.sendall(encode(message))
+    def send(self, *messages: dict) -> None:
+        self.sock.sendall(b"".join(encode(message, self.session) for message in messages))
 
     def read(self, count: int = 1) -> list:
         """The next messages; fewer if the connection ends."""
@@ -216,39 +217,18 @@ def test_errors_of_abort_messages(change, kind):
 # ---- while a view of an elastic job is in force ------------------------------------------------
 
 
-class Played:
-    """A rendezvous, and the channel of rank 0 in epoch 3 at the other end of its connection."""
-
-    def __init__(self):
-        self.sock, there = socket.socketpair()
-        self.sock.settimeout(30.0)
-        there.setblocking(False)
-        self.session = session_of(bytes(32), False)
-        self._reader = MessageReader(MAX_MESSAGE_BYTES, self.session)
-        other = session_of(bytes(32), True)
-        reader = MessageReader(MAX_MESSAGE_BYTES, other)
-        self.channel = ControlChannel(there, reader, 0, ["here", "there"], other, 7, 3, changes=1)
-
-    def send(self, *messages):
-        self.sock.sendall(b"".join(encode(message, self.session) for message in messages))
-
-    def read(self):
-        """The next messages."""
-        found = []
-        while not found:
-            data = self.sock.recv(4096)
-            assert data, "the connection is closed"
-            found += self._reader.feed(data)
-        return found
-
-
 @pytest.fixture
 def played(monkeypatch):
+    """The rendezvous, and the channel of rank 0 in epoch 3 at the other end of its connection."""
     monkeypatch.setattr(control, "_LEAVE_S", 0.01)
-    played = Played()
+    here, there = socket.socketpair()
+    there.setblocking(False)
+    played, session = Rendezvous(here, session_of(bytes(32), False)), session_of(bytes(32), True)
+    reader = MessageReader(MAX_MESSAGE_BYTES, session)
+    played.channel = ControlChannel(there, reader, 0, ["here", "there"], session, 7, 3, changes=1)
     yield played
     played.channel.leave("the test is over", True)
-    played.sock.close()
+    here.close()
 
 
 def woken(channel):

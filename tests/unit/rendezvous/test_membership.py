@@ -8,8 +8,16 @@ import random
 import pytest
 
 from ringcomm.config import Slot
-from ringcomm.rendezvous.membership import Member, Process, Refusal, Seat, named_twice, number_hosts
-from ringcomm.rendezvous.terms import Assembly, Terms
+from ringcomm.rendezvous.membership import (
+    Assembly,
+    Process,
+    Refusal,
+    Seat,
+    Terms,
+    named_twice,
+    number_hosts,
+    rank_order,
+)
 from tests.unit.rendezvous.simulated import VERSION, join_message, seats_of
 
 
@@ -28,10 +36,8 @@ def ranks(assignment, processes):
     """(rank, host_index, local_rank) by connection."""
     by_number = {item.number: item for item in processes}
     ordered = [by_number[number] for number in assignment._assign(list(processes))]
-    members = [Member(item.connection, item.message, item.host) for item in ordered]
-    planned = bool(assignment.terms.seats)
-    number_hosts(members, [item.place.slot if planned and item.place else None for item in ordered])
-    return {item.connection: (rank, item.host_index, item.local_rank) for rank, item in enumerate(members)}
+    number_hosts(ordered, bool(assignment.terms.seats))
+    return {item.connection: (rank, item.host_index, item.local_rank) for rank, item in enumerate(ordered)}
 
 
 @pytest.mark.parametrize(
@@ -65,11 +71,9 @@ def test_two_planned_hosts_with_one_hostname_are_two_hosts():
 def test_wanted_ranks_are_kept_and_the_rest_dealt_out():
     assignment = assembly(4, [])
     members = [
-        process(0, hostname="z", rank=0),
-        process(1, hostname="b"),
-        process(2, hostname="a", machine="A"),
+        process(0, hostname="z", rank=0), process(1, hostname="b"), process(2, hostname="a", machine="A"),
         process(3, hostname="a", machine="B", pid=5, rank=2),
-    ]
+    ]  # fmt: skip
     for order in itertools.permutations(members):
         assert ranks(assignment, order) == {0: (0, 0, 0), 2: (1, 1, 0), 3: (2, 2, 0), 1: (3, 3, 0)}
 
@@ -95,10 +99,12 @@ def test_ranks_are_complete_and_reproducible(seed):
 def test_one_machine_under_several_names_is_pointed_out():
     def planned(*places):
         found = [
-            Member(number, join_message(hostname=hostname, machine=machine), host)
+            Process(
+                number, number, Seat(Slot(number, 0), host), join_message(hostname=hostname, machine=machine)
+            )
             for number, (host, hostname, machine) in enumerate(places)
         ]
-        number_hosts(found, [Slot(number, 0) for number in range(len(places))])
+        number_hosts(found, planned=True)
         return named_twice(found)
 
     twice = planned(("jetson1", "nano", "m1"), ("jetson2", "nx", "m2"), ("10.0.0.5", "nano", "m1"))
@@ -106,3 +112,27 @@ def test_one_machine_under_several_names_is_pointed_out():
     assert twice.endswith(" -H 10.0.0.5:2.")
     assert planned(("a", "a", "m1"), ("b", "b", "m1")) == ""  # containers
     assert planned(("a", "x", ""), ("b", "x", "")) == ""  # not known
+
+
+def candidate(number, rank=-1, position=0, place=(0, 0)):
+    found = process(number, slot=place, position=position)
+    found.rank = rank
+    return found
+
+
+@pytest.mark.parametrize(
+    "candidates, most, order",
+    [
+        # In the first view ranks follow the places.
+        ([(0, -1, 0, (1, 0)), (1, -1, 0, (0, 1)), (2, -1, 0, (0, 0))], 8, (2, 1, 0)),
+        # Survivors keep their order and come before new members.
+        ([(7,), (3, 2), (1, 0), (2, 1)], 8, (1, 2, 3, 7)),
+        # Rank 0 has the newest state, of several with the same state the first one.
+        ([(1, 0, 4), (2, 1, 5), (3, 2, 5), (7,)], 8, (2, 1, 3, 7)),
+        # The newest members are left out, wherever they are placed.
+        ([(1, 0), (9, -1, 0, (0, 0)), (8, -1, 0, (2, 0)), (7, -1, 0, (1, 0))], 3, (1, 7, 8)),
+        ([(1, 0), (9,)], 1, (1,)),
+    ],
+)
+def test_the_order_of_ranks(candidates, most, order):
+    assert rank_order([candidate(*facts) for facts in candidates], most) == order

@@ -8,14 +8,14 @@ import random
 import pytest
 
 from ringcomm.errors import another_call_text
-from ringcomm.rendezvous.membership import Member
-from ringcomm.rendezvous.root_cause import (
+from ringcomm.rendezvous.epoch import (
     RENDEZVOUS,
     SETTLE_S,
     VANISHED,
     RootCauseAnalysis,
     Suspicion,
 )
+from ringcomm.rendezvous.membership import Process
 from ringcomm.rendezvous.routing import ranges_of
 from tests.unit.rendezvous.simulated import join_message
 
@@ -27,7 +27,7 @@ def members():
     """Five ranks, one per host, by rank."""
     found = {}
     for rank in range(5):
-        found[rank] = Member(rank, join_message(f"pc{rank}"), f"host{rank}", rank)
+        found[rank] = Process(rank, rank, None, join_message(f"pc{rank}", host=f"host{rank}"))
         found[rank].rank = rank
     return found
 
@@ -103,12 +103,6 @@ def test_the_call_is_that_in_which_the_culprit_was_lost(members):
     for order in itertools.permutations(reports):
         text = judge(members, order).text
         assert text == f"rank 3 (host3) was lost while others were in allgather(), call number 5: {VANISHED}."
-
-
-# ---- silence ---------------------------------------------------------------------------------
-
-
-# ---- ranks that finished ---------------------------------------------------------------------
 
 
 # ---- mismatches ------------------------------------------------------------------------------

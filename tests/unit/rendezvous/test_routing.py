@@ -93,29 +93,6 @@ def test_one_end_measures_where_there_is_a_choice():
     assert routes_sent(job, 0) == {1: (True, ["10.1.0.1"])}
 
 
-def run_again(job, *nets):
-    """The first generation ends; in the second one the hosts reach each other by these wires."""
-    for rank in range(2):
-        job.linked(rank, {"iface": "eth1", "local": f"10.2.0.{rank}", "peers": [[1 - rank, 1 - rank]]})
-    for rank in range(2):
-        job.leave(rank)
-    for rank in range(2):
-        job.told[rank].clear()
-        offers = [offer(f"{net}.0.{rank}", IFACES[net]) for net in IFACES]
-        job.join_seat(2 + rank, rank, addresses=offers)
-    for source in (0, 1):
-        job.probed(2 + source, *wires(source, 1 - source, *nets))
-
-
-def test_the_same_wires_are_not_measured_in_the_next_generation():
-    job = measuring()
-    for _ in range(2):
-        job.measured(0, speed(1, "10.1.0.1", 2.5), speed(1, "10.2.0.1", 110.0))
-    run_again(job, "10.1", "10.2")
-    assert routes_sent(job, 2) == {1: (True, ["10.2.0.1"])}, "the wire that was faster then"
-    assert "measure" not in job.kinds(2)
-
-
 def test_what_overrules_the_order_is_measured_again():
     job = measuring()
     for _ in range(2):

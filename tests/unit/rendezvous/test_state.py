@@ -7,9 +7,12 @@ import random
 
 import pytest
 
+from ringcomm.errors import ProtocolError
+from ringcomm.rendezvous import server
 from ringcomm.rendezvous.epoch import Phase
 from ringcomm.rendezvous.membership import Notice, Send
 from ringcomm.rendezvous.routing import MAX_ROWS, ranges_of
+from ringcomm.rendezvous.server import Board
 from ringcomm.wire.messages import MAX_MESSAGE_BYTES, encode
 from tests.unit.rendezvous.simulated import Job, attempt, join_message, offer, seats_of, speed
 
@@ -36,19 +39,15 @@ def test_the_assignment_names_all_ranks_to_all_ranks():
         {"rank": 2, "host": "host1", "host_index": 1, "local_rank": 0, "pid": 102, "member": 2},
     ]
     targets = {
-        10: [{"rank": 2, "addresses": [offer("10.0.0.2")], "machine": ""}],
-        11: [],
+        10: [{"rank": 2, "addresses": [offer("10.0.0.2")], "machine": ""}], 11: [],
         12: [{"rank": 0, "addresses": [offer("10.0.0.0")], "machine": ""}],
-    }
+    }  # fmt: skip
     for connection in (10, 11, 12):
         assert job.told[connection] == [
             {
-                "type": "probe",
-                "rank": connection - 10,
-                "generation": 0,
-                "members": members,
+                "type": "probe", "rank": connection - 10, "generation": 0, "members": members,
                 "targets": targets[connection],
-            }
+            }  # fmt: skip
         ]
 
 
@@ -227,3 +226,51 @@ def test_what_ranks_are_told_of_links_grows_with_the_ranks_only():
     (started,) = [action for action in actions if isinstance(action, Notice)]
     assert len(started.detail["links"]) == MAX_ROWS
     assert f"and {size * (size - 1) // 2 - 500} more" in started.text
+
+
+# ---- entries that ranks post for each other ----------------------------------------------------
+
+
+def entry(name, text):
+    return {"type": "post", "entry": name, "text": text}
+
+
+def wish(name):
+    return {"type": "await", "entry": name}
+
+
+def answer(connection, name, text):
+    return Send(connection, {"type": "entry", "entry": name, "text": text})
+
+
+def test_waiting_readers_get_it_when_it_is_posted_and_later_ones_at_once():
+    here = Board()
+    assert here.awaited(1, wish("a")) == here.awaited(2, wish("b")) == here.awaited(3, wish("a")) == []
+    assert here.posted(0, entry("a", "x")) == [answer(0, "a", "x"), answer(1, "a", "x"), answer(3, "a", "x")]
+    assert here.awaited(4, wish("a")) == [answer(4, "a", "x")]
+    assert here.posted(0, entry("a", "y")) == [answer(0, "a", "y")]
+    assert here.awaited(4, wish("a")) == [answer(4, "a", "y")]
+
+
+def test_a_rank_that_has_left_gets_nothing():
+    here = Board()
+    here.awaited(1, wish("a"))
+    here.awaited(2, wish("a"))
+    here.awaited(1, wish("b"))
+    here.left(1)
+    assert here.posted(0, entry("a", "x")) == [answer(0, "a", "x"), answer(2, "a", "x")]
+    assert here.posted(0, entry("b", "x")) == [answer(0, "b", "x")]
+
+
+def test_there_are_limits(monkeypatch):
+    here = Board()
+    with pytest.raises(ProtocolError, match="too long"):
+        here.posted(0, entry("a", "x" * server.MAX_ENTRY_BYTES))
+    monkeypatch.setattr(server, "MAX_ENTRIES", 2)
+    for name in "ab":
+        here.posted(0, entry(name, ""))
+        here.awaited(0, wish(name + name))
+    with pytest.raises(ProtocolError, match="one too many"):
+        here.posted(0, entry("c", ""))
+    with pytest.raises(ProtocolError, match="too many entries"):
+        here.awaited(0, wish("c"))

@@ -15,9 +15,12 @@ from typing import Callable
 
 import pytest
 
+from ringcomm.errors import ConfigError
+from ringcomm.job.timeline import TraceFile
 from ringcomm.storage import folders
-from ringcomm.storage.files import Exposed, open_named, read_at, read_private, write_file
+from ringcomm.storage.files import Exposed, new_file, open_named, read_at, read_file, read_private, write_file
 from ringcomm.storage.folders import inner_folder, own_folder, remove, trusted_folder
+from ringrun.diagnosis.records import diagnose_folder
 
 OTHER_USER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -61,8 +64,10 @@ def test_links_of_another_user_are_followed_nowhere_on_the_way(tmp_path: Path, o
     with opened(link / "inner"):
         pass
     os.chown(link, OTHER_USER, OTHER_USER, follow_symlinks=False)
-    with pytest.raises(PermissionError, match="another user"), opened(link / "inner"):
-        pass
+    os.chown(tmp_path / "real" / "inner", OTHER_USER, OTHER_USER)
+    for place in (link / "inner", tmp_path / "real" / "inner"):
+        with pytest.raises(PermissionError, match="another user"), opened(place):
+            pass
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -243,3 +248,67 @@ def test_a_temporary_folder_is_one_in_which_others_rename_nothing(tmp_path: Path
     tmp_path.chmod(0o777)
     with pytest.raises(PermissionError, match="other users may write it"), folders.temporary_folder(tmp_path):
         pass
+
+
+# ---- files where other users may write ----------------------------------------------------------
+
+
+
+
+@pytest.mark.parametrize("trap", ["link", "fifo", "folder"])
+def test_what_stands_in_the_place_of_a_file_is_neither_followed_nor_opened(tmp_path: Path, trap: str) -> None:
+    precious, place = tmp_path / "precious", tmp_path / "flight.0.json"
+    precious.write_text("precious")
+    if trap == "link":
+        place.symlink_to(precious)
+    elif trap == "fifo":
+        os.mkfifo(place)
+    else:
+        place.mkdir()
+    with own_folder(tmp_path) as folder:
+        if trap == "folder":
+            with pytest.raises(IsADirectoryError):
+                write_file(folder, place.name, b"{}")
+        else:
+            write_file(folder, place.name, b"{}")
+            assert place.read_bytes() == b"{}" and place.stat().st_mode & 0o777 == 0o600
+    assert precious.read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["flight.0.json", "precious"]
+
+
+def test_a_file_that_cannot_be_filled_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("before")
+
+    def fill(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with own_folder(tmp_path) as folder, pytest.raises(OSError, match="No space"):
+        new_file(folder, "file", fill=fill)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
+
+
+def test_a_named_file_is_emptied_and_no_fifo_is_waited_for(tmp_path: Path) -> None:
+    path, fifo = tmp_path / "trace", tmp_path / "fifo"
+    path.write_text("before")
+    os.close(open_named(path))
+    assert path.read_text() == ""
+    os.close(open_named("/dev/null"))
+    os.mkfifo(fifo)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        TraceFile(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(OSError, match="FIFO"):
+        open_named(fifo)
+    os.close(reader)
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "flight.0.json")
+    for path in (tmp_path / "flight.0.json", Path("/dev/zero"), tmp_path):
+        with pytest.raises(OSError, match="regular file"):
+            read_file(path, 10)
+    (tmp_path / "long").write_bytes(bytes(20))
+    with pytest.raises(OSError, match="it is longer than 10 bytes"):
+        read_file(tmp_path / "long", 10)
+    text, code = diagnose_folder(tmp_path)
+    assert code == 1 and text.strip().endswith("flight.0.json cannot be read: it is not a regular file.")

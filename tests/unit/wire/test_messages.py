@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringcomm.errors import ProtocolError
+from ringcomm.wire.auth import session_of
 from ringcomm.wire.messages import (
     _FIELDS,
     MAX_REPORT_BYTES,
@@ -16,7 +17,6 @@ from ringcomm.wire.messages import (
     repeat_framed,
     validate,
 )
-from ringcomm.wire.signing import session_of
 
 ADDRESS = {"address": "10.0.0.1", "port": 5000, "iface": "eth0", "kind": "wired"}
 MEMBER = {"rank": 0, "host": "a", "host_index": 0, "local_rank": 0, "pid": 1}
@@ -29,10 +29,7 @@ GOOD = [
     {"type": "lost", "peer": 2, "doing": "allreduce", "why": "grüße \N{SNOWMAN}", "kind": "lost"},
     {"type": "leaving", "reason": "done", "ok": True},
     {
-        "type": "probe",
-        "rank": 0,
-        "generation": 3,
-        "members": [MEMBER],
+        "type": "probe", "rank": 0, "generation": 3, "members": [MEMBER],
         "targets": [{"rank": 1, "addresses": [ADDRESS]}],
     },
     {"type": "link", "routes": [{"peer": 1, "dial": False, "addresses": [], "iface": "eth0"}]},
@@ -84,10 +81,7 @@ def test_oversize_is_refused_by_its_length_alone(length):
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"\xff\xfe",
-        b'{"type": "go", "table": "\xff"}',
-        b'{"type": "go"} trailing',
+        b"", b"\xff\xfe", b'{"type": "go", "table": "\xff"}', b'{"type": "go"} trailing',
         b'{"type": "leaving", "ok": ' + b"1" * 200_000,
     ],
 )
@@ -130,10 +124,7 @@ def test_missing_or_wrong_field_is_named(message, name):
                 validate({**message, name: value})
 
 
-@pytest.mark.parametrize(
-    "item",
-    [None, "12", [1], [2, 1], [-1, 1], [1, True], [0, 2**40]],
-)
+@pytest.mark.parametrize("item", [None, "12", [1], [2, 1], [-1, 1], [1, True], [0, 2**40]])
 @pytest.mark.parametrize("field", ["heard", "silent"])
 def test_lists_of_ranges_of_ranks_hold_nothing_else(field, item):
     good = {"type": "pong", "heard": [[0, 1], [3, 3]], "silent": [[2, 2]]}
@@ -145,14 +136,10 @@ def test_lists_of_ranges_of_ranks_hold_nothing_else(field, item):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"address": "desk.local"}, "is no address"),
-        ({"address": "@name\0x"}, "is no address"),
-        ({"address": "@" + "x" * 200}, "is no address"),
-        ({"address": "@\ud800"}, "is no address"),
-        ({"port": -1}, "-1 is no port"),
-        ({"port": 65536}, "65536 is no port"),
-        ({"port": 2**40}, "'port' is out of range"),
-        ({"port": True}, "'port' is missing or not int"),
+        ({"address": "desk.local"}, "is no address"), ({"address": "@name\0x"}, "is no address"),
+        ({"address": "@" + "x" * 200}, "is no address"), ({"address": "@\ud800"}, "is no address"),
+        ({"port": -1}, "-1 is no port"), ({"port": 65536}, "65536 is no port"),
+        ({"port": 2**40}, "'port' is out of range"), ({"port": True}, "'port' is missing or not int"),
     ],
     ids=str,
 )

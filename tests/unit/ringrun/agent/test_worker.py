@@ -11,7 +11,7 @@ import pytest
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError, Misuse
 from ringcomm.storage.results import unpack
-from ringcomm.wire.signing import Signer
+from ringcomm.wire.auth import Signer
 from ringrun.agent import worker
 from ringrun.agent.worker import Call, pack_call
 from ringrun.plan.job import ABOUT_CALL, about_result, signed, verified

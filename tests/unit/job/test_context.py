@@ -9,16 +9,15 @@ import pytest
 import ringcomm as rc
 from ringcomm import api
 from ringcomm.config import Membership, Settings
-from ringcomm.job import default_context
-from ringcomm.job.context import Context
-from ringcomm.job.default_context import Newcomer
+from ringcomm.job import context as context_module
+from ringcomm.job.context import Context, Newcomer
 
 
 @pytest.fixture
 def alone(monkeypatch):
     """A job of this one process, and lists of callbacks of its own."""
-    monkeypatch.setattr(default_context, "_before_leaving", [])
-    monkeypatch.setattr(default_context, "_after_restart", [])
+    monkeypatch.setattr(context_module, "_before_leaving", [])
+    monkeypatch.setattr(context_module, "_after_restart", [])
     for name in ("RINGCOMM_SIZE", "RINGCOMM_ELASTIC"):
         monkeypatch.delenv(name, raising=False)
     rc.init(Membership())
@@ -60,7 +59,7 @@ def test_at_its_end_a_program_leaves(alone, closed, monkeypatch):
     monkeypatch.delattr(sys, "last_value", raising=False)
     seen = []
     api.before_leaving(lambda: seen.append(True))
-    default_context._leave_at_exit()
+    context_module._leave_at_exit()
     assert closed == [("its program ended",)] and seen == [True]
 
 
@@ -69,7 +68,7 @@ def test_a_program_that_has_failed_says_why_and_waits_for_nothing(alone, closed,
     monkeypatch.delattr(sys, "ps1", raising=False)
     seen = []
     api.before_leaving(lambda: seen.append(True))
-    default_context._leave_at_exit()
+    context_module._leave_at_exit()
     assert closed == [("uncaught KeyError: 'layer'", False)] and not seen
 
 
@@ -88,18 +87,18 @@ class Waiting(Newcomer):
 @pytest.fixture
 def newcomer(alone, monkeypatch):
     """This process has not joined yet, in a job of two ranks."""
-    default_context.shutdown()
+    context_module.shutdown()
     made = Waiting(2)
-    monkeypatch.setattr(default_context, "_default", made)
+    monkeypatch.setattr(context_module, "_default", made)
     return made
 
 
 def test_a_newcomer_has_numbers_and_joins_at_its_first_call(newcomer):
     numbers = [rc.rank(), rc.size(), rc.local_rank(), rc.local_size(), rc.cross_rank(), rc.cross_size()]
     assert numbers == [2, 3, 0, 1, 2, 3]
-    assert rc.is_initialized() and default_context.is_elastic() and not rc.is_homogeneous()
-    assert default_context.take_changes() == 0 and not default_context.on_changes(None)
+    assert rc.is_initialized() and context_module.is_elastic() and not rc.is_homogeneous()
+    assert context_module.take_changes() == 0 and not context_module.on_changes(None)
     assert newcomer.joined == 0
     assert float(rc.allreduce([1.0])[0]) == 1.0
     assert (rc.rank(), rc.size(), newcomer.joined) == (0, 1, 1)
-    assert not default_context.join_now(), "it has joined"
+    assert not context_module.join_now(), "it has joined"
