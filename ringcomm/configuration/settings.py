@@ -126,7 +126,7 @@ parse_transport = _one_of(TRANSPORTS)
 ALGORITHMS = {
     "one_shot": "direct",
     "direct": "direct",
-    "doubling": "doubling",
+    "doubling": "tree",
     "ring": "ring",
     "hierarchical": "hierarchy",
 }

@@ -10,7 +10,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Sequence
 
-from ..arrays.mirrors import StagingPool
+from ..arrays.kinds import StagingPool
 from ..calls.collectives import Collectives
 from ..calls.objects import Objects
 from ..config import Membership, Settings, misspelt_variables

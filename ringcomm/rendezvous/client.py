@@ -23,8 +23,7 @@ from ..transport.base import Channels
 from ..transport.connect import check_descriptors, release_spare, shortage_error
 from ..transport.local import make_links
 from ..transport.nics import LOOPBACK, Interface, local_socket, machine, own_addresses
-from ..transport.reactor import READ, Reactor
-from ..transport.secure import encryption_of
+from ..transport.reactor import READ, Reactor, encryption_of
 from ..transport.tcp import SocketFabric, SocketLink
 from ..version import __version__
 from ..wire.auth import Purpose, job_digest
@@ -440,13 +439,7 @@ def make_channels(
             for purpose in (Purpose.DIRECT, Purpose.BACKGROUND)
         ]
         calls, engine = (
-            SocketFabric(
-                rank,
-                make_links(socks, settings.transport, settings.measure),
-                control,
-                size,
-            )
-            for socks in data
+            SocketFabric(rank, make_links(socks, settings.transport), control, size) for socks in data
         )
         between_engines = {
             peer: SocketLink(peer, *link) for peer, link in found[Purpose.ENGINE_CONTROL].items()

@@ -16,8 +16,7 @@ from ..configuration.membership import format_endpoint
 from ..errors import AuthenticationError, ProtocolError, RefusedError, StartTimeoutError, StartupError
 from ..transport.connect import Dial
 from ..transport.nics import machine, own_addresses
-from ..transport.reactor import Reactor
-from ..transport.secure import Encryption, encryption_of
+from ..transport.reactor import Encryption, Reactor, encryption_of
 from ..wire.auth import Claim, Purpose, job_digest
 from ..wire.messages import MAX_MESSAGE_BYTES, Message, MessageReader, encode
 from ..wire.signing import Session

@@ -25,7 +25,7 @@ from ..errors import (
 )
 from ..transport.base import Watch
 from ..transport.connect import drop_spare, keep_spare, shortage_error
-from ..transport.secure import SecureSocket
+from ..transport.reactor import SecureSocket
 from ..wire.messages import Message, MessageReader, encode
 from ..wire.signing import Session
 from .membership import ADDED

@@ -13,8 +13,18 @@ from collections import Counter
 from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..errors import ProtocolError
-from ..transport.nics import LOCAL, LOOPBACK
-from ..transport.routes import RELAYED, Attempt, Wire, candidates, choose, explain_no_route, relayed, wire_of
+from ..transport.nics import (
+    LOCAL,
+    LOOPBACK,
+    RELAYED,
+    Attempt,
+    Wire,
+    candidates,
+    choose,
+    explain_no_route,
+    relayed,
+    wire_of,
+)
 from ..wire.messages import Message
 from .membership import Action, Located, Member, Send, as_target
 

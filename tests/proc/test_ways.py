@@ -45,9 +45,9 @@ if rc.rank() == 0:
 """
 
 DIRECT = {
-    "arrays/operands.py", "calls/collectives.py", "calls/direct.py", "collective/drive.py",
-    "collective/execute.py", "collective/observe.py", "collective/parts.py", "collective/reduce.py",
-    "collective/runner.py", "job/default_context.py", "transport/tcp.py", "wire/frames.py",
+    "arrays/operands.py", "calls/collectives.py", "calls/direct.py", "collective/execute.py",
+    "collective/observe.py", "collective/reduce.py", "collective/runner.py", "job/default_context.py",
+    "transport/tcp.py", "wire/frames.py",
 }  # fmt: skip
 NOW_AND_THEN = {"clock.py", "rendezvous/control.py", "transport/base.py", "transport/pace.py"}
 """Of a call that waits, in which the connections are watched and the pace of a link is adjusted."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from ringcomm.collective.parts import SegmentPool
+from ringcomm.collective.execute import SegmentPool
 from ringcomm.collective.reduce import Kernel
 from ringcomm.collective.short import make_execution
 from ringcomm.dtypes import code_of

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from ringcomm.collective.parts import SegmentPool
+from ringcomm.collective.execute import SegmentPool
 from ringcomm.collective.short import make_execution
 from ringcomm.dtypes import code_of
 from ringcomm.errors import PeerLostError

@@ -8,30 +8,19 @@ import pytest
 
 from ringcomm import errors
 from ringcomm.errors import (
-    AuthenticationError,
     BrokenInvariantError,
     ConfigError,
-    DesyncError,
-    DeviceError,
-    DuplicateNameError,
     HorovodInternalError,
     HostsUpdatedInterrupt,
     LinkLostError,
     MismatchError,
-    Misuse,
-    NoRouteError,
     NotInitializedError,
     NotOfferedError,
     PeerLostError,
     PeerStalledError,
-    ProtocolError,
     Recoverable,
-    RefusedError,
-    RemoteError,
-    RingcommError,
     ShapeError,
     StartTimeoutError,
-    StartupError,
     UnsupportedDtypeError,
     describe_error,
 )
@@ -41,31 +30,6 @@ ALL = [
     for item in vars(errors).values()
     if isinstance(item, type) and issubclass(item, Exception) and item is not HorovodInternalError
 ]
-PLACE = {
-    Misuse: [
-        ConfigError, NotInitializedError, UnsupportedDtypeError, MismatchError, DuplicateNameError,
-        ShapeError, NotOfferedError, DesyncError,
-    ],
-    StartupError: [StartTimeoutError, RefusedError, AuthenticationError, NoRouteError],
-    Recoverable: [PeerLostError, PeerStalledError, LinkLostError],
-    RingcommError: [BrokenInvariantError, ProtocolError, HostsUpdatedInterrupt, DeviceError, RemoteError],
-}  # fmt: skip
-
-
-def test_everything_has_one_place_in_the_tree():
-    placed = [RingcommError, Misuse, StartupError, Recoverable]
-    placed += [item for items in PLACE.values() for item in items]
-    assert sorted(map(repr, placed)) == sorted(map(repr, ALL))
-
-
-def test_branches_are_exclusive():
-    for kind in ALL:
-        assert issubclass(kind, RingcommError) and kind.__doc__
-        assert sum(issubclass(kind, branch) for branch in (Misuse, StartupError, Recoverable)) <= 1
-        if kind is not HostsUpdatedInterrupt:
-            assert str(kind("what happened")) == "what happened"
-    for branch, kinds in PLACE.items():
-        assert all(issubclass(kind, branch) for kind in kinds)
 
 
 @pytest.mark.parametrize(

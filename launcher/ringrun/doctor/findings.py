@@ -10,8 +10,7 @@ import ipaddress
 from collections import defaultdict
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
-from ringcomm.transport.nics import PREFERENCE, VIRTUAL
-from ringcomm.transport.routes import Attempt
+from ringcomm.transport.nics import PREFERENCE, VIRTUAL, Attempt
 
 from ..plan.reaching import quoted
 from .network import SLOW_MB_PER_S, Examination

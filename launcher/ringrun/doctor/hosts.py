@@ -17,8 +17,7 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ringcomm.errors import ProtocolError
-from ringcomm.transport.nics import LOCAL, LOOPBACK, PREFERENCE
-from ringcomm.transport.routes import Attempt
+from ringcomm.transport.nics import LOCAL, LOOPBACK, PREFERENCE, Attempt
 
 from ..job.agents import failed_start
 from ..plan.job import HostJob

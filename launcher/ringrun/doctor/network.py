@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 from ringcomm.rendezvous.links import PROBE_S
 from ringcomm.rendezvous.membership import Located, as_target
 from ringcomm.rendezvous.routing import Pair, Routing
-from ringcomm.transport.routes import Attempt, pairings
+from ringcomm.transport.nics import Attempt, pairings
 
 from ..plan.job import Job
 from ..reach.base import AT_ONCE

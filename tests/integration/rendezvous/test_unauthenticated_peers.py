@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ringcomm.rendezvous.epoch import Phase
-from ringcomm.transport.accept import MAX_HALF_OPEN, PLACE_S
+from ringcomm.transport.connect import MAX_HALF_OPEN, PLACE_S
 from tests.support.service import eventually, opened, sum_of_ranks, together
 
 GARBAGE = Path(__file__).parents[2] / "support" / "garbage.py"

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 
-from ringcomm.transport.routes import Attempt
+from ringcomm.transport.nics import Attempt
 from ringrun.doctor import network as module
 from ringrun.doctor.hosts import FORMS
 from ringrun.doctor.network import MEASUREMENTS, Examination, examine

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List
 
 import pytest
 
-from ringcomm.transport.routes import Attempt
+from ringcomm.transport.nics import Attempt
 from ringrun.doctor.findings import all_findings
 from ringrun.doctor.network import Examination, Route
 from ringrun.doctor.report import as_json, as_text
