@@ -33,7 +33,7 @@ if rc.rank() == 0:
     open("files", "w").write("\\n".join(sorted(seen)))
 
 short, fewest = x[:2], 1000
-for _ in range(50):
+for _ in range(200):
     rc.barrier()
     count = 0
     sys.setprofile(called)
