@@ -28,8 +28,7 @@ from ..collective.measure import Rates, code_s, measured_rates
 from ..configuration.settings import use
 from ..errors import ConfigError
 from ..ops import ReduceOp
-from ..schedule.closed_form import Machine, best_allreduce, grid
-from ..schedule.cost import CostModel
+from ..schedule.cost import CostModel, Machine, best_allreduce, grid
 from .compression import Compression, compressor_of
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..dtypes import Array
 from ..errors import DeviceError, Misuse
-from .kinds import CopyEngine, DeviceKind, Done, load_kind
+from .kinds import CopyEngine, DeviceKind, Done, Recorded, event_of, load_kind
 
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
 """``cudaMemcpyKind``."""
@@ -33,19 +33,8 @@ def _cupy() -> Any:
     return sys.modules["cupy"]
 
 
-class _Recorded(Done):
-    """The work of a stream before an event."""
-
-    __slots__ = ("event",)
-
-    def __init__(self, event: Any) -> None:
-        self.event = event
-
-    def poll(self) -> bool:
-        try:
-            return bool(self.event.done)
-        except RuntimeError as problem:  # of which CuPy's own errors are subclasses
-            raise DeviceError(f"a copy has failed on the device: {problem}") from problem
+def _recorded(event: Any) -> Recorded:
+    return Recorded(event, lambda: event.done)
 
 
 class CupyEngine(CopyEngine):
@@ -66,7 +55,7 @@ class CupyEngine(CopyEngine):
         with self._device:
             event = _cupy().cuda.Event(disable_timing=True)
             event.record(_cupy().cuda.get_current_stream())
-        return _Recorded(event)
+        return _recorded(event)
 
     def to_host(self, array: Any, start: int, stop: int, block: Array, after: Optional[Done]) -> Done:
         target, source = block.ctypes.data + start, array.data.ptr + start
@@ -84,21 +73,16 @@ class CupyEngine(CopyEngine):
             with self._device:
                 event = cuda.Event(disable_timing=True)
                 if after is not None:
-                    stream.wait_event(_event(after))
+                    stream.wait_event(event_of(after))
                 cuda.runtime.memcpyAsync(target, source, nbytes, direction, stream.ptr)
                 event.record(stream)
         except RuntimeError as problem:
             raise DeviceError(f"a copy could not be started on {self.device}: {problem}") from problem
-        return _Recorded(event)
+        return _recorded(event)
 
     def follow(self, done: Done) -> None:
         with self._device:
-            _cupy().cuda.get_current_stream().wait_event(_event(done))
-
-
-def _event(done: Done) -> Any:
-    assert isinstance(done, _Recorded)
-    return done.event
+            _cupy().cuda.get_current_stream().wait_event(event_of(done))
 
 
 @lru_cache(maxsize=None)
@@ -151,9 +135,7 @@ class CupyKind(DeviceKind):
 
 
 class DlpackKind(DeviceKind):
-    """Any array with ``__cuda_array_interface__``, or with ``__dlpack__`` on a CUDA device; also the arrays
-    of CuPy and PyTorch, which this kind makes itself.
-    """
+    """Any array with ``__cuda_array_interface__``, or with ``__dlpack__`` on a CUDA device."""
 
     name = "DLPack"
 

@@ -17,15 +17,13 @@ from numpy import ndarray
 
 from ..dtypes import Array, code_of
 from ..errors import Misuse
-from .kinds import DeviceKind, device_kind, kind_of
-from .mirrors import BlockMirror, MappedMirror, StagingPool
+from .kinds import BlockMirror, DeviceKind, MappedMirror, StagingPool, device_kind, kind_of
 
 _Shape = Tuple[int, ...]
 
 
 class Operand(ABC):
-    """An argument of a collective. ``flat`` has its elements in host memory and in C order, and the result of
-    reductions and broadcasts.
+    """An argument of a collective; ``flat`` has its elements in host memory and C order, and then the result.
     """
 
     __slots__ = ()
@@ -42,8 +40,8 @@ class Operand(ABC):
 
     @abstractmethod
     def finish(self, shape: Optional[_Shape] = None) -> Array:
-        """Return the caller's result, of ``shape`` if it is a new array: its current stream waits for it, the
-        calling thread does not.
+        """Return the caller's result, of ``shape`` if it is a new array; its stream waits for it, the thread
+        does not.
         """
 
     def narrow(self, first: int, last: int) -> None:  # noqa: B027 - the host copies nothing back
@@ -61,8 +59,8 @@ class Operand(ABC):
         return rows
 
     def output(self, items: int, at: int, part: Sequence[int]) -> Operand:
-        """Return an operand for a new array like the argument, of ``items`` elements. The elements ``part``
-        (start and stop) of the argument are in it already, from ``at`` on.
+        """Return an operand for a new array of ``items`` elements; those of ``part`` are in it already, from
+        ``at`` on.
         """
         flat = np.empty(items, self.flat.dtype)
         start, stop = part
@@ -74,9 +72,7 @@ class Operand(ABC):
         return self.fill(made.flat)
 
     def fill(self, result: Array) -> Array:
-        """Overwrite the argument with an engine's result of as many elements, which :meth:`deliver` has
-        returned; return the caller's array.
-        """
+        """Overwrite the argument with an engine's delivered result; return the caller's array."""
         self.flat[:] = result.reshape(-1)
         return self.finish()
 
@@ -99,11 +95,8 @@ class HostOperand(Operand):
 
 
 class InPlace(Operand):
-    """An array of the host that the result overwrites. Raises Misuse if it is not in the host's memory, is
-    masked, or is read-only, UnsupportedDtypeError if its elements cannot be sent.
-
-    :attr:`flat` shares the array's memory where the layout allows; otherwise it is a copy that :meth:`finish`
-    writes back. ``what`` is the collective's name.
+    """An array of the host that the result overwrites. :attr:`flat` shares its memory where the layout
+    allows; otherwise it is a copy that :meth:`finish` writes back. Raises Misuse if it cannot be overwritten.
     """
 
     __slots__ = ("_array", "_owner", "_shared", "flat", "shape")
@@ -150,12 +143,9 @@ class InPlace(Operand):
 
 
 class DeviceOperand(Operand):
-    """An array on a device that a collective reads, and the place of its result. Raises Misuse if the array
-    cannot be overwritten, UnsupportedDtypeError if its elements cannot be sent.
-
-    ``in_place`` is the collective's name if the result overwrites the array. With ``rows`` the result has
-    other rows, and :meth:`output` or :meth:`deliver` makes it. The mirror and ``flat`` are made when they are
-    first used; the work of the current stream comes first.
+    """An array on a device that a collective reads, and the place of its result: the array itself
+    (``in_place``: the collective's name), an :meth:`output` (``rows``), or a new array. The mirror is made
+    when it is first used.
     """
 
     def __init__(
@@ -201,7 +191,7 @@ class DeviceOperand(Operand):
 
     @property
     def flat(self) -> Array:  # type: ignore[override]
-        """Return the block of host memory; see :class:`.mirrors.BlockMirror`."""
+        """Return the block of host memory; see :class:`.kinds.BlockMirror`."""
         return self.mirror.host
 
     def narrow(self, first: int, last: int) -> None:
@@ -258,8 +248,7 @@ class DeviceOperand(Operand):
 
 def operand_of(pool: StagingPool, value: Any, in_place: str = "", rows: bool = False) -> Operand:
     """Return an array as the argument of a direct collective. ``in_place``: the collective's name if the
-    result overwrites the array; ``rows``: the array is only read, because the result has other rows. Raises
-    Misuse if it cannot be overwritten, UnsupportedDtypeError if its elements cannot be sent.
+    result overwrites the array; ``rows``: the result has other rows. Raises Misuse, UnsupportedDtypeError.
     """
     # By far the most frequent is an array of NumPy, which needs no look-up of its kind.
     if type(value) is not ndarray:
@@ -274,11 +263,8 @@ def operand_of(pool: StagingPool, value: Any, in_place: str = "", rows: bool = F
 def submitted(
     pool: StagingPool, value: Any, in_place: str = "", read: bool = True, rows: bool = False
 ) -> Operand:
-    """Return an array as the argument of an asynchronous collective that overwrites it, or a copy of it;
-    parameters and errors as of :func:`operand_of`. ``read``: the collective reads the array on this rank.
-
-    The caller may change the array at once, unless the operation is in place: an array on a device is being
-    copied to the host, and the caller's current stream waits for that.
+    """Return an array as the argument of an asynchronous collective that overwrites it, or a copy of it, so
+    that the caller may change the array at once. ``read``: the collective reads the array on this rank.
     """
     kind = device_kind(value)
     if kind is None:
@@ -302,8 +288,8 @@ def mirrors(arguments: Sequence[Any]) -> Sequence[Optional[BlockMirror]]:
 
 
 def as_array(value: Any) -> Array:
-    """Return the value as an array whose elements can be sent. Raises UnsupportedDtypeError for other
-    elements, Misuse for a masked array, whose mask is not sent.
+    """Return the value as an array whose elements can be sent; UnsupportedDtypeError, or Misuse if it is
+    masked.
     """
     array: Array = value
     if type(value) is not np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dtypes import Array, dtype_named
 from ..errors import DeviceError, Misuse, UnsupportedDtypeError
-from .kinds import CopyEngine, DeviceKind, Done
+from .kinds import CopyEngine, DeviceKind, Done, Recorded, event_of
 from .operands import Operand
 
 NO_VALUES = (
@@ -49,8 +49,8 @@ class _Elements:
 
 @lru_cache(maxsize=None)
 def _element_type(dtype: Any) -> Tuple[np.dtype[Any], str]:
-    """Return NumPy's type of elements, and the type string of their memory: NumPy itself has no bfloat16.
-    Raises UnsupportedDtypeError if NumPy has no such type.
+    """Return NumPy's type of elements, and the type string of their memory; UnsupportedDtypeError without
+    one.
     """
     name = str(dtype).rpartition(".")[2]
     try:
@@ -63,12 +63,8 @@ def _element_type(dtype: Any) -> Tuple[np.dtype[Any], str]:
 
 
 def elements_of(tensor: Any) -> Array:
-    """Return the elements of a dense CPU tensor, which requires no gradient and is not lazily conjugated or
-    negated, as an array that shares its memory; bfloat16 as that of ``ml_dtypes``. Raises
-    UnsupportedDtypeError if NumPy has no such type, or the tensor no memory.
-
-    ``Tensor.numpy()`` does the same, but then the tensor's storage can never be resized, which
-    FullyShardedDataParallel does.
+    """Return the elements of a dense CPU tensor as an array that shares its memory. ``Tensor.numpy()`` does
+    the same, but then the tensor's storage can never be resized, which FullyShardedDataParallel does.
     """
     dtype, typestr = _element_type(tensor.dtype)
     try:
@@ -87,11 +83,8 @@ def tensor_of(array: Array) -> Any:
 
 
 class TensorOperand(Operand):
-    """A dense tensor without a copy engine: in host memory, or the caller waits for a copy there. Raises
-    UnsupportedDtypeError if its elements cannot be sent.
-
-    ``copied``: the result is a new tensor on the same device, and the caller may overwrite ``tensor`` at
-    once; otherwise ``flat`` shares its memory if possible, and the result overwrites it.
+    """A dense tensor without a copy engine: in host memory, or the caller waits for a copy there. ``copied``:
+    the result is a new tensor; otherwise it overwrites ``tensor``, whose memory ``flat`` shares if possible.
     """
 
     __slots__ = ("_device", "_host", "_shared", "_target", "flat")
@@ -136,21 +129,6 @@ class TensorOperand(Operand):
         return host if self._device is None else host.to(self._device)
 
 
-class _Recorded(Done):
-    """The work of a stream before an event."""
-
-    __slots__ = ("event",)
-
-    def __init__(self, event: Any) -> None:
-        self.event = event
-
-    def poll(self) -> bool:
-        try:
-            return bool(self.event.query())
-        except RuntimeError as problem:
-            raise DeviceError(f"a copy has failed on the device: {problem}") from problem
-
-
 class TorchEngine(CopyEngine):
     """Copies of one CUDA device through ``torch.cuda``. ``device`` must have an index."""
 
@@ -167,7 +145,7 @@ class TorchEngine(CopyEngine):
     def mark(self) -> Done:
         event = _torch().cuda.Event()
         event.record(_torch().cuda.current_stream(self.device))
-        return _Recorded(event)
+        return Recorded(event, event.query)
 
     def to_host(self, array: Any, start: int, stop: int, block: Array, after: Optional[Done]) -> Done:
         target = _torch().from_numpy(block[start:stop])
@@ -183,22 +161,17 @@ class TorchEngine(CopyEngine):
         try:
             with cuda.stream(stream):
                 if after is not None:
-                    stream.wait_event(_event(after))
+                    stream.wait_event(event_of(after))
                 target.copy_(source, non_blocking=True)
                 event.record(stream)
             # The tensor's memory is not reused before this stream has reached this point.
             array.record_stream(stream)
         except RuntimeError as problem:
             raise DeviceError(f"a copy could not be started on {self.device}: {problem}") from problem
-        return _Recorded(event)
+        return Recorded(event, event.query)
 
     def follow(self, done: Done) -> None:
-        _torch().cuda.current_stream(self.device).wait_event(_event(done))
-
-
-def _event(done: Done) -> Any:
-    assert isinstance(done, _Recorded)
-    return done.event
+        _torch().cuda.current_stream(self.device).wait_event(event_of(done))
 
 
 def _bytes(flat: Any) -> Any:

@@ -16,11 +16,22 @@ from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 from ..collective.measure import Rates, code_s
 from ..errors import ConfigError
 from ..ops import finite_numbers, is_whole
-from ..schedule.calibration import LOCAL_BYTE_S, LOCAL_LATENCY_S, MESSAGE_S, REDUCE_BYTE_S, WIRE_LATENCY_S
-from ..schedule.closed_form import CODEC_SHARE, best_allreduce, machine_of
-from ..schedule.cost import CostModel
+from ..schedule.cost import (
+    CODEC_SHARE,
+    LOCAL_BYTE_S,
+    LOCAL_LATENCY_S,
+    MESSAGE_S,
+    REDUCE_BYTE_S,
+    WIRE_LATENCY_S,
+    CostModel,
+    best_allreduce,
+    machine_of,
+)
 from .plan import (
+    AHEAD,
     ComputeTime,
+    NewShares,
+    RankTimes,
     ShareLimits,
     Shares,
     TimedShare,
@@ -29,7 +40,6 @@ from .plan import (
     plan_shares,
     proportional_shares,
 )
-from .replan import AHEAD, NewShares, RankTimes
 
 Number = Union[int, float]
 
@@ -164,12 +174,9 @@ def compare(
     coding_s: Optional[Callable[[str, Sequence[int]], float]] = None,
     measured: Sequence[int] = (),
 ) -> Advice:
-    """Compare all possible jobs with a measured model.
-
-    ``codecs`` gives bytes sent per byte of gradients, and ``coding_s`` the seconds that some ranks need to
-    encode and decode. ``measured_s`` is the exposed communication of all ranks together; without it,
-    ``overlap`` is the part of the computation that communication can overlap. ``measured`` is the largest
-    measured batch of each rank, or empty. ``limits`` per rank are ignored.
+    """Compare all possible jobs with a measured model. ``measured_s``: exposed communication of all ranks
+    together, or ``overlap``: the part of the computation that it can overlap; ``coding_s``: of some ranks;
+    ``measured``: the largest measured batch of each rank.
     """
     order = list(dict.fromkeys(names))
     factor = 1.0
@@ -237,9 +244,8 @@ def _best(rows: Sequence[Row]) -> Row:
 
 
 def _text(best: Row, rows: Sequence[Row], order: Sequence[str]) -> str:
-    """Return the recommendation in one line.
-
-    Like ``use localhost and jetson1; jetson2 would make it slower: 0.92 s with, 0.84 s without``.
+    """Return a line like ``use localhost and jetson1; jetson2 would make it slower: 0.92 s with, 0.84 s
+    without``.
     """
     left_out = [name for name in order if name not in best.hosts]
     how = "" if best.codec == "float32" else f" with {best.codec}"
@@ -268,7 +274,7 @@ BALANCED_WINDOW = 12  # the same with balanced shares
 
 
 class Probe:
-    """Replace a :class:`~.replan.Replanner`: shares change twice, and then the measurement ends."""
+    """Replace a :class:`~.plan.Replanner`: shares change twice, and then the measurement ends."""
 
     def __init__(self, shares: Shares, total: int, limits: ShareLimits) -> None:
         self.window = WARM_UP  # steps until the next reports
@@ -280,7 +286,7 @@ class Probe:
         self._warm = False
 
     def decide(self, step: int, reports: Sequence[RankTimes]) -> Optional[NewShares]:
-        """Take the reports of all ranks; see :meth:`.replan.Replanner.decide`."""
+        """Take the reports of all ranks; see :meth:`.plan.Replanner.decide`."""
         if not self._warm:
             self._warm, self.window = True, WINDOW
             return None
@@ -311,10 +317,7 @@ class Probe:
         self, hosts: Sequence[str], model: CostModel, gradient_bytes: int,
         rates: Sequence[Mapping[str, Rates]],
     ) -> Advice:  # fmt: skip
-        """Return the recommendation; ConfigError if no machine can compute the global batch.
-
-        ``gradient_bytes`` are reduced per step; ``rates`` are those of the codecs, by rank.
-        """
+        """Return the recommendation; ``gradient_bytes``: per step, ``rates``: of the codecs, by rank."""
         # A rank without samples only waits; it measures no communication.
         exposed_s = min((item.waited_s for item in self._reports[-1] if item.compute_s > 0.0), default=0.0)
 

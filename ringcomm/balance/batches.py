@@ -10,8 +10,8 @@ from ..docstrings import documented
 from ..dtypes import Array
 from ..errors import ConfigError
 from ..job.context import Context
-from .division import MEASURE, SampleDivision, Speeds, check_whole, limits_of
 from .pace import Pace
+from .plan import MEASURE, SampleDivision, Speeds, check_whole, limits_of
 
 MaxBatch = Union[int, Sequence[Optional[int]], None]
 

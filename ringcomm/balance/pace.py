@@ -2,7 +2,7 @@
 
 Every rank measures its own steps: the time from one reduction to the next, less the time that it waited for
 others. Now and then all ranks exchange one line of numbers in the background, feed the same
-:class:`~.replan.Replanner` with them, and so change shares at the same step without a further message.
+:class:`~.plan.Replanner` with them, and so change shares at the same step without a further message.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from ..engine.request import Handle
 from ..errors import ConfigError
 from ..job.context import Context
 from ..ops import ReduceOp
-from ..schedule.calibration import Calibration, model_of
+from ..schedule.cost import Calibration, model_of
 from .advise import Probe
-from .division import SampleDivision
-from .plan import StepWeight
-from .replan import RankTimes, Replanner, rank_names, typical_s
+from .plan import RankTimes, Replanner, SampleDivision, StepWeight, rank_names, typical_s
 
 MIN_FOR_BATCH_NORM = 8  # with fewer samples the statistics of batch normalization are mostly noise
 _FEW_SAMPLES = (
@@ -35,11 +33,7 @@ _FITS = 0.9  # part of a share that did not fit into memory, to be tried next
 
 
 class Pace:
-    """One rank's position in the data, and its measurements.
-
-    ``epoch`` and ``step`` are those of the global batch that is computed now or next; ``iteration`` counts
-    the iterations over the data set.
-    """
+    """One rank's position in the data, ``iteration`` counts those over the data set, and its measurements."""
 
     def __init__(self, division: SampleDivision, context: Callable[[], Context] = api.context) -> None:
         self.division = division
@@ -224,8 +218,7 @@ class Pace:
 
 
 def _check_same(rows: Any, steps: int) -> None:
-    """Check by count, global batch, digest and position of each rank that all ranks divide the same data, and
-    are at the same step of epochs that have ``steps`` steps.
+    """Check by count, global batch, digest and position that all ranks divide the same data at the same step.
     """
     first, *others = rows.tolist()
     for rank, (count, global_batch, digest, position) in enumerate(others, 1):
@@ -260,10 +253,8 @@ def _codec_rates(context: Context) -> List[Dict[str, Rates]]:
 def weight_of_steps(
     batches: Any, op: ReduceOp, passes: int = 1, shared: bool = False
 ) -> Optional[StepCursor]:
-    """Return the weights of an optimizer's gradients; None if ``batches`` is None: no weights.
-
-    ``shared``: several objects reduce the gradients of one step in turn, as tapes do. ConfigError: gradients
-    are not averaged, or come from several global batches.
+    """Return the weights of an optimizer's gradients, None without ``batches``; ``shared``: by several
+    objects in turn.
     """
     if batches is None:
         return None

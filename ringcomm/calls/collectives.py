@@ -13,7 +13,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..arrays.mirrors import StagingPool
+from ..arrays.kinds import StagingPool
 from ..arrays.operands import HostOperand, Operand, operand_of
 from ..collective.observe import note_truncation
 from ..collective.options import DIRECT_ORDER, Options, takes

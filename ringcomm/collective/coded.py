@@ -1,23 +1,20 @@
 """An all-reduce whose messages are codes: encoding and decoding are flows beside sending and receiving.
 
-The schedule is that of ``direct``, over a buffer of codes instead of the values: chunk r of the buffer holds
-the codes of chunk r of the vector. Every contribution is encoded once, by its rank, and every finished sum
-once, by the rank that owns the chunk. The owner uses the decoded sum as well, so all ranks end with the same
-bits (the prover in ``tests/support/prover`` shows it with ``coded=True``).
-
-Codes are made segment by segment, not far ahead of the sent bytes, and decoded when a segment is complete; so
-all passes over a segment stay in the cache and overlap with the network.
+The schedule is that of ``direct``, over a buffer of codes instead of the values. Every contribution is
+encoded once, by its rank, and every finished sum once, by the rank that owns the chunk. The owner uses the
+decoded sum as well, so all ranks end with the same bits. Codes are made segment by segment, not far ahead of
+the sent bytes, and decoded when a segment is complete; so all passes over a segment stay in the cache and
+overlap with the network.
 
 **Error feedback.** With an array of residuals, the encoding error is kept and added to the next call's
 contribution: on each rank for its messages, and on the owner for the result, in units of a contribution. Over
 many calls nothing is lost: the sum of all results and the last residuals (of all ranks) is the sum of all
 contributions. Where values were not finite the residual becomes zero.
 
-**Several ranks per host.** All ranks of a host share its interface. So they add up first, in float32 over
-the host's own links, and every rank gets one column of the host's sum (:class:`HostCodedExecution`). Ranks
-with the same place on their hosts exchange their column as codes, and the ranks of a host gather the columns.
-A host then sends as much as a single rank would, and every element is still encoded twice. The three stages
-follow each other: those inside a host take little of the time of a network for which codes are worth while.
+**Several ranks per host** (:class:`HostCodedExecution`). They add up first, in float32, and every rank gets
+one column of the host's sum. Ranks with the same place on their hosts exchange their column as codes, and the
+ranks of a host gather the columns. A host then sends as much as a single rank would, and every element is
+still encoded twice.
 """
 
 from __future__ import annotations
@@ -35,8 +32,7 @@ from ..schedule.select import Selector
 from ..schedule.steps import Recv, Send, Step, even_bounds
 from ..transport.base import Fabric, Link
 from ..wire.frames import Header
-from .execute import Execution
-from .parts import Counts, Flow, Part, Receipt, SegmentPool, summed
+from .execute import Counts, Execution, Flow, Part, Receipt, SegmentPool, summed
 from .reduce import Kernel
 
 _AHEAD_BYTES = 256 * 1024
@@ -80,9 +76,7 @@ class _Conversion(NamedTuple):
 
 
 class CodedExecution(Execution):
-    """A part that runs a schedule of codes. ``arm`` takes the vector of float32 as ``data``, and as
-    ``source`` residuals, if errors are fed back.
-    """
+    """A part that runs a schedule of codes; `arm` takes float32 as `data` and residuals as `source`."""
 
     _folds_in_place = False
 
@@ -157,17 +151,23 @@ class CodedExecution(Execution):
             if flow.position == flow.stop or flow.position - sending.position >= _AHEAD_BYTES:
                 continue
             codes, place = self._places(flow, first, last)
-            values, out = self._values[place], self._data[codes]
+            values = self._values[place]
             if self._residuals is None:
-                self._codec.encode(values, out)
+                self._codec.encode(values, self._data[codes])
             else:
-                residuals, decoded = self._residuals[place], self._memory.operand[: values.size]
-                np.add(values, residuals, out=values)
-                finite = self._codec.encode(values, out, decoded)
-                np.subtract(values, decoded, out=residuals)
-                if not finite:
-                    _clear_strange(residuals)
+                np.add(values, self._residuals[place], out=values)
+                self._encode_with_residuals(values, codes, place)
             self._moved(flow, codes)
+
+    def _encode_with_residuals(self, values: Array, codes: slice, place: slice) -> Tuple[Array, Array]:
+        """Encode values and store the errors; return what is decoded, and the errors."""
+        assert self._residuals is not None
+        residuals, decoded = self._residuals[place], self._memory.operand[: values.size]
+        finite = self._codec.encode(values, self._data[codes], decoded)
+        np.subtract(values, decoded, out=residuals)
+        if not finite:
+            residuals[~np.isfinite(residuals)] = 0  # one overflow must not spoil all later calls
+        return decoded, residuals
 
     def _decode_arrived(self) -> None:
         """Decode all complete segments of results."""
@@ -189,19 +189,14 @@ class CodedExecution(Execution):
         if flow.position == flow.stop or min(flow.arrived.values()) < codes.stop:
             return False
         values = self._values[place]
-        residuals = None if self._residuals is None else self._residuals[place]
-        if residuals is not None:
-            np.add(values, residuals, out=values)
+        if self._residuals is not None:
+            np.add(values, self._residuals[place], out=values)
         self._combine(flow, values, codes.stop - codes.start)
-        if residuals is None:
+        if self._residuals is None:
             self._codec.encode(values, self._data[codes], values)
         else:
-            decoded = self._memory.operand[: values.size]
-            finite = self._codec.encode(values, self._data[codes], decoded)
-            np.subtract(values, decoded, out=residuals)
+            decoded, residuals = self._encode_with_residuals(values, codes, place)
             np.multiply(residuals, self._sum_kernel.unit, out=residuals)
-            if not finite:
-                _clear_strange(residuals)
             np.copyto(values, decoded)
         self._moved(flow, codes)
         flow.window = flow.position
@@ -227,21 +222,12 @@ class CodedExecution(Execution):
                 self._sum_kernel.fold(values, [sums, current], final=True)
 
 
-def _clear_strange(residuals: Array) -> None:
-    """Zero residuals that are not finite: one overflow must not spoil all later calls."""
-    residuals[~np.isfinite(residuals)] = 0
-
-
 MakeCoded = Callable[[Tuple[int, ...], int], Part]
 """Makes the part that reduces a column of this many elements over these ranks with codes."""
 
 
 class HostCodedExecution(Part):
-    """Reduces inside the hosts, with codes between them, and gathers inside the hosts.
-
-    ``arm`` takes the vector of float32 as ``data``, and as ``source`` residuals, if errors are fed back; they
-    are those of this rank's column. ``make_coded`` makes the stage between hosts.
-    """
+    """Reduces inside the hosts, with codes between them (by ``make_coded``), and gathers inside the hosts."""
 
     def __init__(
         self, fabric: Fabric, header: Header, hosts: Hosts, count: int, pool: SegmentPool,

@@ -4,11 +4,9 @@ The first rank of every host measures for it: with the next rank of its own host
 all other hosts, in rounds of disjoint pairs so that no pair disturbs another. In a pair the lower rank asks.
 It sends and gets back a few bytes some times, then both send each other blocks of doubling size at the same
 time, until one takes long enough to give the speed, and that one again: a busy machine makes some slow,
-nothing makes one fast. The asking rank reports the time of each, so that both stop together.
-
-Of two hosts the slower interface limits a pair, so the only fast one would look as slow as the others. That
-is why, with three hosts or more that look equally fast, each of them swaps with all others of them at the
-same time.
+nothing makes one fast. Of two hosts the slower interface limits a pair, so the only fast one would look as
+slow as the others. That is why, with three hosts or more that look equally fast, each of them swaps with all
+others of them at the same time.
 
 All of it goes through the executor, so it measures the speed of collectives. It takes some milliseconds on
 one host and some 30 ms per round between hosts of 1 Gbit/s (100 ms where a wire has 20 Mbit/s).
@@ -25,10 +23,9 @@ import numpy as np
 from ..codec.codecs import SEGMENT_ITEMS, make_codec
 from ..dtypes import Array
 from ..ops import Collective
-from ..schedule.calibration import Calibration, leaders, model_of
-from ..schedule.cost import CostModel
+from ..schedule.cost import Calibration, CostModel, leaders, model_of
 from ..schedule.steps import SOURCE, Recv, Send, Step
-from ..transport.routes import pairings
+from ..transport.nics import pairings
 from ..wire.signature import ahead_of
 from .runner import Runner
 
@@ -51,17 +48,14 @@ _REPETITIONS = 5
 
 
 def gathered(runner: Runner, values: Sequence[float]) -> Array:
-    """Return the numbers of all ranks, one row per rank. All ranks must call it at the same point. Raises the
-    error that stops a collective.
-    """
+    """Return the numbers of all ranks, one row per rank; all ranks must call it at the same point."""
     call = ahead_of(Collective.EXCHANGE, np.dtype(np.float64), "measure")
     return runner.exchange(np.array(values, np.float64).view(np.int64).tolist(), call).view(np.float64)
 
 
 def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
-    """Measure the machine together; all ranks must call it at the same point, before anything else. Return
-    the same model on every rank, None if it would not be worth it. The runner is used up: later calls need
-    another. Raises the error that stops a collective.
+    """Measure the machine together, before anything else, and return the same model on every rank; None if it
+    would not be worth it. The runner is used up: later calls need another.
     """
     if runner.size == 1 or (len(set(host_index)) == 1 and runner.size > MAX_LOCAL_RANKS):
         return None
@@ -77,7 +71,9 @@ def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
     byte_s = min((wire[1] for wire in wires), default=0.0)
     if len(firsts) > 2:
         byte_s = _measure_centres(runner, timer, firsts, byte_s)
-    mine = Calibration(_reduce_byte_s(), *local, latency_s, byte_s)
+    a, b = np.ones(32768, np.float32), np.ones(32768, np.float32)
+    reduce_byte_s = _seconds(partial(np.add, a, b, out=b)) / a.nbytes
+    mine = Calibration(reduce_byte_s, *local, latency_s, byte_s)
     return model_of([Calibration(*row.tolist()) for row in gathered(runner, mine)], host_index)
 
 
@@ -131,9 +127,7 @@ class _LinkTimer:
                 length *= 2
 
     def burst(self, centre: int, others: Sequence[int], byte_s: float) -> float:
-        """Return seconds per byte between one rank and all others at the same time, as that rank sees it.
-        ``byte_s``: the expectation, or less.
-        """
+        """Return seconds per byte between one rank and all others at the same time, as that rank sees it."""
         length = _FIRST_BYTES
         while 2 * length * len(others) <= _LAST_BYTES and length * byte_s < _ENOUGH_S:
             length *= 2
@@ -162,12 +156,6 @@ class _LinkTimer:
         return _seconds(run, repetitions=1)
 
 
-def _reduce_byte_s() -> float:
-    """Return the seconds per byte of an operand that is added, in the cache."""
-    a, b = np.ones(32768, np.float32), np.ones(32768, np.float32)
-    return _seconds(partial(np.add, a, b, out=b)) / a.nbytes
-
-
 # ---- codecs --------------------------------------------------------------------------------------
 
 
@@ -179,9 +167,8 @@ class Rates(NamedTuple):
 
 
 def measured_rates(mean_over_s: float = 0.0) -> Dict[str, Rates]:
-    """Return the speed of the codecs on this machine: by default the best of a few runs, which takes some
-    milliseconds; else the mean of this many seconds per codec and direction, as for machines with a CPU
-    quota.
+    """Return the speed of the codecs here: the best of a few runs, or with a CPU quota the mean of so many
+    seconds.
     """
     values = np.linspace(-1, 1, SEGMENT_ITEMS, dtype=np.float32)
     found = {}
@@ -195,9 +182,7 @@ def measured_rates(mean_over_s: float = 0.0) -> Dict[str, Rates]:
 
 
 def code_s(nbytes: int, size: int, rates: Optional[Rates]) -> float:
-    """Return the seconds of processor time for encoding, decoding and adding on each rank. ``nbytes``: of all
-    gradients in float32; ``rates``: of the codec, None without one.
-    """
+    """Return the seconds of processor time of each rank for the codes of ``nbytes`` of float32."""
     if rates is None or size < 2:
         return 0.0
     others = (size - 1) / size

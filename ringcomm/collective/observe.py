@@ -68,9 +68,8 @@ def _outside(depth: int) -> FrameType:
 
 
 def find_site(depth: int, known: List[Any]) -> Site:
-    """Return the innermost place outside ringcomm that led here. ``depth``: this many callers, that of this
-    function being 1, are known to be inside. ``known``: :func:`nowhere` the first time, then depth and code
-    of the last result, which is tried first: walking costs more than the rest.
+    """Return the innermost place outside ringcomm that led here, ``depth`` callers or more above. ``known``
+    (:func:`nowhere` the first time) has depth and code of the last result, which is tried first.
     """
     try:
         frame = sys._getframe(known[0])
@@ -244,9 +243,8 @@ class Progress(NamedTuple):
 
 
 class PeerTotal:
-    """The totals of one peer. Sent and received bytes include headers; ``slept_s`` is how long this rank has
-    slept until bytes of the peer arrived; ``delivered_bytes`` and ``busy_s`` are the system's counts of TCP
-    connections.
+    """The totals of one peer, headers included; ``slept_s``: this rank slept until its bytes arrived; the
+    last two are the counts of the system for TCP connections.
     """
 
     __slots__ = ("delivered_bytes", "busy_s", "received_bytes", "sent_bytes", "slept_s")
@@ -278,9 +276,7 @@ class OperationTotal:
 
 
 class Tally:
-    """The calls for one purpose: for the engine, which runs equal plans for different tensors. ``label`` is
-    the purpose, in the program's terms.
-    """
+    """The calls for one purpose (``label``) of the engine, which runs equal plans for different tensors."""
 
     __slots__ = ("label", "_calls")
 

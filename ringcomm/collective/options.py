@@ -79,9 +79,7 @@ class Options(NamedTuple):
 
 
 def whole_numbers(what: str, splits: Any) -> List[int]:
-    """Return the numbers of rows by rank as a list; raises ConfigError if they are not whole numbers in one
-    dimension. ``what``: the collective.
-    """
+    """Return the numbers of rows by rank as a list; raises ConfigError for anything else."""
     import numpy as np  # imported late: the documentation is built of this table without NumPy
 
     try:
@@ -104,8 +102,7 @@ def names_of(kind: str, order: str = "", without: str = "") -> List[str]:
 
 
 def compose_options(text: str, kind: str, names: Sequence[str], texts: str) -> str:
-    """Return a docstring with its placeholders replaced, of which ``{options}`` stands for a collective's
-    options. ``texts``: the prefix of texts that are special to some functions, like ``tf``.
+    """Return a docstring with its placeholders replaced, of which ``{options}`` stands for those of the call.
     """
     known = {**SHARED, **TEXTS}
     lines = []
@@ -122,12 +119,9 @@ def compose_options(text: str, kind: str, names: Sequence[str], texts: str) -> s
 def takes(
     kind: str, order: str = "", texts: str = "", without: str = ""
 ) -> Callable[[Callable[..., Result]], Call[Result]]:
-    """Make a decorator of a collective's body, whose last parameter is :class:`Options`.
-
-    The function takes the options by name, and in their order by place. ``help()`` and ``inspect.signature``
-    show all of them; ``{options}`` in the docstring stands for their texts. It fails as any function does
-    where an argument is missing, given twice or not an option. Parameters: see :func:`names_of` and
-    :func:`compose_options`.
+    """Make a decorator of a collective's body, whose last parameter is :class:`Options`. It returns the
+    function that programs call: the other parameters, then the options of this ``kind``, those of ``order``
+    first.
     """
     names = names_of(kind, order, without)
     parameters = parameters_of(names)
@@ -152,8 +146,8 @@ def takes(
 
 @functools.lru_cache(maxsize=None)
 def _maker_of(first: Sequence[str], names: Sequence[str]) -> Callable[..., Any]:
-    """Return the function that makes, of a body, the function that passes it :class:`Options`. It is
-    compiled, because Python binds arguments to real parameters in a tenth of the time of anything else.
+    """Return what makes the function of a body. It is compiled: Python binds real parameters in a tenth of
+    the time.
     """
     values = {name: name if name in names else repr(value) for name, value in Options._field_defaults.items()}
     values["op"] = "op if type(op) is ReduceOp else reduction(op)" if "op" in names else "ReduceOp.AVERAGE"
@@ -181,8 +175,7 @@ def parameters_of(names: Sequence[str]) -> List[inspect.Parameter]:
 
 
 def reduction(op: Any, average: Optional[bool] = None) -> ReduceOp:
-    """Return the reduction that ``op`` and Horovod's older ``average`` select. Raises ConfigError if both are
-    given, Misuse if ``op`` is not a reduction.
+    """Return the reduction that ``op`` and Horovod's older ``average`` select; ConfigError if both are given.
     """
     if average is None:
         return ReduceOp.AVERAGE if op is None else op_of(op)

@@ -45,8 +45,8 @@ class Workspace:
 
 
 class Kernel:
-    """The combination of contributions of one element type. Immutable; :func:`kernel` keeps them. Raises
-    UnsupportedDtypeError if the reduction has no meaning for these elements.
+    """The combination of contributions of one element type; immutable. UnsupportedDtypeError without a
+    meaning.
     """
 
     def __init__(
@@ -102,11 +102,8 @@ class Kernel:
         final: bool,
         workspace: Optional[Workspace] = None,
     ) -> None:
-        """Combine the operands from left to right into ``out``, which may be one of them.
-
-        Operands other than ``out`` may be used as working space. ``final`` also divides and scales, and gives
-        the result the bits that IEEE 754 leaves open (:meth:`_settle`). ``workspace`` saves an allocation if
-        the type needs a wider one to accumulate in.
+        """Combine the operands from left to right into ``out``, which may be one of them; the others may be
+        used as working space. ``final`` also divides, scales and settles the result.
         """
         if self._wide is not None:
             self._fold_wide(out, operands, self._wide, workspace or Workspace())
@@ -134,13 +131,9 @@ class Kernel:
                 self._scale(data)
 
     def _settle(self, data: Array) -> None:
-        """Give results the bits that IEEE 754 leaves open, in place: which NaN, and which zero.
-
-        Of two NaNs an addition may keep either, and of 0.0 and -0.0 a minimum either; numpy's choice varies
-        with the alignment of the arrays, their lengths and the processor. So ranks that compute the same
-        element, each for itself, would differ, and so would two runs in which the same bytes arrived in other
-        pieces. Done right after the fold, while the elements are in the cache: half of the cost of an
-        addition there.
+        """Give results the bits that IEEE 754 leaves open, in place: which NaN, and which zero. NumPy's
+        choice varies with alignment, length and processor, so ranks that compute the same element would
+        differ.
         """
         if self._exact or data.size == 0:
             return
@@ -224,11 +217,7 @@ class Total(NamedTuple):
 
 
 def weigh(data: Array, factor: float) -> None:
-    """Multiply a contribution by its relative weight, in place. With weight 0 nothing remains, NaN included.
-
-    Relative weights have the mean 1, so that the average of the products is the weighted average, and equal
-    weights change no number. See :func:`weighable`.
-    """
+    """Multiply a contribution (:func:`weighable`) by its weight relative to the mean of all, in place."""
     if factor == 0.0:
         data[...] = 0
     else:
@@ -248,9 +237,7 @@ def restore(data: Array, result: Array) -> None:
 
 
 def _round(out: Array, wide: Array) -> None:
-    """Convert wide values back to the elements' own type. Integers truncate, and stop at their limits; NaN,
-    as of a scale factor, becomes 0.
-    """
+    """Convert to the type of the elements: integers truncate, and stop at their limits; NaN becomes 0."""
     if out.dtype.kind in "iu":
         # The conversion of a number that does not fit, or of NaN, differs between x86 and ARM.
         np.clip(wide, *_limits(out.dtype), out=wide)

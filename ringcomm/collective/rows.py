@@ -47,9 +47,7 @@ def cumulative(counts: Iterable[int], width: int = 1) -> Tuple[int, ...]:
 
 class RowLayout:
     """Rows of several arrays side by side in one flat buffer: for each rank in turn its rows of every array.
-
-    By array, ``edges`` are the boundaries between the ranks' rows, and ``inner`` is the shape of a row;
-    ``bounds`` are those of the ranks' parts of the buffer, in elements.
+    ``edges`` are the boundaries between ranks' rows by array, ``bounds`` those of the parts in elements.
     """
 
     __slots__ = ("_inner", "_widths", "bounds", "edges")
@@ -82,8 +80,7 @@ class RowLayout:
         return found
 
     def join(self, buffer: Array) -> List[Union[Array, ShapeError]]:
-        """Return by array all ranks' rows in rank order; a view of the buffer if there is one array. An array
-        that cannot have this many rows, even without elements, is replaced by the error.
+        """Return by array all ranks' rows in rank order, or the ShapeError if there cannot be so many rows.
         """
         if len(self.edges) == 1:
             by_array: Iterable[Sequence[Array]] = [(buffer,)]
@@ -107,8 +104,8 @@ def even_layout(shapes: Tuple[Shape, ...], size: int) -> RowLayout:
 
 
 def scatter_layout(shapes: Sequence[Shape], size: int, options: Options) -> RowLayout:
-    """Return the layout of a reducescatter. Raises ShapeError if an array has no first dimension, ConfigError
-    if the caller's numbers of rows do not match the rows or the ranks.
+    """Return the layout of a reducescatter; ShapeError without a first dimension, ConfigError for wrong
+    splits.
     """
     check_rows("reducescatter", shapes)
     if options.splits is None:
@@ -120,8 +117,8 @@ def scatter_layout(shapes: Sequence[Shape], size: int, options: Options) -> RowL
 def row_counts(
     rows: int, splits: Optional[Sequence[Any]], members: int, what: str = "alltoall"
 ) -> List[int]:
-    """Return the number of rows for each of the ``members``: the caller's, or divided evenly. Raises
-    ConfigError if the numbers do not match the rows or the ranks.
+    """Return the number of rows for each member: the caller's, or divided evenly; ConfigError if they do not
+    fit.
     """
     if splits is None:
         if rows % members:
@@ -148,8 +145,8 @@ def row_counts(
 
 def announcement(counts: Sequence[int], flat: Optional[Array]) -> Array:
     """Return the int64 numbers that a rank exchanges before a collective by rows: the counts, as many on
-    every rank, the length of the enclosed rows in bytes (-1: too long), and their bytes. ``flat`` None: the
-    rows are not in the memory of the host.
+    every rank, the length of the enclosed rows in bytes (-1: too long, or not in host memory), and their
+    bytes.
     """
     rows, length = b"", _NOT_ENCLOSED
     if flat is not None and flat.nbytes <= ENCLOSED_BYTES:
@@ -160,8 +157,8 @@ def announcement(counts: Sequence[int], flat: Optional[Array]) -> Array:
 
 
 def announced(table: Array) -> Tuple[List[List[int]], Optional[List[bytes]]]:
-    """Return, by rank, the counts of all ranks' :func:`announcement`, and the bytes of their rows, or None if
-    not all ranks have enclosed them.
+    """Return, by rank, the counts of all announcements, and the bytes of the rows, or None if not all have
+    enclosed them.
     """
     first, step = table.shape[1] - _ITEMS, 8 * table.shape[1]
     counts: List[List[int]] = table[:, :first].tolist()

@@ -47,10 +47,9 @@ from ..group.failures import FailureReporter, Reporter
 from ..ops import Collective, ReduceOp, weight_of
 from ..schedule.select import Selector
 from ..schedule.steps import Step, even_bounds
-from ..transport.base import Fabric, LinkClosed, StoppableWatch, Stopped
-from ..transport.huge_pages import MIN_BYTES
+from ..transport.base import LARGE_BYTES, Fabric, LinkClosed, StoppableWatch, Stopped
 from ..wire.signature import Signature, ahead_of, direct_call
-from .drive import StoodStill, run
+from .execute import Part, SegmentPool, StoodStill, run
 from .observe import (
     CallHistory,
     OperationTotal,
@@ -64,13 +63,11 @@ from .observe import (
     nowhere,
     site_text,
 )
-from .parts import Part, SegmentPool
 from .reduce import NO_WEIGHTS, Kernel, Total, kernel, weigh, weighable
 from .short import make_execution
 
 if TYPE_CHECKING:
-    from ..arrays.kinds import Done
-    from ..arrays.mirrors import BlockMirror
+    from ..arrays.kinds import BlockMirror, Done
     from .coded import CodedPlans
 
 Span = Tuple[int, int]
@@ -146,9 +143,7 @@ class Parts:
 
 class Runner:
     """The collectives of one rank over one fabric. Runners of the same rank and job may share a selector.
-
-    ``spin_s``, ``may_poll`` and ``timeout_s`` are those of :func:`~.drive.run`, and may be changed from call
-    to call.
+    ``spin_s``, ``may_poll`` and ``timeout_s`` (see :func:`~.execute.run`) may change between calls.
     """
 
     def __init__(
@@ -227,9 +222,7 @@ class Runner:
         return plan
 
     def reduce_scatter(self, data: Array, call: Signature) -> None:
-        """Reduce over all ranks; afterwards chunk ``rank`` of the call's bounds is finished, the rest of
-        ``data`` is not.
-        """
+        """Reduce over all ranks; afterwards only chunk ``rank`` of the call's bounds is finished."""
         plan = self._plans.get(call)
         if plan is None:
             fold = kernel(call.op, data.dtype, self.size, call.prescale, call.postscale)
@@ -248,8 +241,8 @@ class Runner:
         self._run(plan, data)
 
     def exchange(self, values: Any, call: Signature) -> Array:
-        """Return a few numbers of every rank (how many rows will come), one row per rank. The ``call`` is
-        made by :func:`~ringcomm.wire.signature.ahead_of` the operation that follows, and compared here.
+        """Return a few numbers of every rank, one row per rank; the ``call`` is made by
+        :func:`~..wire.signature.ahead_of` the operation that follows.
         """
         numbers = np.zeros((self.size, len(values)), np.int64)
         numbers[self.rank] = values
@@ -263,13 +256,9 @@ class Runner:
         return numbers
 
     def weighted(self, data: Array, weight: Any, call: Signature) -> Array:
-        """Multiply this rank's contribution to an average that follows (``call``) by its weight, relative to
-        all ranks'; return the array to be averaged: ``data``, flat, multiplied in place, or for float16 a
-        copy in float32. Raises UnsupportedDtypeError for integers or booleans, Misuse if the weight is not a
-        finite number from 0 on, the call is not an average, or all weights are 0.
-
-        The ranks exchange their weights first: the reduced numbers then have the magnitude of the data,
-        whatever the weights are. A rank of weight 0 contributes nothing, whatever its data are.
+        """Multiply this rank's contribution to an average that follows (``call``) by its weight relative to
+        all ranks', which they exchange first; return the flat array to average: ``data``, or for float16 a
+        copy in float32. Raises UnsupportedDtypeError for integers, Misuse for an impossible weight.
         """
         own = np.array([weight_of(weight)])
         check_weighable(data.dtype, call.op)
@@ -305,8 +294,8 @@ class Runner:
         call: Signature,
         has_own: bool = False,
     ) -> None:
-        """Send chunk ``i`` of ``source`` to rank i, and receive chunk ``i`` of ``data`` from it. ``has_own``:
-        this rank's own chunk is in its place already.
+        """Send chunk i of ``source`` to rank i, and receive its chunk of ``data``. ``has_own``: the own one
+        is in place.
         """
         if not has_own:
             mine = source[send_bounds[self.rank] : send_bounds[self.rank + 1]]
@@ -347,7 +336,7 @@ class Runner:
         with self.lock:
             self._check_usable()
             part = plan.part or self._new_part(plan, data.dtype)
-            if data.nbytes >= MIN_BYTES:
+            if data.nbytes >= LARGE_BYTES:
                 self._fabric.prepare(data.ctypes.data, data.nbytes)
             sequence = self.sequence + counted
             # Inside are this method and its caller.
@@ -388,9 +377,8 @@ class Runner:
                 self.tally.add(plan.call, took_s)
 
     def exclusive(self, parts: float = math.inf, but: Type[BaseException] = RingcommError) -> Parts:
-        """Keep other threads out, so that calls that belong together follow each other on every rank. An
-        exception between the ``parts`` calls ends the job, since other ranks wait for the rest, except
-        ``but``, which all ranks raise alike.
+        """Keep other threads out for calls that belong together. An exception between the ``parts`` calls
+        ends the job, since other ranks wait for the rest, except ``but``, which all ranks raise alike.
         """
         if self.before_call is not None:
             self.before_call()
@@ -409,8 +397,8 @@ class Runner:
     # ---- arrays on devices ---------------------------------------------------------------------
 
     def fetch(self, mirror: BlockMirror, start: int = 0, stop: Optional[int] = None) -> None:
-        """Wait until bytes of a device's array have been loaded, for the call that follows. Other ranks wait
-        in that call, so if a copy fails the job ends, and they receive the reason.
+        """Wait until bytes of a device's array are loaded, for the call that follows; a failed copy ends the
+        job.
         """
         try:
             mirror.fetch(self.await_copy, start, stop)
@@ -419,8 +407,7 @@ class Runner:
             raise
 
     def await_copy(self, copy: Done) -> None:
-        """Wait for a copy: poll for a while, then look again after short naps. Raises DeviceError if it
-        failed or exceeds the time limit of calls, RingcommError if the watch announced the end of the job.
+        """Wait for a copy: poll for a while, then look again after short naps; DeviceError at the time limit.
         """
         watch = self._fabric.watch
         began_s = now_s = time.perf_counter()
@@ -442,9 +429,8 @@ class Runner:
     def loaded(
         self, mirror: Optional[BlockMirror], reads: Optional[Span] = None, *writes: Span
     ) -> ContextManager[None]:
-        """Load an array's block on the host for the calls of a ``with`` block, and store it after them.
-        ``reads``: the elements to load (None: all); ``writes``: the spans to store. Without a mirror nothing
-        is copied.
+        """Load an array's block on the host for the calls of a ``with`` block (``reads``: these elements,
+        None: all), and store the spans ``writes`` after them. Without a mirror nothing is copied.
         """
         return _NOTHING_TO_DO if mirror is None else self._loaded(mirror, reads, writes)
 
@@ -525,7 +511,7 @@ class Runner:
 
     def stop(self, watch: Optional[StoppableWatch] = None) -> None:
         """Refuse further calls: this rank has left the job. Waits at most a second for a call of another
-        thread, which ``watch``, the fabric's, ends with an error.
+        thread.
         """
         self._stopped = True  # before the call ends: its error says so
         if watch is not None:
@@ -536,9 +522,8 @@ class Runner:
             self.lock.release()
 
     def release(self) -> None:
-        """Free the memory kept for the next call, when there is none; the sums remain. Some cycles of
-        references keep a runner until Python's garbage collector runs. An elastic job has a new one in every
-        view.
+        """Free the memory kept for the next call, when there is none; reference cycles keep a runner for a
+        while.
         """
         for plan in self._plans.values():
             plan.add_to(self._dropped, self._fabric.rank_of)

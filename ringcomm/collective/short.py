@@ -19,8 +19,7 @@ from ..errors import BrokenInvariantError
 from ..schedule.steps import DATA, SELF, Recv, Send, Step, exchange_lengths
 from ..transport.base import Fabric, Link
 from ..wire.frames import HEADER_BYTES, Header, stamp
-from .execute import Execution
-from .parts import Counts, Headers, Part, SegmentPool, summed
+from .execute import Counts, Execution, Headers, Part, SegmentPool, summed
 from .reduce import Kernel
 
 SHORT_BYTES = HEADER_BYTES + 16 * 1024
@@ -135,8 +134,6 @@ class ShortExecution(Part):
         for stage in stages:
             self._compile_sends(stage, fabric, known[0])
             self._compile_receipts(stage, fabric, known[1])
-        packets = [packet for stage in stages for packet in (*stage.outward, *stage.inward)]
-        self._links = list({packet.link.peer: packet.link for packet in packets}.values())
         self._index = 0
         self._sends: List[_Packet] = []
         self._receives: List[_Packet] = []
@@ -231,11 +228,8 @@ class ShortExecution(Part):
             # peer must stay in order.
             if self._sends:
                 return False
-            if self._index >= len(self._stages) or not self._next_stage():
-                settled = True
-                for link in self._links:
-                    settled = link.settled() and settled
-                return settled
+            if not self._next_stage():
+                return True
 
     def _send(self) -> None:
         unsent: List[_Packet] = []
@@ -287,11 +281,7 @@ class ShortExecution(Part):
         return _counted(self._stages, lambda packet: packet.bytes.nbytes)
 
     def waiting_for(self) -> Tuple[List[Link], List[Link]]:
-        reading = [packet.link for packet in self._receives]
-        writing = [packet.link for packet in self._sends]
-        if not reading and not writing:
-            writing = [link for link in self._links if not link.settled()]
-        return reading, writing
+        return [packet.link for packet in self._receives], [packet.link for packet in self._sends]
 
 
 def _counted(stages: Sequence[_Stage], bytes_of: Callable[[_Packet], int]) -> Counts:

@@ -124,7 +124,10 @@ parse_transport = _one_of(TRANSPORTS)
 # The all-reduce algorithms, and the modules of ringcomm.schedule that register them. A new algorithm is added
 # to this table; ringcomm.schedule.select imports the modules.
 ALGORITHMS = {
-    "one_shot": "direct", "direct": "direct", "doubling": "doubling", "ring": "ring",
+    "one_shot": "direct",
+    "direct": "direct",
+    "doubling": "tree",
+    "ring": "ring",
     "hierarchical": "hierarchy",
 }  # fmt: skip
 

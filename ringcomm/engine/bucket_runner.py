@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 
 import numpy as np
 
-from ..arrays.mirrors import BlockMirror
+from ..arrays.kinds import BlockMirror
 from ..codec.codecs import BLOCK_ITEMS
 from ..collective.observe import OperationTotal, Progress, Tally, Totals
 from ..collective.reduce import restore, weigh, weighable

@@ -12,7 +12,7 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
-from ..arrays.mirrors import BlockMirror
+from ..arrays.kinds import BlockMirror
 from ..clock import StepClock, Stopwatch
 from ..collective.observe import KEPT, Progress, call_site, note_truncation
 from ..collective.options import Options

@@ -8,7 +8,7 @@ from typing import Any, Callable, Deque, List, Optional, Sequence
 
 import numpy as np
 
-from ..arrays.mirrors import BlockMirror
+from ..arrays.kinds import BlockMirror
 from ..clock import monotonic
 from ..collective.observe import DONE, FAILED, RUNNING, SUBMITTED, Row
 from ..collective.reduce import Total

@@ -381,7 +381,6 @@ class PointToPoint:
         for peer, channel in list(self._channels.items()):
             try:
                 moved = act(channel) or moved
-                channel.link.settled()
             except LinkClosed as closed:
                 self._lose(peer, closed.reason)
         return moved
@@ -398,7 +397,7 @@ class PointToPoint:
                 POLLING.give_way()
         timeout_s = self._check_limits()
         reading = [item.link for item in self._channels.values()]
-        writing = [item.link for item in self._channels.values() if item.writing() or not item.link.settled()]
+        writing = [item.link for item in self._channels.values() if item.writing()]
         with self._lock:
             if self._posted or self._stopping or is_over():  # at its limit, perhaps
                 return

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 
 import numpy as np
 
-from ..arrays.mirrors import StagingPool
+from ..arrays.kinds import StagingPool
 from ..calls.collectives import Collectives
 from ..calls.objects import Objects
 from ..config import Membership, Settings, misspelt_variables

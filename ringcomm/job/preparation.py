@@ -24,10 +24,9 @@ from ..collective.runner import Runner
 from ..configuration.settings import cores_together, own_cores
 from ..group.group import Group
 from ..ops import Collective
-from ..schedule.calibration import part_of
-from ..schedule.cost import CostModel
+from ..schedule.cost import CostModel, part_of
 from ..schedule.select import Selector
-from ..transport.process_memory import ReadingLink
+from ..transport.local import ReadingLink
 from ..wire.signature import ahead_of, direct_call
 
 

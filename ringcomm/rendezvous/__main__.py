@@ -18,7 +18,7 @@ from typing import Any, Dict
 from ..config import Membership, Settings
 from ..configuration.membership import Limits, format_endpoint
 from ..errors import RingcommError
-from ..transport.secure import encryption_of
+from ..transport.reactor import encryption_of
 from .membership import Notice
 from .server import RendezvousServer
 

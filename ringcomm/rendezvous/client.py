@@ -29,8 +29,7 @@ from ..transport.base import Channels
 from ..transport.connect import Dial, check_descriptors, release_spare, shortage_error
 from ..transport.local import make_links
 from ..transport.nics import LOOPBACK, Interface, local_socket, machine, own_addresses
-from ..transport.reactor import READ, Reactor
-from ..transport.secure import Encryption, encryption_of
+from ..transport.reactor import READ, Encryption, Reactor, encryption_of
 from ..transport.tcp import SocketFabric, SocketLink
 from ..version import __version__
 from ..wire.auth import Claim, Purpose, Session, Signer, job_digest

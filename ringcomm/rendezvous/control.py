@@ -25,7 +25,7 @@ from ..errors import (
 )
 from ..group.failures import Reporter
 from ..transport.connect import drop_spare, keep_spare, shortage_error
-from ..transport.secure import SecureSocket
+from ..transport.reactor import SecureSocket
 from ..wire.auth import Session
 from ..wire.messages import Message, MessageReader, encode
 from .membership import ADDED

@@ -24,7 +24,7 @@ from ..errors import ConfigError, StartTimeoutError, StartupError
 from ..storage.files import read_private, write_private
 from ..storage.keys import make_certificate
 from ..transport.nics import LOOPBACK, VIRTUAL, machine, own_addresses
-from ..transport.secure import encryption_of
+from ..transport.reactor import encryption_of
 from .client import Joined, Moved, Watched, join
 from .membership import START_LIMIT, Notice, Seat
 from .server import RendezvousServer

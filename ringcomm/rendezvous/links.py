@@ -22,22 +22,21 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 
 from ..clock import Deadline
 from ..errors import StartupError
-from ..transport.accept import Acceptor, Refusals
-from ..transport.connect import Dial, is_local, is_short_of_descriptors, listen
+from ..transport.connect import Acceptor, Dial, Refusals, is_local, is_short_of_descriptors, listen
 from ..transport.nics import (
     LOCAL,
     LOOPBACK,
     VIRTUAL,
     WIRED,
+    Attempt,
     Interface,
     interface_of,
     machine,
+    not_dialled,
     own_addresses,
     worse_kind,
 )
-from ..transport.reactor import READ, Reactor
-from ..transport.routes import Attempt, not_dialled
-from ..transport.secure import Encryption
+from ..transport.reactor import READ, Encryption, Reactor
 from ..wire.auth import Admission, Claim, Purpose, Session
 from ..wire.messages import Message
 from .measuring import Echo, Race, WireSpeed, await_echo, send_rank

@@ -22,8 +22,7 @@ from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence,
 from ..clock import monotonic
 from ..errors import ProtocolError
 from ..transport.connect import Dial
-from ..transport.reactor import READ, WRITE, Reactor
-from ..transport.secure import Encryption
+from ..transport.reactor import READ, WRITE, Encryption, Reactor
 from ..wire.auth import Claim, Session
 from ..wire.messages import MessageReader, encode
 

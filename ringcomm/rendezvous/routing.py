@@ -13,8 +13,18 @@ from collections import Counter
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..errors import ProtocolError
-from ..transport.nics import LOCAL, LOOPBACK
-from ..transport.routes import RELAYED, Attempt, Wire, candidates, choose, explain_no_route, relayed, wire_of
+from ..transport.nics import (
+    LOCAL,
+    LOOPBACK,
+    RELAYED,
+    Attempt,
+    Wire,
+    candidates,
+    choose,
+    explain_no_route,
+    relayed,
+    wire_of,
+)
 from ..wire.messages import Message, is_range
 from .membership import NO_RELAY, Action, Located, Process, RelayHost, Send, as_target
 

@@ -16,10 +16,8 @@ from ..clock import Deadline, monotonic
 from ..config import Slot
 from ..configuration.membership import Limits
 from ..errors import ProtocolError, RingcommError, StartupError
-from ..transport.accept import Acceptor, Refusals
-from ..transport.connect import is_short_of_descriptors, listen
-from ..transport.reactor import READ, WRITE, Reactor, WakeUp
-from ..transport.secure import Encryption
+from ..transport.connect import Acceptor, Refusals, is_short_of_descriptors, listen
+from ..transport.reactor import READ, WRITE, Encryption, Reactor, WakeUp
 from ..version import __version__
 from ..wire.auth import Claim, Purpose, Session, job_digest
 from ..wire.messages import MAX_REPORT_BYTES, Message, MessageReader, encode

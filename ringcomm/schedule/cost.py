@@ -1,23 +1,54 @@
-"""The cost of a collective: its schedules replayed on a model of machines and links.
+"""The cost of a collective on a model of machines and links, and how unequal links share the work.
 
 The model is the usual alpha-beta-gamma one (latency, seconds per byte, seconds per added byte;
-R. Hockney 1994; Thakur, Rabenseifner and Gropp 2005), with one port per direction and rank, as on
-a switch: the messages of a rank to several peers go one after the other, and so do those that it receives,
-both at the same time. Ranks of one host share the ports to the other hosts. Because steps follow each
-other by position, a step is not one point in time but a line: when its first segment is done, and when
-its last. The next step may start at the first, and cannot end before the last. With that, the
-pipeline of a chain costs what a pipeline costs.
+R. Hockney 1994; Thakur, Rabenseifner and Gropp 2005). It ranks algorithms; it does not predict a stopwatch.
 
-It is a model. It ranks algorithms; it does not predict a stopwatch.
+**Calibration** (:func:`model_of`). Every rank measures its links (:mod:`ringcomm.collective.measure`), all
+ranks gather all numbers, and each derives the same model from them: with additions, multiplications and
+divisions of doubles only, which give the same bits on every processor. Numbers that only serve to compare
+algorithms are rounded to a few steps per power of two, so that the next run of the same job on the same
+machines makes the same choice. The speeds of interfaces, which decide how unequal chunks are, are only made
+equal when they are almost equal.
+
+**Replay** (:func:`predict`). Schedules are replayed with one port per direction and rank, as on a switch: the
+messages of a rank to several peers go one after the other, and so do those that it receives, both at the same
+time. Ranks of one host share the ports to the other hosts. Because steps follow each other by position, a
+step is not one point in time but a line: when its first segment is done, and when its last. The next step may
+start at the first, and cannot end before the last. With that, the pipeline of a chain costs what a pipeline
+costs.
+
+**Closed form** (:func:`best_allreduce`). A replay takes a second for a ring of 64 ranks. Where ranks differ
+only by their hosts' interfaces, the time of an all-reduce follows from a few sums: the bytes that each
+interface sends and each processor adds, and how often one rank waits for another. Tests compare both.
+Interfaces are full duplex, the switch has no limit, and streams that share an interface share it fairly. The
+choice of a compression and the advice which machines to use take all times from here.
+
+**Shares** (:func:`interface_shares`). In a direct (or hierarchical) all-reduce, the rank that owns the share
+f of n elements receives and sends ``n (1 + (p - 2) f)`` of them: its own part of all other ranks' shares out
+and the results back in, or the other way round, and p - 1 times its own share. So a rank with a slow link
+should own little. The least time is reached by water-filling: every rank gets as much as its link can carry
+in the same time T, ranks whose links are busy without a share get none, and T is the smallest for which the
+shares add up to one::
+
+    f_i = max(0, (T B_i / n - 1) / (p - 2))        sum f_i = 1        T >= n / min B
+
+With several ranks per host, those that share an interface count together: with m of them and the share F
+it carries ``n (m + F (p - 2 m))`` elements each way.
+
+Everything is plain additions, multiplications and divisions of doubles, so all ranks compute the same.
+
+Sources: the load model is that of hivemind's averager (M. Ryabinin et al., arXiv:2103.03239), which solves
+it as a linear program; the bound ``max(n / min B, 2 (p - 1) n / sum B)`` follows from adding up all links.
 """
 
 from __future__ import annotations
 
 import heapq
 from math import frexp, ldexp
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import BrokenInvariantError
+from .direct import MAX_RANKS
 from .steps import Dependencies, Recv, Send, Step
 
 Schedules = Sequence[Sequence[Step]]
@@ -57,6 +88,105 @@ class CostModel(NamedTuple):
 
     wire_byte_s: Tuple[float, ...] = ()
     """For each host: beta of its network interface, which its ranks share; each direction on its own."""
+
+
+# -- calibration --------------------------------------------------------------------------------------
+
+MESSAGE_S = 4e-6
+"""Processor time of a message at both ends: two system calls and the executor's bookkeeping."""
+LOCAL_LATENCY_S, LOCAL_BYTE_S, REDUCE_BYTE_S = 15e-6, 0.25e-9, 0.08e-9
+"""Between ranks of one host, for hosts without a measurement: with one rank, or with too many."""
+WIRE_LATENCY_S, WIRE_BYTE_S = 50e-6, 8e-9
+QUICK_BYTE_S = 1.6e-9
+"""Interfaces of 5 Gbit/s and more count as equal: there the processors and their load are the limit."""
+
+
+class Calibration(NamedTuple):
+    """The measurements of one rank, in seconds and seconds per byte; 0: not measured."""
+
+    reduce_byte_s: float = 0.0
+    local_latency_s: float = 0.0
+    local_byte_s: float = 0.0
+    wire_latency_s: float = 0.0
+    wire_byte_s: float = 0.0
+    """Of its host's interface, each way: the best that was measured with any other host."""
+
+
+def leaders(host_index: Sequence[int]) -> Tuple[int, ...]:
+    """Return the first rank of every host, which measures for it, in the order of the hosts' numbers.
+
+    >>> leaders([0, 0, 1, 1])
+    (0, 2)
+    """
+    first: Dict[int, int] = {}
+    for rank, host in enumerate(host_index):
+        first.setdefault(host, rank)
+    return tuple(first[host] for host in sorted(first))
+
+
+def model_of(calibrations: Sequence[Calibration], host_index: Sequence[int]) -> CostModel:
+    """Return the cost model of a job from the calibrations and host numbers of its ranks, in rank order."""
+    numbers = {host: number for number, host in enumerate(sorted(set(host_index)))}
+    hosts = tuple(numbers[host] for host in host_index)
+    local_latency_s = coarse(_median([item.local_latency_s for item in calibrations], LOCAL_LATENCY_S))
+    local_byte_s = coarse(_median([item.local_byte_s for item in calibrations], LOCAL_BYTE_S))
+    reduce_byte_s = coarse(_median([item.reduce_byte_s for item in calibrations], REDUCE_BYTE_S))
+    if len(numbers) == 1:
+        return CostModel(local_latency_s, local_byte_s, reduce_byte_s, MESSAGE_S)
+    wires = [calibrations[rank].wire_byte_s or WIRE_BYTE_S for rank in leaders(host_index)]
+    speeds = even_classes([1.0 / max(byte_s, QUICK_BYTE_S) for byte_s in wires])
+    return CostModel(
+        local_latency_s,
+        local_byte_s,
+        reduce_byte_s,
+        MESSAGE_S,
+        hosts=hosts,
+        wire_latency_s=coarse(_median([item.wire_latency_s for item in calibrations], WIRE_LATENCY_S)),
+        wire_byte_s=tuple(1.0 / speed for speed in speeds),
+    )
+
+
+def part_of(model: CostModel, ranks: Sequence[int], host_index: Sequence[int]) -> Optional[CostModel]:
+    """Return the cost model of some ``ranks`` of a model, in another order; None if they must be measured:
+    new ones, or one host of several.
+    """
+    if not model.hosts:
+        return model if len(set(host_index)) == 1 else None
+    before = [model.hosts[rank] for rank in ranks]
+    pairs = set(zip(host_index, before))
+    if not 1 < len(set(host_index)) == len(set(before)) == len(pairs):
+        return None
+    order = sorted(pairs)
+    numbers = {host: number for number, (host, _) in enumerate(order)}
+    return model._replace(
+        hosts=tuple(numbers[host] for host in host_index),
+        wire_byte_s=tuple(model.wire_byte_s[number] for _, number in order),
+    )
+
+
+def coarse(value: float) -> float:
+    """Return the nearest of 1, 1.5, 2, 3, 4, 6, 8, ... (times a power of two).
+
+    >>> [coarse(value) for value in (1.1, 1.4, 2.4, 3.3, 100.0)]
+    [1.0, 1.5, 2.0, 3.0, 96.0]
+    """
+    mantissa, exponent = frexp(value)  # 0.5 <= mantissa < 1
+    step = 0.5 if mantissa < 0.625 else 0.75 if mantissa < 0.875 else 1.0
+    return ldexp(step, exponent)
+
+
+def coarse_model(model: CostModel) -> CostModel:
+    """Return the same machine with rounded wires, to compare algorithms by."""
+    return model._replace(wire_byte_s=tuple(coarse(byte_s) for byte_s in model.wire_byte_s))
+
+
+def _median(values: Sequence[float], default: float) -> float:
+    """Return the median of the measured values, or the default."""
+    measured = sorted(value for value in values if value > 0)
+    return measured[len(measured) // 2] if measured else default
+
+
+# -- replay -------------------------------------------------------------------------------------------
 
 
 class Pairing(NamedTuple):
@@ -154,10 +284,8 @@ class _Clock:
         self.lines: Dict[_Node, _Line] = {}
 
     def begin_s(self, node: _Node) -> float:
-        """Return when a step may begin, as far as its own rank and the ports are concerned, to 1 %.
-
-        Steps are served in that order. Greater precision would be wrong: of chunks that differ by an element,
-        those of one rank would all come first, and keep ports from those of the others.
+        """Return when a step may begin, as far as its own rank and the ports are concerned, to 1 %: with
+        greater precision, of chunks that differ by an element those of one rank would all come first.
         """
         begin_s = self._own_wait(node).first_s
         if isinstance(self._schedules[node[0]][node[1]], Send):
@@ -267,3 +395,267 @@ def _when(line: _Line, step: Step, position: int) -> float:
     """Return when a step has reached a position, on the line from its first to its last element."""
     share = (position - step.start) / (step.stop - step.start)
     return line.first_s + (line.last_s - line.first_s) * share
+
+
+# -- closed form --------------------------------------------------------------------------------------
+
+CODEC_SHARE = {"float32": 1.0, "bf16": 0.5, "int8": 260 / 1024}
+"""Encoded bytes per byte of float32."""
+
+
+class Machine(NamedTuple):
+    """Hosts on one switch, each with an interface that its ranks share."""
+
+    wire_byte_s: Tuple[float, ...] = (WIRE_BYTE_S,)  # each way; of further hosts the last one
+    wire_latency_s: float = WIRE_LATENCY_S  # from the first byte sent to the first byte received
+    local_byte_s: float = LOCAL_BYTE_S
+    local_latency_s: float = LOCAL_LATENCY_S
+    reduce_byte_s: float = REDUCE_BYTE_S  # of an operand that is added
+    message_s: float = MESSAGE_S  # processor time of a message at both ends
+    segment_bytes: int = 262144  # collected before a rank adds or passes on
+
+    def wires(self, hosts: int) -> Tuple[float, ...]:
+        """Return the seconds per byte of the interfaces of this many hosts."""
+        known = self.wire_byte_s[:hosts]
+        return known + (self.wire_byte_s[-1],) * (hosts - len(known))
+
+
+def machine_of(model: CostModel) -> Machine:
+    """Return the machine of a measured model. A model of one host gets interfaces of 1 Gbit/s."""
+    machine = Machine(
+        local_byte_s=model.byte_s, local_latency_s=model.latency_s, reduce_byte_s=model.reduce_byte_s,
+        message_s=model.message_s, segment_bytes=model.segment_bytes,
+    )  # fmt: skip
+    if not model.hosts:
+        return machine
+    return machine._replace(wire_byte_s=model.wire_byte_s, wire_latency_s=model.wire_latency_s)
+
+
+def grid(ranks: int, slots: Sequence[int]) -> Tuple[int, ...]:
+    """Return the number of ranks on each host; further hosts have as many as the last one.
+
+    >>> grid(5, [2])
+    (2, 2, 1)
+    """
+    found: List[int] = []
+    while ranks > 0:
+        here = min(ranks, slots[min(len(found), len(slots) - 1)])
+        found.append(here)
+        ranks -= here
+    return tuple(found)
+
+
+class _Load(NamedTuple):
+    """The load of a method on hosts and ranks, for n bytes."""
+
+    wire_bytes: Tuple[float, ...]  # per host, each way
+    rank_bytes: float  # what the busiest rank sends and receives
+    added_bytes: float  # what the busiest rank adds
+    hops: int  # messages on the longest way of an element
+    messages: int  # of the busiest rank
+
+
+def allreduce_s(kind: str, sent: float, machine: Machine, ranks: Sequence[int]) -> float:
+    """Return the seconds to reduce ``sent`` bytes by one algorithm, without encoding; ``ranks``: their number
+    per host.
+    """
+    size = sum(ranks)
+    if size < 2 or sent <= 0:
+        return 0.0
+    if kind == "hierarchical" and len(ranks) == 1:
+        kind = "direct"
+    load = _LOADS[kind](sent, machine, ranks)
+    if kind == "ring":
+        wire_s = _slowest_hop_s(sent, machine, ranks)
+    elif len(ranks) == 1:
+        wire_s = load.rank_bytes / 2 * machine.local_byte_s
+    else:
+        wires = machine.wires(len(ranks))
+        wire_s = max(nbytes * byte_s for nbytes, byte_s in zip(load.wire_bytes, wires))
+    piece = min(machine.segment_bytes, sent / size)
+    added_s = load.added_bytes * machine.reduce_byte_s
+    return max(wire_s, added_s) + _latency_s(load, machine, ranks, piece)
+
+
+def best_allreduce(
+    nbytes: float, machine: Machine, ranks: Sequence[int], codec: str = "float32"
+) -> Tuple[str, float]:
+    """Return the algorithm for a long vector of ``nbytes`` of float32, and its seconds without encoding.
+    Blocks of int8 are never passed along a ring.
+    """
+    sent = nbytes * CODEC_SHARE[codec]
+    is_grid = len(ranks) > 1 and len(set(ranks)) == 1 and ranks[0] > 1
+    if codec == "int8":
+        kinds = ["hierarchical" if is_grid else "direct"]
+    else:
+        usable = {"ring": True, "direct": sum(ranks) <= MAX_RANKS, "hierarchical": is_grid}
+        kinds = [kind for kind, fits in usable.items() if fits]
+    found = [(kind, allreduce_s(kind, sent, machine, ranks)) for kind in kinds]
+    return min(found, key=lambda item: item[1])
+
+
+def _ring(sent: float, machine: Machine, ranks: Sequence[int]) -> _Load:
+    size, hosts = sum(ranks), len(ranks)
+    each = 2 * (size - 1) / size * sent
+    loads = (each if hosts > 1 else 0.0,) * hosts
+    return _Load(loads, 2 * each, each / 2, 2 * (size - 1), 4 * (size - 1))
+
+
+def _hierarchical(sent: float, machine: Machine, ranks: Sequence[int]) -> _Load:
+    hosts, most = len(ranks), max(ranks)
+    shares = _shares([1] * hosts, machine)
+    across = tuple(sent * (1 + share * (hosts - 2)) for share in shares)
+    each = 2 * (most - 1) / most * sent + max(across) / most
+    added = (most - 1) / most * sent + (hosts - 1) * max(shares) / most * sent
+    return _Load(across, 2 * each, added, 4, 4 * (hosts * (most - 1) + hosts - 1))
+
+
+def _direct(sent: float, machine: Machine, ranks: Sequence[int]) -> _Load:
+    size = sum(ranks)
+    shares = _shares(ranks, machine)
+    # With m ranks of p and the share F, a host carries n (m + F (p - 2 m)) each way.
+    loads = tuple(sent * (m + share * (size - 2 * m)) for m, share in zip(ranks, shares))
+    largest = max(share / m for m, share in zip(ranks, shares))
+    each = sent * (1 + (size - 2) * largest)
+    loads = loads if len(ranks) > 1 else (0.0,)
+    return _Load(loads, 2 * each, (size - 1) * largest * sent, 2, 4 * (size - 1))
+
+
+def _shares(ranks: Sequence[int], machine: Machine) -> List[float]:
+    """Return the part of a vector that each host adds up, by the speeds of their interfaces."""
+    wires = machine.wires(len(ranks))
+    if len(set(wires)) > 1:
+        return interface_shares(ranks, [1.0 / byte_s for byte_s in wires])
+    return [count / sum(ranks) for count in ranks]
+
+
+def _slowest_hop_s(sent: float, machine: Machine, ranks: Sequence[int]) -> float:
+    """Return the time of a ring's slowest hop, which every chunk passes."""
+    size = sum(ranks)
+    hops = [machine.local_byte_s] if max(ranks) > 1 else []
+    hops += list(machine.wires(len(ranks))) if len(ranks) > 1 else []
+    return 2 * (size - 1) / size * sent * max(hops)
+
+
+_LOADS = {"ring": _ring, "direct": _direct, "hierarchical": _hierarchical}
+
+
+def _latency_s(load: _Load, machine: Machine, ranks: Sequence[int], piece: float) -> float:
+    """Return the time that the longest chain of messages adds to that of the streams. A rank passes on a
+    chunk after its first segment, so only the time by which a hop exceeds its chunk counts; with two hops
+    interfaces are busy all the time.
+    """
+    alpha_s = machine.wire_latency_s if len(ranks) > 1 else machine.local_latency_s
+    hop_s = alpha_s + machine.message_s + piece * machine.reduce_byte_s
+    if load.hops > 4:
+        byte_s = max(machine.wires(len(ranks))) if len(ranks) > 1 else machine.local_byte_s
+        chunk_s = load.rank_bytes / 2 / load.hops * byte_s
+        passed_s = alpha_s + 2 * machine.message_s + piece * (byte_s + machine.reduce_byte_s)
+        return hop_s + load.hops * max(2 * machine.message_s, passed_s - chunk_s)
+    return load.hops * hop_s + load.messages * machine.message_s
+
+
+# -- shares of unequal links --------------------------------------------------------------------------
+
+_HALVINGS = 60  # more than a double's mantissa has bits
+
+
+def interface_shares(ranks: Sequence[int], speeds: Sequence[float]) -> List[float]:
+    """Return the share of a vector for each interface that finishes a direct all-reduce the soonest; of
+    several solutions the one nearest to equal shares for all ranks. ``ranks``: users of each interface;
+    ``speeds``: each way, in any unit.
+
+    >>> [round(share, 3) for share in interface_shares([1, 1, 1, 1], [1.0, 10.0, 10.0, 10.0])]
+    [0.0, 0.333, 0.333, 0.333]
+    >>> interface_shares([2, 2], [1.0, 10.0])
+    [0.5, 0.5]
+    """
+    total = sum(ranks)
+    # T starts where every interface can carry its load even without a share (or with all shares).
+    slow, fast = 0.0, 2.0 * total / min(speeds)
+    for _ in range(_HALVINGS):
+        middle = (slow + fast) / 2
+        if _possible(_limits(ranks, speeds, total, middle)):
+            fast = middle
+        else:
+            slow = middle
+    return _fill(ranks, total, _limits(ranks, speeds, total, fast))
+
+
+Limits = List[Tuple[float, float]]
+
+
+def _limits(ranks: Sequence[int], speeds: Sequence[float], total: int, time: float) -> Limits:
+    """Return the least and the greatest share of each interface within a time; nothing fits if low > high."""
+    limits: Limits = []
+    for count, speed in zip(ranks, speeds):
+        spare, per_share = time * speed - count, total - 2 * count
+        if per_share > 0:
+            limits.append((0.0, min(1.0, spare / per_share)))
+        elif per_share == 0:
+            limits.append((0.0, 1.0 if spare >= 0 else -1.0))
+        else:
+            # More than half of all ranks are here: the more they own, the less has to travel.
+            limits.append((max(0.0, spare / per_share), 1.0))
+    return limits
+
+
+def _possible(limits: Limits) -> bool:
+    return (
+        all(low <= high for low, high in limits)
+        and sum(low for low, _ in limits) <= 1.0
+        and sum(high for _, high in limits) >= 1.0
+    )
+
+
+def _fill(ranks: Sequence[int], total: int, limits: Limits) -> List[float]:
+    """Return shares within the limits, as nearly proportional to the ranks as they allow."""
+    level, above = 0.0, float(total)
+
+    def shares(level: float) -> List[float]:
+        return [min(high, max(low, level * n / total)) for n, (low, high) in zip(ranks, limits)]
+
+    for _ in range(_HALVINGS):
+        middle = (level + above) / 2
+        if sum(shares(middle)) > 1.0:
+            above = middle
+        else:
+            level = middle
+    found = shares(above)
+    whole = sum(found)
+    return [share / whole for share in found]
+
+
+def share_bounds(count: int, shares: Sequence[float]) -> Tuple[int, ...]:
+    """Return chunk boundaries in elements for the ranks' shares of a vector, which add up to one.
+
+    >>> share_bounds(10, [0.0, 0.5, 0.5])
+    (0, 0, 5, 10)
+    """
+    bounds, reached = [0], 0.0
+    for share in shares:
+        reached += share
+        bounds.append(min(count, max(bounds[-1], int(count * reached + 0.5))))
+    bounds[-1] = count
+    return tuple(bounds)
+
+
+def even_classes(speeds: Sequence[float], tolerance: float = 1.8) -> Tuple[float, ...]:
+    """Equalize speeds that differ by no more than measuring errors: equal links get equal chunks.
+
+    On a busy machine, measuring a wire for some ten milliseconds may be off by half. Wires that really differ
+    are of different kinds, and differ by more. Each group of speeds within the tolerance of its fastest gets
+    that group's mean.
+
+    >>> even_classes([100.0, 95.0, 11.0, 12.0])
+    (97.5, 97.5, 11.5, 11.5)
+    """
+    order = sorted(range(len(speeds)), key=lambda index: (-speeds[index], index))
+    result = list(speeds)
+    while order:
+        group = [index for index in order if speeds[index] * tolerance >= speeds[order[0]]]
+        mean = sum(speeds[index] for index in group) / len(group)
+        for index in group:
+            result[index] = mean
+        order = order[len(group) :]
+    return tuple(result)

@@ -83,8 +83,8 @@ def register(algorithm: Algorithm) -> None:
 
 
 def algorithms(collective: str) -> List[Algorithm]:
-    """Return the algorithms of a collective, in an order that does not depend on which module was imported
-    first: all ranks must prefer the same one of two that are predicted to take equally long.
+    """Return the algorithms of a collective in an order that does not depend on the order of imports, for
+    ties.
     """
     return sorted(_TABLE[collective].values(), key=lambda item: item.build.__module__)
 

@@ -12,7 +12,7 @@ Another algorithm must be better by more than measurements vary. The exception a
 and more hosts with slow links, where a ring is preferred: see :data:`SLOW_BYTE_S`.
 
 **Unequal links.** Where hosts' interfaces differ in speed, ``direct`` and ``hierarchical`` all-reduces give
-each rank a chunk that its interface can carry (:mod:`ringcomm.schedule.shares`). Reduce-scatter and
+each rank a chunk that its interface can carry (:func:`~.cost.interface_shares`). Reduce-scatter and
 all-gather cannot: there the caller defines the chunk of each rank.
 """
 
@@ -25,11 +25,9 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from ..configuration.settings import ALGORITHMS
 from . import direct, hierarchy
-from .calibration import coarse_model
-from .cost import CostModel, predict
+from .cost import CostModel, coarse_model, interface_shares, predict, share_bounds
 from .hierarchy import Hosts, hosts_of
 from .registry import Algorithm, Problem, Steps, algorithm, algorithms, build
-from .shares import interface_shares, share_bounds
 from .steps import even_bounds
 
 for _module in sorted({*ALGORITHMS.values(), "tree"}):  # that of the broadcasts
@@ -82,9 +80,7 @@ Pose = Callable[[str, int, int], Problem]
 
 
 class Selector:
-    """Chooses and builds the schedules of one rank. ``report`` is called with the choice and its reason, once
-    for each kind of call.
-    """
+    """Chooses and builds the schedules of one rank; ``report`` gets each choice and its reason once."""
 
     def __init__(
         self,
@@ -117,17 +113,15 @@ class Selector:
             self._report(_describe(model))
 
     def all_reduce(self, count: int, item_bytes: int, needs_single_fold: bool) -> Steps:
-        """Return this rank's schedule; raises ConfigError if the user's algorithm does not exist.
-        ``needs_single_fold``: sums must not be rounded or wrapped between hops.
+        """Return this rank's schedule; ``needs_single_fold``: sums must not be rounded or wrapped between
+        hops.
         """
         name = self._all_reduce_name(count, item_bytes, needs_single_fold)
         return self._build("allreduce", name, self._all_reduce_problem(name, self._rank, count))
 
     def one_round(self, count: int, item_bytes: int, needs_single_fold: bool, slack_s: float) -> bool:
-        """Return whether every rank may as well send all elements to every other, and add them up itself.
-
-        Not where the sum would have other bits than that of :meth:`all_reduce`, or take more than ``slack_s``
-        longer.
+        """Return whether every rank may as well send all elements to every other, and add them up itself:
+        with the same bits as :meth:`all_reduce`, and at most ``slack_s`` longer.
         """
         name = self._all_reduce_name(count, item_bytes, needs_single_fold)
         if name != "direct" or self._size == 2:
@@ -157,7 +151,7 @@ class Selector:
 
     def coded_hosts(self, count: int) -> Optional[Hosts]:
         """Return the ranks by host, if an all-reduce of ``count`` float32 with a codec must add up in hosts
-        first; otherwise every rank of a host would send its own codes through their common interface.
+        first.
         """
         wanted = self._override in (None, HIERARCHICAL) and self._hierarchical(4 * count)
         return self._grid if wanted else None
@@ -165,8 +159,8 @@ class Selector:
     def coded_bounds(
         self, count: int, block_items: int, ranks: Optional[Sequence[int]] = None
     ) -> Tuple[int, ...]:
-        """Return the chunks of an all-reduce with a codec, in elements: whole blocks, by the speeds of links.
-        ``ranks``: one per host; None: all.
+        """Return the chunks of an all-reduce with a codec, in whole blocks; ``ranks``: one per host, None:
+        all.
         """
         blocks, shares = -(-count // block_items), self._shares.get("direct")
         if ranks is not None:
@@ -178,11 +172,8 @@ class Selector:
         return tuple(min(count, edge * block_items) for edge in edges)
 
     def coded_all_reduce(self, codes: Tuple[int, ...], ranks: Optional[Tuple[int, ...]] = None) -> Steps:
-        """Return this rank's schedule over a buffer of codes, whose chunks have these boundaries in bytes.
-        ``ranks``: one per host; None: all.
-
-        Always every rank with every other, or with one rank on every other host: there every element is
-        encoded twice, in a ring once per hop.
+        """Return this rank's schedule over a buffer of codes, whose chunks have these boundaries in bytes:
+        every rank with every other, or with one on every other host, so that every element is encoded twice.
         """
         if ranks is None:
             return self._build("allreduce", "direct", Problem(self._rank, self._size, codes[-1], codes))
@@ -195,14 +186,14 @@ class Selector:
 
     def reduce_scatter(self, bounds: Tuple[int, ...], item_bytes: int, needs_single_fold: bool) -> Steps:
         """Return this rank's schedule; chunk r of ``bounds``, in elements, becomes rank r's."""
-        rule = rule_for_reduce_scatter(self._size, needs_single_fold=needs_single_fold)
+        rule = rule_in_chunks(self._size, needs_single_fold)
         if not needs_single_fold and self._hierarchical(bounds[-1] * item_bytes):
             rule = HIERARCHICAL
         return self._in_chunks("reducescatter", rule, bounds, item_bytes, needs_single_fold)
 
     def all_gather(self, bounds: Tuple[int, ...], item_bytes: int) -> Steps:
         """Return this rank's schedule; chunk r of ``bounds``, in elements, is rank r's."""
-        rule = rule_for_all_gather(self._size)
+        rule = rule_in_chunks(self._size)
         if self._hierarchical(bounds[-1] * item_bytes):
             rule = HIERARCHICAL
         return self._in_chunks("allgather", rule, bounds, item_bytes, False)
@@ -299,12 +290,8 @@ class Selector:
 def rule_for_all_reduce(
     size: int, count: int, item_bytes: int, *, needs_single_fold: bool, override: str | None = None
 ) -> str:
-    """Return the name of the all-reduce for a message. ``needs_single_fold``: sums must not be rounded or
-    wrapped between hops (half types, averages of integers); if the user's ``override`` cannot give that,
-    "direct" takes its place. Raises ConfigError for an unknown override.
-
-    >>> rule_for_all_reduce(4, 1_000_000, 4, needs_single_fold=False)
-    'direct'
+    """Return the name of the all-reduce for a message; if the user's ``override`` cannot add up in a single
+    fold where that is needed, "direct" takes its place.
     """
     if override is not None:
         wanted = algorithm("allreduce", override)
@@ -318,14 +305,9 @@ def rule_for_all_reduce(
     return "doubling" if length_bytes <= DOUBLING_MAX_BYTES else "ring"
 
 
-def rule_for_reduce_scatter(size: int, *, needs_single_fold: bool) -> str:
-    """Return the name of the reduce-scatter. Only "direct" folds once, see :func:`choose_all_reduce`."""
+def rule_in_chunks(size: int, needs_single_fold: bool = False) -> str:
+    """Return the name of the reduce-scatter or all-gather; only "direct" folds once."""
     return "direct" if needs_single_fold or size <= direct.MAX_RANKS else "ring"
-
-
-def rule_for_all_gather(size: int) -> str:
-    """Return the name of the all-gather."""
-    return "direct" if size <= direct.MAX_RANKS else "ring"
 
 
 def rule_for_broadcast(size: int, count: int, item_bytes: int) -> str:
@@ -379,9 +361,6 @@ def _explain(collective: str, first_bytes: int, single: bool, name: str, costs: 
     what += ", all contributions at once" if single else ""
     if not costs:
         return f"{what}: {name}"
-    prices = ", ".join(f"{other} {cost * 1e3:.3g}" for other, cost in sorted(costs.items(), key=_by_cost))
+    by_cost = sorted((cost, other) for other, cost in costs.items())
+    prices = ", ".join(f"{other} {cost * 1e3:.3g}" for cost, other in by_cost)
     return f"{what}: {name} (ms predicted: {prices})"
-
-
-def _by_cost(item: Tuple[str, float]) -> float:
-    return item[1]

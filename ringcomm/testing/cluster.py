@@ -19,7 +19,7 @@ from ..rendezvous.server import RendezvousServer
 from ..storage.keys import make_certificate
 from ..transport.base import Channels, Fabric
 from ..transport.memory import memory_channels
-from ..transport.secure import encryption_of
+from ..transport.reactor import encryption_of
 
 RankFunction = Callable[[Context], Any]
 

@@ -280,8 +280,6 @@ def _pass_on(one: Fabric, other: Fabric, views: Iterable[memoryview], targets: I
     while _left(unsent) or _left(unfilled):
         if _left(unsent):
             unsent = after(unsent, one.link(1).send(unsent))
-        else:
-            one.link(1).settled()
         unfilled = after(unfilled, other.link(0).recv(unfilled))
         _raise_if_expired(deadline)
 
@@ -289,8 +287,8 @@ def _pass_on(one: Fabric, other: Fabric, views: Iterable[memoryview], targets: I
 def _send_all(link: Link, data: bytes) -> None:
     """Send a few bytes, for which there is room."""
     unsent, deadline = [memoryview(data)], Deadline(LIMIT_S)
-    while unsent or not link.settled():
-        unsent = after(unsent, link.send(unsent)) if unsent else []
+    while unsent:
+        unsent = after(unsent, link.send(unsent))
         _raise_if_expired(deadline)
 
 

@@ -149,9 +149,6 @@ class FaultyLink(Link):
         direction.count(moved)
         return moved
 
-    def settled(self) -> bool:
-        return self._link.settled()
-
     def readable(self) -> bool:
         """Return whether :meth:`recv` has something to say, faults aside. For simulations."""
         return self._broken or self._link.readable()  # type: ignore[attr-defined]

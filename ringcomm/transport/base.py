@@ -17,6 +17,8 @@ from ..errors import RingcommError, fresh_copy
 from ..wire.auth import Session
 
 Views = Sequence[memoryview]
+LARGE_BYTES = 4 * 1024 * 1024
+"""Shorter buffers may hold no whole huge page; see :meth:`Fabric.prepare`."""
 
 
 class LinkClosed(RingcommError):
@@ -115,14 +117,6 @@ class Link(ABC):
         """
         raise NotImplementedError(f"nothing can be peeked at through {self.carrier} ({count} bytes)")
 
-    def settled(self) -> bool:
-        """Send bytes that the link has kept; return whether none are left.
-
-        A link may keep bytes that did not fit into the system: an acknowledgement of what it received,
-        or the end of what it took. The executor calls this until none are left. Plain streams keep nothing.
-        """
-        return True
-
     def revoke(self) -> None:  # noqa: B027 - most links have nothing to revoke
         """Make sure that no byte that was handed to :meth:`send` and not counted ever arrives.
 
@@ -215,7 +209,7 @@ class Fabric(ABC):
         return peer
 
     def prepare(self, address: int, nbytes: int) -> None:
-        """Called when a large buffer is about to be sent from and received into. Most do nothing."""
+        """Called when a buffer of :data:`LARGE_BYTES` or more is about to be sent from and received into."""
         del address, nbytes
 
     @abstractmethod
@@ -290,9 +284,6 @@ class _Renumbered(Link):
 
     def recv(self, views: Views) -> int:
         return self.link.recv(views)
-
-    def settled(self) -> bool:
-        return self.link.settled()
 
     def revoke(self) -> None:
         self.link.revoke()

@@ -1,6 +1,17 @@
-"""Listens on and dials addresses, with the handshake, and names what a process lacks for that.
+"""Listens on, dials and accepts connections, with the handshake, and names what a process lacks for that.
 
-Accepting is in :mod:`.accept`.
+Until its handshake is done, a connection may send 200 bytes (8 KiB if it is encrypted) and take
+:data:`HANDSHAKE_S` seconds. There are :data:`MAX_HALF_OPEN` places for such connections, at most a quarter
+of the descriptors of this process. A connection that fails keeps its place for :data:`PLACE_S` seconds
+more, which limits the failures per second: a refusal takes 40 to 60 us of a server's core, so this is 2 %
+of it. TLS answers only after an :class:`~ringcomm.wire.auth.Admission`, which needs the key. While all
+places are taken, connections wait in the system's backlog, which costs next to nothing;
+:class:`Dial` tries again.
+
+An authenticated connection gives up its place at once, so any number of ranks can connect at the same time.
+A rank dials several addresses, or one several times, and keeps the first authenticated connection. So a
+connection that its peer closes after sending nothing, or after naming this job, is not reported. A Unix
+socket connection of another user of this machine is closed unread.
 """
 
 from __future__ import annotations
@@ -12,13 +23,15 @@ import socket
 import struct
 import threading
 import weakref
+from collections import Counter
 from contextlib import suppress
-from typing import Any, Callable, List, Optional, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from ..errors import AuthenticationError, ProtocolError, RingcommError, StartupError
-from ..wire.auth import NOWHERE, Admission, Claim, Initiator, OtherVersion, Session, parting_answer, place_of
-from .reactor import READ, WRITE, Reactor
-from .secure import ClosedEarly, Encryption, SecureSocket
+from ..wire import auth
+from ..wire.auth import NOWHERE, Admission, Claim, Session, parting_answer, place_of
+from .reactor import READ, WRITE, ClosedEarly, Encryption, Reactor, SecureSocket, error_text
 
 ASK_AGAIN_S = 0.25
 """Seconds before a parallel attempt to connect starts."""
@@ -60,9 +73,7 @@ def is_short_of_descriptors(problem: OSError) -> bool:
 
 
 def check_user(sock: socket.socket) -> None:
-    """Raise PermissionError if the other end of a Unix socket belongs to another user: the one who listened
-    or connected, not the present owner of the descriptor.
-    """
+    """Raise PermissionError if another user made the other end of a Unix socket."""
     if sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return
     _, user, _ = _CREDENTIALS.unpack(
@@ -94,9 +105,6 @@ class Dial:
     """One attempt to connect to an address, with the handshake. Calls ``finished`` once: :attr:`sock` is an
     authenticated, non-blocking connection then, or :attr:`reason` says why there is none. Raises OSError if
     this process has no descriptors or memory left, also from the reactor.
-
-    ``passage`` asks the relay at that address for a link; ``listens``: the other rank begins the handshake
-    on it, so that the connection is not authenticated yet.
     """
 
     def __init__(
@@ -126,7 +134,7 @@ class Dial:
         self._family, self._endpoint = _endpoint(*address, scope)
         self._encryption = encryption if self._family != socket.AF_UNIX else None
         binding = b"" if self._encryption is None else self._encryption.fingerprint
-        self._initiator = Initiator(key, claim, binding=binding, place=place_of(*address))
+        self._initiator = auth.Initiator(key, claim, binding=binding, place=place_of(*address))
         self._head = passage + (b"" if self._encryption is None or listens else Admission.of(key))
         self._listens = listens
         self._greeted = False
@@ -164,7 +172,7 @@ class Dial:
             if is_short_of_descriptors(problem):
                 raise  # no fault of the other end
             # Finish later: the caller has no reference to this object before the constructor returns.
-            reason = str(problem.strerror or problem).lower()
+            reason = error_text(problem)
             self._reactor.after(0.0, lambda: self.give_up(reason))
             return
         self._reactor.watch(sock, WRITE, lambda: self._connected(sock))
@@ -173,10 +181,6 @@ class Dial:
         self._socks.remove(sock)
         self._reactor.forget(sock)
         sock.close()
-
-    def _drop_all(self) -> None:
-        while self._socks:
-            self._drop(self._socks[0])
 
     def _too_late(self) -> None:
         self.no_answer = self.too_slow = not self._over
@@ -189,7 +193,8 @@ class Dial:
             return
         try:
             check_user(sock)
-            if _connected_to_itself(sock):
+            if sock.getsockname() == sock.getpeername():
+                # TCP's simultaneous open does that once in a while to a free ephemeral port of this machine.
                 raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
             if self._family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -197,12 +202,13 @@ class Dial:
             if self._head:
                 sock.send(self._head)  # A fresh connection's send buffer holds these few bytes.
         except OSError as failure:
-            self.give_up(str(failure.strerror or failure).lower())
+            self.give_up(error_text(failure))
             return
         self._got_it = True
         self._reactor.forget(sock)
         self._socks.remove(sock)
-        self._drop_all()
+        for other in list(self._socks):
+            self._drop(other)
         if self._listens:
             self._succeed(sock)
             return
@@ -227,23 +233,21 @@ class Dial:
                 if answer:
                     sock.send(answer)
         except (BlockingIOError, InterruptedError):
-            return
-        except AuthenticationError as problem:
-            self.refused_by_key = True
-            self._say_why(sock, parting_answer(problem))
-            self.give_up(str(problem))
-            return
-        except ProtocolError as problem:
+            pass
+        except (AuthenticationError, ProtocolError) as problem:
+            self.refused_by_key = isinstance(problem, AuthenticationError)
             self.too_slow = isinstance(problem, ClosedEarly)
-            self.other_version = isinstance(problem, OtherVersion)
+            self.other_version = isinstance(problem, auth.OtherVersion)
+            if self.refused_by_key and self._greeted:
+                with suppress(OSError):  # It is refused in any case; the reason need not arrive.
+                    sock.send(parting_answer(problem))
             self.give_up(str(problem))
-            return
         except OSError as problem:
-            self.give_up(str(problem.strerror or problem).lower())
-            return
-        trust(sock)
-        self._reactor.forget(sock)
-        self._succeed(sock)
+            self.give_up(error_text(problem))
+        else:
+            trust(sock)
+            self._reactor.forget(sock)
+            self._succeed(sock)
 
     def _succeed(self, sock: socket.socket) -> None:
         self._socks.clear()
@@ -251,21 +255,14 @@ class Dial:
         self.sock = sock
         self._finished(self)
 
-    def _say_why(self, sock: socket.socket, answer: bytes) -> None:
-        """Tell the responder that this end refuses it, and does not just prefer another connection."""
-        try:
-            if answer and self._greeted:
-                sock.send(answer)
-        except OSError:
-            pass  # It is refused in any case; the reason need not arrive.
-
     def give_up(self, reason: str) -> None:
         """End the attempt unless it has ended; ``reason`` goes into error texts."""
         if self._over:
             return
         self._over = True
         self.reason = reason
-        self._drop_all()
+        for sock in list(self._socks):
+            self._drop(sock)
         self._finished(self)
 
 
@@ -277,8 +274,8 @@ def trust(sock: socket.socket) -> None:
 
 
 def keep_open(sock: socket.socket) -> None:
-    """Have the system send a packet on a TCP connection that is idle for a minute: routers with NAT, and
-    firewalls, forget one on which nothing passes for some minutes.
+    """Have the system send a packet on an idle TCP connection once a minute, or routers and firewalls forget
+    it.
     """
     if sock.family == socket.AF_UNIX:
         return
@@ -289,11 +286,247 @@ def keep_open(sock: socket.socket) -> None:
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), IDLE_S)
 
 
-def _connected_to_itself(sock: socket.socket) -> bool:
-    """Return whether TCP's simultaneous open connected the socket to itself. Dialling a free ephemeral port
-    of this machine does that once in a while.
-    """
-    return bool(sock.getsockname() == sock.getpeername())
+# -- accepting -------------------------------------------------------------------------------------
+
+HANDSHAKE_S = 2.0
+MAX_HALF_OPEN = 128
+PLACE_S = 0.3
+"""How long a failed connection keeps its place: 427 can fail in a second."""
+PAUSE_S = 0.1
+"""How long nothing is accepted once all places are taken: each wake-up disturbs a rank that computes."""
+_DRAIN_BYTES = 4096
+_PENDING = {
+    errno.ENETDOWN, errno.EPROTO, errno.ENOPROTOOPT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH,
+    errno.EPERM,
+}  # fmt: skip
+"""Errors of one new connection (or of a firewall) that Linux raises from accept(); the listener works."""
+_CLOSED = "it closed the connection before it had proven anything"
+_MAX_KINDS = 64
+"""This many origins and reasons of refusals are counted apart; they must not fill the memory."""
+
+
+class _HalfOpen:
+    """An accepted connection that is not authenticated yet."""
+
+    def __init__(self, acceptor: Acceptor, sock: socket.socket, origin: str) -> None:
+        self.acceptor = acceptor
+        self.sock = sock
+        self.origin = origin
+        self.watched = False
+        # Nothing is made for TLS before the other end has shown that it may be part of the job.
+        self._encryption = acceptor.encryption if sock.family != socket.AF_UNIX else None
+        binding = b"" if self._encryption is None else self._encryption.fingerprint
+        self._admission = Admission(acceptor.key, acceptor.admitted)
+        # Inside TLS nothing between the two can read or change anything, so port forwarding does no harm.
+        place = place_here(sock) if self._encryption is None else None
+        self.responder = auth.Responder(acceptor.key, acceptor.job, binding=binding, place=place)
+        self._heard = False
+
+    def readable(self) -> None:
+        try:
+            if self._encryption is not None:
+                while self._admission.needs:
+                    self._admission.receive(self._read(self._admission.needs))
+                if self._admission.passage is not None:
+                    self.acceptor.hand_over(self, self._admission.passage)
+                    return
+                self.sock, self._encryption = self._encryption.wrap(self.sock, accepted=True), None
+            if isinstance(self.sock, SecureSocket) and not self.sock.handshake():
+                return
+            while not self.responder.done:
+                answer = self.responder.receive(self._read(self.responder.needs))
+                if answer:
+                    # A new connection's send buffer holds these few bytes.
+                    self.sock.send(answer)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except (ClosedEarly, ConnectionResetError, BrokenPipeError) as problem:
+            # It has sent nothing, or has named this job (perhaps by a replay): it may be a rank.
+            named = self.responder.challenged or isinstance(self.sock, SecureSocket)
+            self.refuse(error_text(problem), silently=named or not self._heard)
+        except (AuthenticationError, ProtocolError) as problem:
+            self.refuse(str(problem), parting_answer(problem))
+        except OSError as problem:
+            self.refuse(error_text(problem))
+        else:
+            trust(self.sock)
+            self.acceptor.authenticated(self)
+
+    def _read(self, most: int) -> bytes:
+        data = self.sock.recv(most)
+        if not data:
+            raise ClosedEarly(_CLOSED)
+        self._heard = True
+        return data
+
+    def refuse(self, reason: str, answer: bytes = b"", silently: bool = False) -> None:
+        self.acceptor.release(self)
+        if answer:
+            with suppress(OSError):  # It is refused in any case; the reason need not arrive.
+                self.sock.send(answer)
+                # Closing with bytes unread would reset the connection, and the answer might be lost.
+                self.sock.recv(_DRAIN_BYTES)
+        self.sock.close()
+        self.acceptor.failed(self.origin, "" if silently else reason)
+
+
+class Acceptor:
+    """Accepts on several listeners and hands over authenticated, non-blocking connections."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        listeners: Sequence[socket.socket],
+        key: bytes,
+        job: bytes,
+        arrived: Callable[[socket.socket, Claim, Session], None],
+        refused: Callable[[str, str], None],
+        encryption: Optional[Encryption] = None,
+        place_s: float = PLACE_S,
+        may_wait: bool = True,  # connections wait while descriptors are used up; else the reactor raises
+    ) -> None:
+        self._may_wait = may_wait
+        self.key = key
+        self.job = job
+        self.encryption = encryption
+        self.arrived = arrived
+        self.relay: Optional[Callable[[socket.socket, Claim], None]] = None  # takes connections to be relayed
+        self._refused = refused
+        self._reactor = reactor
+        self._listeners = list(listeners)
+        self._half_open: Dict[_HalfOpen, None] = {}
+        self._failed = 0  # failed connections that still keep their places
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._places = MAX_HALF_OPEN if descriptors < 0 else min(MAX_HALF_OPEN, max(1, descriptors // 4))
+        self._place_s = place_s
+        self.admitted: Set[bytes] = set()  # nonces of the admissions to TLS so far
+        self.kept_waiting = False  # whether refused peers may have delayed a rank; the reader resets it
+        self._paused = True
+        self._resume()
+
+    def _resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            for listener in self._listeners:
+                self._reactor.watch(listener, READ, partial(self._accept, listener))
+
+    def _pause(self) -> None:
+        """Leave connections in the backlog, which would wake this thread all the time, for a moment."""
+        if not self._paused:
+            self._paused = True
+            for listener in self._listeners:
+                self._reactor.forget(listener)
+            self._reactor.after(PAUSE_S, self._resume)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while len(self._half_open) + self._failed < self._places:
+            try:
+                sock, origin = listener.accept()
+                sock.setblocking(False)
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as problem:
+                if problem.errno in _PENDING:
+                    self.failed("", "")
+                    continue
+                if not is_short_of_descriptors(problem) or not self._may_wait:
+                    raise
+                break
+            try:
+                check_user(sock)
+            except OSError as problem:
+                sock.close()
+                self.failed("this host", str(problem.strerror))
+                continue
+            self.take(sock, str(origin[0]) if origin else "this host")
+        self.kept_waiting |= self._failed > 0
+        self._pause()
+
+    def take(self, sock: socket.socket, origin: str) -> None:
+        """Authenticate the other end of a connection, which has been accepted or comes from a relay."""
+        half_open = _HalfOpen(self, sock, origin)
+        self._half_open[half_open] = None
+        # Most have sent something already, and are through or refused before there is need to watch.
+        half_open.readable()
+        if half_open in self._half_open:
+            half_open.watched = True
+            self._reactor.watch(half_open.sock, READ, half_open.readable)
+            self._reactor.after(HANDSHAKE_S, partial(self._expire, half_open))
+
+    def _expire(self, half_open: _HalfOpen) -> None:
+        if half_open in self._half_open:
+            half_open.refuse(f"it proved nothing within {HANDSHAKE_S:g} s")
+
+    def authenticated(self, half_open: _HalfOpen) -> None:
+        """Hand over a connection; its place is free now."""
+        self.release(half_open)
+        self._resume()
+        self.arrived(half_open.sock, half_open.responder.claim, half_open.responder.session)
+
+    def hand_over(self, half_open: _HalfOpen, passage: Claim) -> None:
+        """Give a connection to the relay; ProtocolError if there is none here."""
+        if self.relay is None:
+            raise ProtocolError("it asks for a relay, and this process is none")
+        self.release(half_open)
+        self._resume()
+        self.relay(half_open.sock, passage)
+
+    def failed(self, origin: str, reason: str) -> None:
+        """Count a refused connection, and report it if there is a reason."""
+        self._failed += 1
+        self._reactor.after(self._place_s, self._give_place_back)
+        if reason:
+            self._refused(origin, reason)
+
+    def _give_place_back(self) -> None:
+        self._failed -= 1
+
+    def release(self, half_open: _HalfOpen) -> None:
+        """Stop watching a connection that is authenticated or refused."""
+        self._half_open.pop(half_open, None)
+        if half_open.watched:
+            half_open.watched = False
+            self._reactor.forget(half_open.sock)
+
+    def close(self) -> None:
+        """Close the listeners and all unauthenticated connections."""
+        for listener in self._listeners:
+            self._reactor.forget(listener)
+            listener.close()
+        self._listeners.clear()
+        for half_open in list(self._half_open):
+            self.release(half_open)
+            half_open.sock.close()
+
+
+class Refusals:
+    """The number of refused connections, and the most frequent reason."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._kinds: Counter[str] = Counter()
+
+    def add(self, origin: str, reason: str) -> None:
+        """Count one more refused connection."""
+        self.total += 1
+        kind = f"{origin}: {reason}"
+        if kind in self._kinds or len(self._kinds) < _MAX_KINDS:
+            self._kinds[kind] += 1
+
+    def clear(self) -> None:
+        """Start again from zero."""
+        self.total = 0
+        self._kinds.clear()
+
+    def __bool__(self) -> bool:
+        return self.total > 0
+
+    def __str__(self) -> str:
+        """``12 connections (mostly 10.0.0.9: no answer)``, or "" if there was none."""
+        if not self.total:
+            return ""
+        ((what, _),) = self._kinds.most_common(1)
+        return f"{self.total} connection{'s' if self.total > 1 else ''} (mostly {what})"
 
 
 # -- what a process lacks ---------------------------------------------------------------------------
@@ -349,8 +582,8 @@ def shortage_error(problem: BaseException, rank: Optional[int], host: str) -> Op
 
 
 def check_descriptors(peers: int, more: int = 0) -> None:
-    """Raise OSError, and close the kept descriptors to report it with, if there are not enough for links to
-    this many peers, and ``more``.
+    """Raise OSError, and free the kept descriptors to report it with, if there are not enough for these
+    links.
     """
     with _spare_lock:
         try:

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import threading
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence
 
-from .base import Channels, Fabric, Link, LinkClosed, Views
+from .base import Channels, Fabric, Link, LinkClosed, Views, flat
+
+
+class _Exchange(threading.Condition):
+    """The lock that all fabrics of one job share, and a count of all changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes = 0
+
+    def changed(self) -> None:
+        self.changes += 1
+        self.notify_all()
 
 
 class _Pipe:
@@ -15,18 +27,6 @@ class _Pipe:
         self.capacity_bytes = capacity_bytes
         self.bytes = bytearray()
         self.closed = False
-
-
-class _Exchange:
-    """The lock that all fabrics of one job share, and a count of all changes."""
-
-    def __init__(self) -> None:
-        self.condition = threading.Condition()
-        self.changes = 0
-
-    def changed(self) -> None:
-        self.changes += 1
-        self.condition.notify_all()
 
 
 class MemoryLink(Link):
@@ -41,26 +41,23 @@ class MemoryLink(Link):
         self._exchange = exchange
 
     def send(self, views: Views) -> int:
-        with self._exchange.condition:
+        with self._exchange:
             if self._outward.closed or self._inward.closed:
                 raise LinkClosed(self.peer, "it closed the connection")
-            taken = 0
+            before = len(self._outward.bytes)
             for view in views:
-                room = self._outward.capacity_bytes - len(self._outward.bytes)
-                piece = view.cast("B")[:room]
-                self._outward.bytes += piece
-                taken += piece.nbytes
+                self._outward.bytes += flat(view)[: self._outward.capacity_bytes - len(self._outward.bytes)]
+            taken = len(self._outward.bytes) - before
             if taken:
                 self._exchange.changed()
             return taken
 
     def recv(self, views: Views) -> int:
-        with self._exchange.condition:
+        with self._exchange:
             given = 0
             for view in views:
-                flat = view.cast("B")
-                count = min(flat.nbytes, len(self._inward.bytes))
-                flat[:count] = self._inward.bytes[:count]
+                count = min(view.nbytes, len(self._inward.bytes))
+                flat(view)[:count] = self._inward.bytes[:count]
                 del self._inward.bytes[:count]
                 given += count
             if given:
@@ -82,7 +79,7 @@ class MemoryLink(Link):
         return not full or self._outward.closed or self._inward.closed
 
     def close(self) -> None:
-        with self._exchange.condition:
+        with self._exchange:
             self._outward.closed = True
             self._exchange.changed()
 
@@ -101,17 +98,17 @@ class MemoryFabric(Fabric):
         return self._links[peer]
 
     def wait(self, reading: Sequence[Link], writing: Sequence[Link], timeout_s: float) -> None:
-        with self._exchange.condition:
+        with self._exchange:
             ident = threading.get_ident()
             seen = self._seen.get(ident, 0)
-            self._exchange.condition.wait_for(lambda: self._exchange.changes != seen, min(timeout_s, 3600.0))
+            self._exchange.wait_for(lambda: self._exchange.changes != seen, min(timeout_s, 3600.0))
             self._seen[ident] = self._exchange.changes
 
     def make_wakeable(self) -> None:
         """Do nothing: it always is."""
 
     def wake(self) -> None:
-        with self._exchange.condition:
+        with self._exchange:
             self._exchange.changed()
 
     def close(self) -> None:
@@ -121,23 +118,14 @@ class MemoryFabric(Fabric):
 
 def memory_fabrics(size: int, capacity_bytes: int = 1 << 20) -> List[MemoryFabric]:
     """Make a job of ``size`` ranks within this process; each link holds ``capacity_bytes`` in flight."""
-    exchange = _Exchange()
-    pipes: Dict[Tuple[int, int], _Pipe] = {
-        (a, b): _Pipe(capacity_bytes) for a in range(size) for b in range(size) if a != b
-    }
-    return [
-        MemoryFabric(
-            rank,
-            size,
-            {
-                peer: MemoryLink(peer, pipes[rank, peer], pipes[peer, rank], exchange)
-                for peer in range(size)
-                if peer != rank
-            },
-            exchange,
-        )
-        for rank in range(size)
-    ]
+    exchange, ranks = _Exchange(), range(size)
+    pipes = [[_Pipe(capacity_bytes) for _ in ranks] for _ in ranks]
+    made = []
+    for rank in ranks:
+        ends = {peer: (pipes[rank][peer], pipes[peer][rank]) for peer in ranks if peer != rank}
+        links = {peer: MemoryLink(peer, *pair, exchange) for peer, pair in ends.items()}
+        made.append(MemoryFabric(rank, size, links, exchange))
+    return made
 
 
 def memory_channels(size: int, capacity_bytes: int = 1 << 20) -> List[Channels]:

@@ -1,4 +1,5 @@
-"""This machine's network addresses, their kinds (wired, wireless, virtual), and which the user allows.
+"""This machine's network addresses, their kinds (wired, wireless, virtual), and which the user allows. And
+the choice of the addresses between the ranks of two hosts, which is pure.
 
 Nothing here resolves the machine's own name: Debian maps it to 127.0.1.1, and other systems to something
 else. Addresses come from the interfaces themselves.
@@ -7,6 +8,17 @@ The name decides the kind of an interface where there is no better information. 
 marks wireless interfaces and tunnels whatever their names, and a bridge has the kind of its members. A bridge
 whose members only lead to containers or virtual machines stays undecided, because a lab's switch looks like
 that as well as ``docker0``; there the bridge's own name decides.
+
+An *attempt* is the result of one host's first rank dialling one address of another host's first rank. Only
+attempts that proved to reach the right rank of the right job count, so an address that exists everywhere
+(172.17.0.1 of docker0) cannot win; and no rank dials an address that its own machine has as well, unless the
+other rank is on the same machine.
+
+A *wire* is a pair of interfaces. Where several connect two hosts, all are measured at the same time, in both
+directions, and the slower direction counts. Wired ones come before wireless ones before virtual ones, and the
+first of equal ones wins. A measurement overrules that order only if the difference is large and a second one
+agrees. Wires of the same kind also need two measurements: nothing else shows which of them is slow, and a
+moment without a processor makes a fast one look slow.
 """
 
 from __future__ import annotations
@@ -17,15 +29,16 @@ import hashlib
 import ipaddress
 import logging
 import os
+import re
 import secrets
 import socket
 import struct
 import sys
 from pathlib import Path
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..configuration.membership import is_loopback
-from ..errors import ConfigError
+from ..errors import ConfigError, ProtocolError
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +165,7 @@ def _listed() -> List[Listed]:
 
         statistics = psutil.net_if_stats()
     except ImportError:
-        return [row for row in listed() if _text_of(f"/sys/class/net/{row[0]}/operstate") != "down"]
+        return [row for row in listed() if _text_of(_SYSTEM / row[0] / "operstate") != "down"]
     except OSError as problem:  # emulators and sandboxes refuse it; all count as up
         logger.debug("which interfaces are up is not known: %s", problem)
         return listed()
@@ -176,15 +189,17 @@ def listed() -> List[Listed]:
 
 
 def listed_by_linux(root: str = "/") -> List[Listed]:
-    """Return Linux's own list of addresses, without psutil: the loopback at least, where ranks of one host
-    meet if the system refuses to list addresses. ``root`` is the file system to read.
+    """Return Linux's own list of addresses, without psutil: the loopback at least. ``root``: the file system.
     """
     try:
         found = _ipv4()
     except OSError as problem:
         logger.debug("the addresses of this machine are not known: %s", problem)
         found = [("lo", "127.0.0.1", 8)]
-    return [*found, *_ipv6(Path(root, "proc/net/if_inet6"))]
+    for line in _text_of(Path(root, "proc/net/if_inet6")).splitlines():
+        digits, _, bits, _, _, name = line.split()
+        found.append((name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)), int(bits, 16)))
+    return found
 
 
 def _ipv4() -> List[Listed]:
@@ -208,16 +223,9 @@ def _ipv4() -> List[Listed]:
     return found
 
 
-def _ipv6(table: Path) -> List[Listed]:
-    rows = [line.split() for line in _text_of(str(table)).splitlines()]
-    return [
-        (row[5], socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])), int(row[2], 16)) for row in rows
-    ]
-
-
 def machine() -> str:
     """Return an identifier of this machine (or network namespace), independent of hostname and addresses."""
-    parts = [_text_of("/proc/sys/kernel/random/boot_id")]
+    parts = [_text_of(Path("/proc/sys/kernel/random/boot_id"))]
     try:
         parts.append(os.readlink("/proc/self/ns/net"))
     except OSError:
@@ -227,19 +235,17 @@ def machine() -> str:
     return hashlib.sha256("/".join(parts).encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def _text_of(path: str) -> str:
+def _text_of(path: Path) -> str:
     try:
-        return Path(path).read_text().strip()
+        return path.read_text().strip()
     except OSError:
         return ""
 
 
 def local_socket() -> Optional[Interface]:
     """Return a new name for a Unix socket without a file, which ends with its owner; None if unsupported."""
-    on_linux = sys.platform.startswith("linux")
-    if not on_linux:
-        return None
-    return Interface("unix", f"@ringcomm-{secrets.token_hex(16)}", LOCAL, 0)
+    name = f"@ringcomm-{secrets.token_hex(16)}"
+    return Interface("unix", name, LOCAL, 0) if sys.platform.startswith("linux") else None
 
 
 def _order(item: Interface) -> Tuple[int, bool, int, str, str]:
@@ -260,8 +266,7 @@ def interface_of(address: str, interfaces: Sequence[Interface]) -> str:
 
 
 def kind_of(name: str, address: str, system: Path = _SYSTEM) -> str:
-    """Return the kind of an interface with one of its addresses. ``system`` is Linux's directory of
-    interfaces; without it names decide.
+    """Return the kind of an interface with one of its addresses. ``system``: Linux's directory of interfaces.
     """
     if is_loopback(address):
         return LOOPBACK
@@ -285,13 +290,13 @@ def _told_by_system(name: str, system: Path) -> Optional[str]:
     described = system / name
     if (described / "wireless").exists() or (described / "phy80211").exists():
         return WIRELESS
-    kind = _device_type(described)
-    if kind in ("wlan", "wwan"):
+    device = re.search("^DEVTYPE=(.*)", _text_of(described / "uevent"), re.MULTILINE)
+    if device and device[1] in ("wlan", "wwan"):
         return WIRELESS
-    if kind in _VIRTUAL_TYPES or (described / "tun_flags").exists():
+    if (device and device[1] in _VIRTUAL_TYPES) or (described / "tun_flags").exists():
         return VIRTUAL
-    members = [item.name for item in _entries(described / "brif")]
-    members += [item.name[len("lower_") :] for item in _entries(described) if item.name.startswith("lower_")]
+    members = _names_in(described / "brif")
+    members += [name[len("lower_") :] for name in _names_in(described) if name.startswith("lower_")]
     kinds = [kind for kind in (_kind_of_hardware(member, system) for member in members) if kind]
     return min(kinds, key=PREFERENCE.__getitem__) if kinds else None
 
@@ -306,16 +311,156 @@ def _kind_of_hardware(name: str, system: Path) -> Optional[str]:
     return None
 
 
-def _device_type(described: Path) -> str:
+def _names_in(directory: Path) -> List[str]:
     try:
-        text = (described / "uevent").read_text()
-    except OSError:
-        return ""
-    return next((line[len("DEVTYPE=") :] for line in text.splitlines() if line.startswith("DEVTYPE=")), "")
-
-
-def _entries(directory: Path) -> List[Path]:
-    try:
-        return sorted(directory.iterdir())
+        return sorted(item.name for item in directory.iterdir())
     except OSError:
         return []
+
+
+# -- routes ----------------------------------------------------------------------------------------
+
+SAME_KIND_RATIO = 1.6
+"""A wire must be this many times as fast as one of its kind that comes before it in the fixed order."""
+OTHER_KIND_RATIO = 4.0
+"""A wire must be this many times as fast as one of a better kind."""
+PLENTY_MB_PER_S = 625.0
+"""Wires of 5 Gbit/s and more count as equal: there processors and their load decide."""
+IMPLAUSIBLE_MB_PER_S = {WIRELESS: 300.0}
+"""A wire of this kind counts as no faster: the other one may have been slow for lack of a processor."""
+MAX_MEASUREMENTS = 3
+
+
+class Attempt(NamedTuple):
+    """The result of dialling one address."""
+
+    source: int
+    target: int
+    address: str
+    port: int
+    local: str  # this end's address; empty if it did not connect
+    local_iface: str  # interface names at the two ends need not be equal
+    remote_iface: str
+    kind: str  # of the route: the worse of both interfaces'
+    why: str  # the failure; empty if the right rank answered
+    mb_per_s: Optional[float] = None  # of the slower direction; None: not measured
+    too_slow: bool = False  # a time limit ended it; another attempt may succeed
+
+    def to_json(self) -> Dict[str, Any]:
+        """Return the fields for a control message."""
+        return dict(self._asdict())
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Attempt:
+        """Invert :meth:`to_json`; raises ProtocolError if a field is missing or of the wrong type."""
+        try:
+            speed = data["mb_per_s"]
+            if data["kind"] not in PREFERENCE:
+                raise ValueError(f"no kind of route: {str(data['kind'])[:40]!r}")
+            ipaddress.ip_address(str(data["address"]))
+            local, iface, remote_iface, kind, why = (str(data[name]) for name in cls._fields[4:9])
+            source, target, port = (int(data[name]) for name in ("source", "target", "port"))
+            return cls(
+                source, target, str(data["address"]), port, local, iface, remote_iface, kind, why,
+                None if speed is None else float(speed), bool(data["too_slow"]),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, OverflowError) as problem:
+            raise ProtocolError(f"a report of dialled addresses is malformed: {problem!r}") from None
+
+
+def not_dialled(source: int, target: int, offer: Mapping[str, Any]) -> Attempt:
+    """Return the report for an address that the target has, and the source's machine as well."""
+    why = "not dialled, because that host has this address itself"
+    kind = worse_kind(WIRED, str(offer.get("kind", WIRED)))
+    address, port, iface = str(offer["address"]), int(offer["port"]), str(offer.get("iface", "?"))
+    return Attempt(source, target, address, port, "", "?", iface, kind, why)
+
+
+RELAYED = "relayed"
+"""The kind of a route on which neither end dials the other."""
+
+
+def relayed(source: int, target: int) -> Attempt:
+    """Return the route between two ranks that a relay connects; the source begins the handshake."""
+    return Attempt(source, target, "", 0, "", "", "", RELAYED, "")
+
+
+Wire = FrozenSet[Tuple[int, str]]
+"""Two ranks with an interface of each: the same from either end."""
+
+
+def wire_of(item: Attempt) -> Wire:
+    """Return the pair of interfaces that an attempt used."""
+    return frozenset(((item.source, item.local_iface), (item.target, item.remote_iface)))
+
+
+def candidates(attempts: Sequence[Attempt]) -> List[Attempt]:
+    """Return the best successful attempt of every wire between two hosts, the preferred one first: routable
+    addresses before link-local ones, IPv4 before IPv6, then a fixed order, so that every start of a job
+    chooses alike.
+    """
+    best: Dict[Wire, Attempt] = {}
+    for item in sorted((item for item in attempts if not item.why), key=_attempt_order):
+        best.setdefault(wire_of(item), item)
+    return list(best.values())
+
+
+def choose(wires: Sequence[Attempt], measured: Sequence[Mapping[Wire, float]]) -> Optional[int]:
+    """Return the index of the candidate to use by all measurements (MB/s by wire) so far, or None to measure
+    again.
+    """
+    if len(wires) == 1:
+        return 0
+    votes = [_fastest(wires, speeds) for speeds in measured]
+    alike = any(item.kind == wires[0].kind for item in wires[1:])
+    if votes == [0] and not alike:
+        return 0
+    for vote in votes:
+        if votes.count(vote) > 1:
+            return vote
+    return min(votes) if len(votes) >= MAX_MEASUREMENTS else None
+
+
+def _fastest(wires: Sequence[Attempt], speeds: Mapping[Wire, float]) -> int:
+    """Return the wire to use if this measurement is right."""
+    known = [
+        min(speeds.get(wire_of(item), 0.0), IMPLAUSIBLE_MB_PER_S.get(item.kind, PLENTY_MB_PER_S))
+        for item in wires
+    ]
+    best = 0
+    for index, item in enumerate(wires):
+        ratio = SAME_KIND_RATIO if item.kind == wires[best].kind else OTHER_KIND_RATIO
+        if known[index] > 0.0 and known[index] >= ratio * known[best]:
+            best = index
+    return best
+
+
+def _attempt_order(item: Attempt) -> Tuple[int, bool, bool, int, str]:
+    address = ipaddress.ip_address(item.address)
+    return (PREFERENCE[item.kind], address.is_link_local, address.version == 6, item.source, item.address)
+
+
+def explain_no_route(names: Mapping[int, str], attempts: Sequence[Attempt]) -> str:
+    """Return a list of all attempts, from where to where, and why each failed."""
+    lines = []
+    for item in attempts:
+        origin = names.get(item.source, f"rank {item.source}")
+        target = names.get(item.target, f"rank {item.target}")
+        lines.append(f"  {origin} -> {target} at {item.address} ({item.remote_iface}): {item.why}")
+    return "\n".join(lines) if lines else "  nothing could be tried: one of them offered no address"
+
+
+def pairings(members: Sequence[int], most: Optional[int] = None) -> List[List[Tuple[int, int]]]:
+    """Return rounds of disjoint pairs in which every two members meet once (a round-robin tournament), at
+    most ``most``.
+
+    >>> pairings([0, 2, 5])
+    [[(2, 5)], [(0, 5)], [(0, 2)]]
+    """
+    circle = [*members] if len(members) % 2 == 0 else [*members, -1]
+    rounds: List[List[Tuple[int, int]]] = []
+    for _ in range(min(len(circle) - 1, len(circle) if most is None else most)):
+        pairs = zip(circle[: len(circle) // 2], reversed(circle[len(circle) // 2 :]))
+        rounds.append(sorted((min(pair), max(pair)) for pair in pairs if -1 not in pair))
+        circle.insert(1, circle.pop())
+    return rounds

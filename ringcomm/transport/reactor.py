@@ -1,5 +1,9 @@
-"""An event loop: one thread serves many sockets and timers by callbacks. And a wake-up for threads that
-sleep."""
+"""An event loop: one thread serves many sockets and timers by callbacks. A wake-up for threads that sleep.
+And the interface of encrypted sockets.
+
+:mod:`.tls` implements those. It needs Python's ``ssl``, which some builds lack and which is slow to import.
+So only :func:`encryption_of` imports it, and only for jobs that encrypt.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,20 @@ import itertools
 import selectors
 import socket
 import threading
-from typing import Callable, Dict, List, Protocol, Tuple
+from abc import ABC, abstractmethod
+from typing import Callable, Dict, List, Optional, Protocol, Tuple
 
 from ..clock import monotonic
-from .secure import SecureSocket
+from ..errors import ConfigError, ProtocolError
 
 Callback = Callable[[], None]
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _MAX_WAIT_S = 3600.0
+
+
+def error_text(problem: Exception) -> str:
+    """Return the system's error message, as part of a sentence."""
+    return str(getattr(problem, "strerror", None) or problem).lower()
 
 
 class Watchable(Protocol):
@@ -123,3 +133,64 @@ class WakeUp:
             self._closed = True
             self._reading.close()
             self._writing.close()
+
+
+# -- encrypted sockets -----------------------------------------------------------------------------
+
+
+class ClosedEarly(ProtocolError):
+    """The other end closed the connection before the handshake was over."""
+
+
+class SecureSocket(socket.socket):
+    """A connected socket whose bytes are encrypted: its methods take and give plain bytes, and raise
+    BlockingIOError (or wait, with a timeout) where the other end must continue.
+    """
+
+    secured: bool  # the handshake is over; before, nothing may be sent or received
+
+    def handshake(self) -> bool:
+        """Continue the handshake without waiting; return whether it is over. Raises AuthenticationError
+        without this job's certificate, ProtocolError if it is not ringcomm (:class:`ClosedEarly`: it has
+        closed).
+        """
+        raise NotImplementedError
+
+    def buffered(self) -> bool:
+        """Return whether a receive may return bytes that have left the buffers of the system, which waiting
+        would miss.
+        """
+        raise NotImplementedError
+
+    def trust(self) -> None:
+        """Lift the limits on what an authenticated peer may send."""
+        raise NotImplementedError
+
+
+class Encryption(ABC):
+    """How this process encrypts the connections of its job."""
+
+    fingerprint: bytes  # SHA-256 of the job's certificate; both ends' proofs cover it
+
+    @abstractmethod
+    def wrap(self, sock: socket.socket, accepted: bool) -> SecureSocket:
+        """Take over a non-blocking socket, connected or not yet. ``accepted``: the other end dialled."""
+
+
+def encryption_of(certificate: str, insist: bool = False) -> Optional[Encryption]:
+    """Return how to encrypt a job's connections, or None; ConfigError if the certificate (PEM, with its key)
+    cannot be used, or is missing and ``insist`` is set.
+    """
+    if not certificate:
+        if insist:
+            raise ConfigError(
+                "RINGCOMM_ENCRYPT=1, but no certificate came with the job's key. Make a key file that has "
+                "one (`python -m ringcomm.newkey --encrypt FILE`), copy it to every host and set "
+                "RINGCOMM_KEY_FILE; or start the program with `ringrun --encrypt`, which does that."
+            )
+        return None
+    try:
+        from .tls import Tls
+    except ImportError as problem:
+        raise ConfigError(f"This Python was built without ssl, so it cannot encrypt: {problem}.") from None
+    return Tls(certificate)

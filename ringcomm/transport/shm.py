@@ -1,12 +1,14 @@
-"""Links through memory that two processes share.
+"""Links through memory that two processes of a host share.
 
-The sender copies bytes into its :class:`~ringcomm.transport.ring.Ring` and stores their number; the receiver
-sees that, copies them out, and stores how many it has read. None of this is a system call. An end without
-work for a while sleeps on the Unix socket between the two. Before that it stores that it sleeps, and looks
-once more; the other end checks for that after each of its stores, and wakes it by a byte through the socket.
+Each end makes a :class:`Ring` for its outgoing bytes: anonymous memory that it passes to the other end
+through their Unix socket, and that the system frees when both end. The sender copies bytes into its ring and
+stores their number; the receiver sees that, copies them out, and stores how many it has read. None of this is
+a system call. An end without work for a while sleeps on the socket. Before that it stores that it sleeps, and
+looks once more; the other end checks for that after each of its stores, and wakes it by a byte through the
+socket.
 
 **Lending.** Bytes in the sender's :mod:`arena <.arena>` are not copied: the sender announces their place, and
-the receiver reads them from its own mapping. (:class:`~.process_memory.ReadingLink` lends other memory too.)
+the receiver reads them from its own mapping. (:class:`~.local.ReadingLink` lends other memory too.)
 
 **Revocation.** A lender that aborts a call (Ctrl-C, a time limit, an error) may overwrite its buffer at once,
 while the peer still reads it. So it stores a word first, which the peer checks after it has read; bytes read
@@ -16,52 +18,164 @@ after a revocation are not counted.
 goes to sleep must not miss a position that is stored at the same time. Processors reorder loads and stores,
 ARM more than x86. Between the two stands a lock that is released and then taken: everything before the
 release is ordered before everything after the acquisition.
+
+**Span.** A sender uses a part of its ring, or all of it (:class:`SpanChoice`). Between cores that share a
+cache a small part is best: it stays in the cache. Between cores that share none it is expensive to write
+lines that the other core still has in its cache (225 us for 512 KiB instead of 55), which it evicts as it
+reads more. A virtual machine's state changes within seconds, so the small part is tried again and again.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 import select
 import socket
+import struct
 import sys
 import threading
+from functools import lru_cache
 from time import perf_counter
 from typing import List, Optional, Tuple
 
-from .arena import MIN_BYTES, Arena, PeerArena
-from .base import LinkClosed, Views, address_of, flat
-from .ring import (
-    CLOSED,
-    CONTROL_BYTES,
-    IN_ARENA,
-    LENT,
-    LOANS,
-    LOANS_READ,
-    MASK,
-    MAX_LOANS,
-    NEAR_BYTES,
-    READ,
-    READER_STATE,
-    RETURNED,
-    REVOKED,
-    SPAN,
-    TIMED_BYTES,
-    TIMED_PACKETS,
-    WRITER_STATE,
-    WRITTEN,
-    Ring,
-    SpanChoice,
-    own_s_per_byte,
-)
-from .tcp import SocketLink, closed_reason
+import numpy as np
 
-PIECE_BYTES = 512 * 1024
-"""Copy at most this before the other end learns of it, so that both ends copy at the same time."""
-_HARDLY_MORE = 1024
-"""A piece may be this much longer: a header in front of a piece does not make two of it."""
-LOOK_AGAIN_BYTES = 128 * 1024 * 1024
-"""After this many bytes lent in the arena a few go through the ring, to see if the cores share a cache."""
-_READ_MOST_BYTES = 2 * 1024 * 1024
-"""Read at most this at once, so that the sender may continue with the bytes that were read."""
+from ..wire.frames import HEADER_BYTES
+from .arena import MIN_BYTES, Arena, PeerArena, nameless
+from .base import LinkClosed, Views, address_of, flat
+from .reactor import error_text
+from .tcp import SocketLink
+
+RING_BYTES = 8 * 1024 * 1024  # more than a core's own cache holds
+NEAR_BYTES = 1024 * 1024
+"""The part used between cores that share a cache, and the whole ring where several ranks share a host."""
+SMALL_RING_BYTES = 64 * 1024  # where many ranks share a host and each has a ring for every other one
+SIZES = (RING_BYTES, RING_BYTES // 2, RING_BYTES // 4, NEAR_BYTES, SMALL_RING_BYTES)
+
+CONTROL_BYTES = 512 * struct.calcsize("P")
+"""Differs between processes of 32 and 64 bits, as their words do: neither takes the other's memory."""
+_LINES = 16  # words between two of them: a processor moves whole cache lines, often two at once
+WRITTEN, READ = 0 * _LINES, 1 * _LINES  # bytes in all, and how many of them may be overwritten
+WRITER_STATE, READER_STATE = 2 * _LINES, 3 * _LINES
+"""0 while that end is awake, another number each time it sleeps, and at last :data:`CLOSED`."""
+LENT, LOANS_READ, RETURNED = 4 * _LINES, 5 * _LINES, 6 * _LINES
+"""Pieces of its own memory that the writer has lent, and how many pieces and bytes of them have been read."""
+SPAN = 7 * _LINES
+"""How many of the ring's bytes are in use, a power of two: a byte lies at its position modulo this. The
+writer changes it only while all written bytes have been read."""
+LOANS = 8 * _LINES  # from here on two words for each lent piece, its address and its length, cyclically
+MAX_LOANS = 16
+REVOKED = 10 * _LINES  # not 0 if the writer has revoked the lent pieces: it may have overwritten them
+MASK = 2 * sys.maxsize + 1
+"""Words count up to here and then from 0 again. The outstanding bytes are always far fewer."""
+CLOSED = MASK
+IN_ARENA = MASK - MASK // 2
+"""Added to the length of a piece in the lender's arena, whose offset there replaces the address."""
+
+
+class Ring:
+    """Shared memory with control words in front, and its descriptor; OSError if it is no ring."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        try:
+            total = os.fstat(descriptor).st_size
+            self.size = total - CONTROL_BYTES
+            if self.size not in SIZES:
+                raise OSError(f"it has {total} bytes")
+            self._map = mmap.mmap(descriptor, total)
+        except (OSError, ValueError) as problem:
+            os.close(descriptor)
+            raise OSError(f"cannot map shared memory: {problem}") from None
+        # Every page is mapped now: later a page fault would cost more than the message that meets it.
+        self._map[:: mmap.PAGESIZE]
+        whole = memoryview(self._map)
+        self.words = whole[:CONTROL_BYTES].cast("P")
+        self.bytes = whole[CONTROL_BYTES:]
+
+    @classmethod
+    def make(cls, size: int = RING_BYTES) -> Ring:
+        """Make a ring of new memory; raises OSError if the system has none (left)."""
+        if not hasattr(os, "posix_fallocate"):
+            raise OSError("this system does not reserve memory")
+        descriptor = nameless()
+        try:
+            # All of it now: missing memory would be a SIGBUS later.
+            os.posix_fallocate(descriptor, 0, CONTROL_BYTES + size)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return cls(descriptor)
+
+    def close_descriptor(self) -> None:
+        """Close it once the other end has it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def close(self) -> None:
+        """Release the memory. May be called again."""
+        self.close_descriptor()
+        self.words.release()
+        try:
+            self.bytes.release()
+            self._map.close()
+        except BufferError:
+            pass  # An array still shows some of it, and the memory goes with the array.
+
+
+# -- how much of a ring is used --------------------------------------------------------------------
+
+TIMED_BYTES = 96 * 1024  # shorter copies are not timed: timing takes a microsecond
+WINDOW = 4  # the shortest of this many copies decides: a process that lost its core in between does not
+SKIPPED_BYTES = 1024 * 1024  # after a change the lines are in no cache yet, and cheap to write
+STINT_BYTES = 512 * 1024 * 1024  # through the whole ring before its part is tried again, which costs 1 %
+EXPENSIVE = 8.0
+"""Factor by which a copy into the ring takes longer than one within this core's own cache. (3 to 5 between
+cores of an AMD EPYC that share a cache, 12 to 18 between others.)"""
+
+
+@lru_cache(maxsize=None)
+def own_s_per_byte() -> float:
+    """Return the seconds per byte of a copy within this core's cache; the first call measures for 200 us."""
+    source, target = np.ones(128 * 1024, np.uint8), np.zeros(128 * 1024, np.uint8)
+    times = []
+    for _ in range(16):
+        began_s = perf_counter()
+        target[:] = source
+        times.append(perf_counter() - began_s)
+    return max(min(times), 1e-9) / source.nbytes
+
+
+class SpanChoice:
+    """Decides for one sender whether to use the whole ring."""
+
+    __slots__ = ("_bytes", "_limit_s_per_byte", "_times", "whole")
+
+    def __init__(self, own_s_per_byte: float) -> None:
+        self._limit_s_per_byte = EXPENSIVE * own_s_per_byte
+        self.whole = False
+        self._bytes = 0  # copied since the last change
+        self._times: List[float] = []  # per byte, of this window
+
+    def note(self, count: int, elapsed_s: float) -> None:
+        """Take a timed copy of ``count`` bytes into account, and change ``whole`` if due."""
+        self._bytes += count
+        if self.whole:
+            if self._bytes >= STINT_BYTES:
+                self.whole, self._bytes = False, 0
+        elif self._bytes >= SKIPPED_BYTES:
+            self._times.append(elapsed_s / count)
+            if len(self._times) == WINDOW:
+                if min(self._times) > self._limit_s_per_byte:
+                    self.whole, self._bytes = True, 0
+                self._times.clear()
+
+
+# -- the link --------------------------------------------------------------------------------------
+
+PIECE_BYTES = 512 * 1024  # (and a header) before the other end learns of it, so that both copy at once
+_READ_MOST_BYTES = 2 * 1024 * 1024  # at once, so that the sender may continue with what was read
 _NOTHING = memoryview(b"")
 _ENDED = "it closed the connection"
 
@@ -77,9 +191,8 @@ class SharedLink(SocketLink):
     __slots__ = (
         "_acquire", "_announced_read", "_arena", "_choice", "_given_up", "_in", "_in_size", "_in_span",
         "_in_words", "_lent", "_loan_read", "_loans", "_loans_read", "_most", "_open", "_out", "_out_size",
-        "_out_span", "_out_words", "_packets", "_peer_arena", "_read", "_reader_seen", "_ready", "_release",
-        "_returned", "_revoked", "_ring_most", "_rings", "_room", "_shown", "_sleeps", "_unseen_bytes",
-        "_writer_seen", "_written",
+        "_out_span", "_out_words", "_peer_arena", "_read", "_reader_seen", "_ready", "_release", "_returned",
+        "_revoked", "_rings", "_room", "_shown", "_sleeps", "_writer_seen", "_written", "ring_most_bytes",
     )  # fmt: skip
 
     carrier = "shared memory"
@@ -103,37 +216,31 @@ class SharedLink(SocketLink):
         self._in_span = min(inward.size, NEAR_BYTES)
         # Only a ring that has more than the usual span leaves a choice.
         self._choice = SpanChoice(own_s_per_byte()) if outward.size > NEAR_BYTES else None
-        self._packets = 0  # since one was timed
         self._open = True  # until this end closes, or finds that the other one has
-        self._written = 0  # bytes in all that this end has written
+        self._written = self._read = 0  # bytes in all
+        self._announced_read = 0  # those read, as the other end has seen it
         self._room = self._out_span  # at least this many bytes more fit
-        self._read = 0  # bytes in all that this end has read
-        self._announced_read = 0  # the same, as the other end has seen it
         self._ready = 0  # at least this many bytes more have arrived
         self._reader_seen = self._writer_seen = 0  # the other end's states, as they were last handled
         self._sleeps = 0
-        self._arena = arena
-        self._peer_arena = peer_arena
-        self._given_up = False  # whether this end has revoked its loans
-        self._lent = 0  # bytes lent to the other end and not returned
-        self._loans = 0  # pieces that this end has lent in all
-        self._returned = 0  # bytes that have been returned in all
+        self._arena, self._peer_arena = arena, peer_arena
+        self._given_up = self._revoked = False  # whether this end, and the other one, has revoked its loans
+        self._loans = self._returned = 0  # pieces lent to the other end, and bytes returned, in all
+        self._lent = 0  # bytes lent and not returned
         self._loans_read = 0  # pieces of the other end that have been read in all
-        self._loan_read = 0  # bytes that this end has read of the piece that comes next
-        self._revoked = False  # whether the other end has revoked its loans
+        self._loan_read = 0  # bytes that have been read of the piece that comes next
         self._shown = False  # whether peek has shown lent bytes
-        self._unseen_bytes = 0  # lent in the arena since the ring was used to see the state of the cores
         self._make_fence()
         self.lend_above(MASK)
 
     def lend_above(self, most_bytes: int) -> None:
         """Lend views of more bytes from now on, and send others through the ring."""
-        self._ring_most = most_bytes
+        self.ring_most_bytes = most_bytes
         self._set_most()
 
     def _set_most(self) -> None:
         """Set, while nothing is lent, up to which size bytes go through the ring without a closer look."""
-        self._most = self._ring_most if self._arena is None else min(self._ring_most, MIN_BYTES - 1)
+        self._most = min(self.ring_most_bytes, MASK if self._arena is None else MIN_BYTES - 1)
 
     def _make_fence(self) -> None:
         lock = threading.Lock()
@@ -144,12 +251,6 @@ class SharedLink(SocketLink):
         """Issue a memory barrier."""
         self._release()
         self._acquire()
-
-    def _store(self, words: memoryview, index: int, value: int) -> None:
-        """Store a word after everything that was loaded and stored before."""
-        self._release()
-        self._acquire()
-        words[index] = value
 
     # ---- sending -----------------------------------------------------------------------------
 
@@ -167,22 +268,21 @@ class SharedLink(SocketLink):
         if length > self._room or length > self._most or place + length > self._out_span:
             return self.send((packet,))
         if length >= TIMED_BYTES and self._choice is not None:
-            self._packets = (self._packets + 1) % TIMED_PACKETS
-            if not self._packets:
-                return self._send_through_ring((packet,), length, TIMED_PACKETS)
+            return self._send_through_ring((packet,), length)
         self._out[place : place + length] = packet
         self._announce_written(length)
         return length
 
-    def _send_through_ring(self, views: Views, length: int, copies: int = 1) -> int:
-        """Copy as much of the views as fits, up to a piece; return how many bytes. ``copies``: how many
-        copies of this length, the others not timed, it stands for.
-        """
-        if length > PIECE_BYTES + _HARDLY_MORE:
+    def _send_through_ring(self, views: Views, length: int) -> int:
+        """Copy as much of the views as fits, up to a piece; return how many bytes."""
+        if length > PIECE_BYTES + HEADER_BYTES:
             length = PIECE_BYTES
         choice = self._choice
-        if choice is not None and choice.whole is not (self._out_span > NEAR_BYTES):
-            self._change_span(choice.whole)
+        changes = choice is not None and choice.whole is not (self._out_span > NEAR_BYTES)
+        if changes and self._look_for_room() == self._out_span:
+            # The other end looks at this word when it finds bytes that it has not read: there are none.
+            self._out_span = self._room = NEAR_BYTES if self._out_span > NEAR_BYTES else self._out_size
+            self._out_words[SPAN] = self._out_span
         if length > self._room and length:
             length = min(length, self._look_for_room())
         if not length:
@@ -207,16 +307,9 @@ class SharedLink(SocketLink):
             if not left:
                 break
         if choice is not None and length >= TIMED_BYTES:
-            choice.note(length, perf_counter() - began_s, copies)
+            choice.note(length, perf_counter() - began_s)
         self._announce_written(length)
         return length
-
-    def _change_span(self, whole: bool) -> None:
-        """Use the whole ring from now on, or a part, if all written bytes have been read."""
-        if self._look_for_room() == self._out_span:
-            # The other end looks at this word when it finds bytes that it has not read; there are none now.
-            self._out_span = self._room = self._out_size if whole else NEAR_BYTES
-            self._out_words[SPAN] = self._out_span
 
     def _look_for_room(self) -> int:
         """Return how many bytes fit into the ring."""
@@ -243,8 +336,8 @@ class SharedLink(SocketLink):
             self._meet_reader(state)
 
     def _meet_reader(self, state: int) -> None:
-        """Wake the other end if it sleeps. If it has closed the link it may have read what this end just
-        stored, its last message; so this is not an error yet, and the next send or receive raises it.
+        """Wake the other end if it sleeps. If it has closed it may have read this end's last message: no
+        error yet.
         """
         self._reader_seen = state
         if state == CLOSED:
@@ -262,9 +355,8 @@ class SharedLink(SocketLink):
             self._end()
 
     def _end(self) -> None:
-        """Note that the other end reads no more."""
-        self._open = False
-        self._room = 0
+        """Record that the other end reads no more."""
+        self._open, self._room = False, 0
 
     # ---- lending -----------------------------------------------------------------------------
 
@@ -274,23 +366,7 @@ class SharedLink(SocketLink):
         if arena is None or (nbytes < MIN_BYTES and not self._lent):
             return None
         offset = arena.offset_of(address_of(data), nbytes)
-        if offset is None or (not self._lent and self._prefers_ring(nbytes)):
-            return None
-        self._unseen_bytes += nbytes
-        return offset, nbytes | IN_ARENA
-
-    def _prefers_ring(self, nbytes: int) -> bool:
-        """Return whether the ring is better although the bytes lie in the arena. Between cores that share no
-        cache it is: results are expensive to write where the other core has just read. Only copies into the
-        ring show that, so some are made now and then.
-        """
-        choice = self._choice
-        if choice is None or nbytes > self._ring_most:
-            return False
-        if self._unseen_bytes >= LOOK_AGAIN_BYTES:
-            self._unseen_bytes = 0
-            choice.look_again()
-        return choice.looking or choice.whole
+        return None if offset is None else (offset, nbytes | IN_ARENA)
 
     def _send_large(self, views: Views) -> int:
         """Send views that are not for the ring, or not now; return how many bytes were taken."""
@@ -343,7 +419,8 @@ class SharedLink(SocketLink):
         if loans != self._loans:
             self._most = -1
             self._loans = loans
-            self._store(words, LENT, loans)
+            self._order()
+            words[LENT] = loans
             self._order()
             state = words[READER_STATE]
             if state != self._reader_seen:
@@ -443,7 +520,8 @@ class SharedLink(SocketLink):
     def _announce_read(self) -> None:
         """Let the other end overwrite the bytes that have been read."""
         self._announced_read = self._read
-        self._store(self._in_words, READ, self._read)
+        self._order()
+        self._in_words[READ] = self._read
         self._wake_writer()
 
     def _wake_writer(self) -> None:
@@ -502,9 +580,7 @@ class SharedLink(SocketLink):
             while data.nbytes and words[LENT] != self._loans_read:
                 count = self._read_lent(data)
                 if not count:
-                    # The peer has aborted the call. It sends nothing more but the reason, or closes the link.
-                    self._revoked = True
-                    return got
+                    return got  # The peer has aborted the call: it only sends the reason, or closes the link.
                 got += count
                 data = data[count:]
         self._wake_writer()
@@ -526,24 +602,25 @@ class SharedLink(SocketLink):
         address, count, in_arena = self._next_loan(view.nbytes)
         try:
             if not in_arena:
-                count = self._read_other(address, view[:count])
+                self._read_other(address, view[:count])
             elif self._peer_arena is None:
                 raise OSError("there is no such memory")
             else:
                 view[:count] = self._peer_arena.view(address, count)
-                count = count if self._still_lent() else 0
         except OSError as problem:
-            raise self._unreadable(problem) from None
-        if count:
-            self._give_back(count)
+            if self._still_lent():
+                raise self._unreadable(problem) from None
+        if not self._still_lent():
+            return 0
+        self._give_back(count)
         return count
 
-    def _read_other(self, address: int, into: memoryview) -> int:
-        """Copy bytes outside the other end's arena; return how many, 0 if revoked; OSError if unreadable."""
+    def _read_other(self, address: int, into: memoryview) -> None:
+        """Copy bytes outside the other end's arena; OSError if they are unreadable."""
         raise OSError("this end cannot read it")
 
     def _unreadable(self, problem: OSError) -> LinkClosed:
-        return LinkClosed(self.peer, f"its memory cannot be read: {closed_reason(problem)}")
+        return LinkClosed(self.peer, f"its memory cannot be read: {error_text(problem)}")
 
     def _still_lent(self) -> bool:
         """Return whether the bytes just read were not revoked meanwhile."""
@@ -559,8 +636,10 @@ class SharedLink(SocketLink):
         if self._loan_read == words[place + 1] & ~IN_ARENA:
             self._loan_read = 0
             self._loans_read = (self._loans_read + 1) & MASK
-            self._store(words, LOANS_READ, self._loans_read)
-        self._store(words, RETURNED, (words[RETURNED] + count) & MASK)
+            self._order()
+            words[LOANS_READ] = self._loans_read
+        self._order()
+        words[RETURNED] = (words[RETURNED] + count) & MASK
 
     # ---- waiting and ending ------------------------------------------------------------------
 
@@ -618,5 +697,4 @@ class SharedLink(SocketLink):
         super().close()
         for ring in self._rings:
             ring.close()
-        self._rings = []
-        self._peer_arena = None
+        self._rings, self._peer_arena = [], None

@@ -8,10 +8,9 @@ import struct
 from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..wire.auth import Session
+from .arena import HugePages
 from .base import Fabric, Link, LinkClosed, Views, Watch
-from .huge_pages import HugePages
-from .reactor import WakeUp
-from .secure import SecureSocket
+from .reactor import SecureSocket, WakeUp, error_text
 
 _MAX_VIEWS = 16
 
@@ -102,7 +101,7 @@ class SocketLink(Link):
         except InterruptedError:
             return 0
         except OSError as problem:
-            raise LinkClosed(self.peer, closed_reason(problem)) from None
+            raise LinkClosed(self.peer, error_text(problem)) from None
 
     def recv(self, views: Views) -> int:
         try:
@@ -116,7 +115,7 @@ class SocketLink(Link):
         except InterruptedError:
             return 0
         except OSError as problem:
-            raise LinkClosed(self.peer, closed_reason(problem)) from None
+            raise LinkClosed(self.peer, error_text(problem)) from None
         if got == 0 and any(view.nbytes for view in views):
             raise LinkClosed(self.peer, "it closed the connection")
         return got
@@ -134,11 +133,6 @@ class SocketLink(Link):
     def holds_bytes(self) -> bool:
         """Return whether bytes are buffered outside the system's buffers; ``poll()`` does not report them."""
         return isinstance(self.sock, SecureSocket) and self.sock.buffered()
-
-
-def closed_reason(problem: OSError) -> str:
-    """Return the system's error message, as part of a sentence."""
-    return (problem.strerror or str(problem)).lower()
 
 
 class SocketFabric(Fabric):
@@ -211,8 +205,7 @@ class SocketFabric(Fabric):
 
 
 def delivered(fabric: Fabric) -> Dict[int, Tuple[int, float]]:
-    """Return, by peer, the bytes delivered over TCP and the seconds in which some were in flight and the
-    other end took them; their ratio is the link's speed if there was enough to send.
+    """Return, by peer, the bytes delivered over TCP, and the seconds in which some were in flight and wanted.
     """
     found = {}
     for peer in range(fabric.size):

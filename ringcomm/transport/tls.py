@@ -23,7 +23,7 @@ from typing import Any, Iterable, Iterator, List, Tuple
 
 from ..errors import AuthenticationError, ConfigError, ProtocolError
 from ..wire.auth import MAGIC, UNENCRYPTED, plain_answer
-from .secure import ClosedEarly, Encryption, SecureSocket
+from .reactor import ClosedEarly, Encryption, SecureSocket
 
 UNAUTHENTICATED_BYTES = 8 * 1024
 """Limit of bytes that a connection may send unauthenticated. A handshake takes two to three thousand."""
@@ -42,8 +42,8 @@ _NO_CERTIFICATE = "it does not have this job's certificate"
 
 
 class Tls(Encryption):
-    """TLS with a job's certificate and private key (PEM); `peer` is the certificate that the other end must
-    show if it is another one. Raises ConfigError if they are unusable, or if this Python has no TLS 1.3.
+    """TLS with a job's certificate and private key (PEM); ``peer``: the other end's certificate if it has
+    another.
     """
 
     def __init__(self, pem: str, peer: str = "") -> None:
@@ -70,7 +70,7 @@ class Tls(Encryption):
         self.fingerprint = hashlib.sha256(self._pinned).digest()
 
     def wrap(self, sock: socket.socket, accepted: bool) -> SecureSocket:
-        """See :meth:`Encryption.wrap <ringcomm.transport.secure.Encryption.wrap>`."""
+        """See :meth:`Encryption.wrap <ringcomm.transport.reactor.Encryption.wrap>`."""
         context = self._accepting if accepted else self._dialling
         return _TlsSocket(sock, context, accepted, self._pinned)
 
@@ -87,9 +87,8 @@ def _context(protocol: Any, certificate: str) -> ssl.SSLContext:
 
 @contextmanager
 def _as_file(text: str) -> Iterator[str]:
-    """Yield a path under which only this process (on Linux) or this user (elsewhere) can read the text.
-    Python loads private keys from paths only. On Linux the path leads to memory without a name; elsewhere to
-    a file in a fresh directory, both closed to others, which is gone before anything else happens.
+    """Yield a path under which only this process (on Linux) or this user can read the text: Python loads
+    private keys from paths only.
     """
     try:
         Path("/proc/self/fd").stat()
@@ -108,11 +107,8 @@ def _as_file(text: str) -> Iterator[str]:
 
 
 class _TlsSocket(SecureSocket):
-    """TLS over one socket, which it takes over.
-
-    A byte counts as sent once the whole record that it was encrypted in is with the system. So nothing that
-    the caller takes for sent is ever kept back; the rest comes again with the same bytes, which are not
-    encrypted again.
+    """TLS over one socket, which it takes over. A byte counts as sent once the whole record that it was
+    encrypted in is with the system; the rest comes again with the same bytes, which are not encrypted again.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, accepted: bool, pinned: bytes) -> None:

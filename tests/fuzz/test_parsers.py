@@ -36,13 +36,11 @@ from ringcomm.rendezvous.membership import Seat, Terms
 from ringcomm.rendezvous.server import Board
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.storage.keys import make_certificate, read_key
-from ringcomm.transport import ring
+from ringcomm.transport import shm
 from ringcomm.transport.base import LinkClosed
-from ringcomm.transport.local import make_links
+from ringcomm.transport.local import ReadingLink, make_links
 from ringcomm.transport.memory import memory_fabrics
-from ringcomm.transport.process_memory import Lease, PeerMemory, ReadingLink
-from ringcomm.transport.reactor import Reactor
-from ringcomm.transport.secure import encryption_of
+from ringcomm.transport.reactor import Reactor, encryption_of
 from ringcomm.transport.shm import SharedLink
 from ringcomm.wire import frames, messages, signature
 from ringcomm.wire.auth import Admission, Claim, Initiator, Purpose, Responder, Session, Signer, job_digest
@@ -485,9 +483,9 @@ def signed_objects(rng: Random) -> None:
     assert verified(payload, SIGNER, *about_result(None)) is None
 
 
-WORDS = [ring.WRITTEN, ring.READ, ring.WRITER_STATE, ring.READER_STATE, ring.LENT, ring.LOANS_READ]
-WORDS += [ring.RETURNED, ring.SPAN, *range(ring.LOANS, ring.LOANS + 4)]
-COUNTERS = [0, 1, 5, 7000, ring.NEAR_BYTES, ring.RING_BYTES, ring.RING_BYTES + 1, 1 << 40, ring.MASK]
+WORDS = [shm.WRITTEN, shm.READ, shm.WRITER_STATE, shm.READER_STATE, shm.LENT, shm.LOANS_READ]
+WORDS += [shm.RETURNED, shm.SPAN, *range(shm.LOANS, shm.LOANS + 4)]
+COUNTERS = [0, 1, 5, 7000, shm.NEAR_BYTES, shm.RING_BYTES, shm.RING_BYTES + 1, 1 << 40, shm.MASK]
 
 
 @parser(release=True)
@@ -496,15 +494,14 @@ def words_in_shared_memory(rng: Random) -> None:
     with ExitStack() as stack:
         here, there = socket.socketpair()
         stack.callback(there.close)
-        rings = [ring.Ring.make(), ring.Ring.make()]
-        others = [item.duplicate() for item in rings]
+        rings = [shm.Ring.make(), shm.Ring.make()]
+        others = [shm.Ring(os.dup(item.descriptor)) for item in rings]
         for item in others:
             stack.callback(item.close)
         if rng.randrange(2):
             link: Any = SharedLink(1, here, *rings)
         else:
-            lease = Lease()
-            link = ReadingLink(1, here, PeerMemory(os.getpid(), lease.address, lease.token), lease, *rings)
+            link = ReadingLink(1, here, os.getpid(), *rings)
             link.lend_above(20_000)
         stack.callback(link.close)
         scratch, top = memoryview(bytearray(4096)), memoryview(bytearray(30))
@@ -519,7 +516,6 @@ def words_in_shared_memory(rng: Random) -> None:
                 link.recv([top, scratch])
                 link.poll_events(True, True)
                 link.woken(0)
-                link.settled()
         except LinkClosed as problem:
             raise ProtocolError(str(problem)) from None
 

@@ -18,7 +18,7 @@ from ringcomm.job.context import Context
 from ringcomm.rendezvous.membership import Notice
 from ringcomm.rendezvous.server import RendezvousServer
 from ringcomm.storage.keys import key_text, make_certificate
-from ringcomm.transport.secure import encryption_of
+from ringcomm.transport.reactor import encryption_of
 from tests.hosts.netlab import Lab
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from ringcomm.collective.parts import SegmentPool
+from ringcomm.collective.execute import SegmentPool
 from ringcomm.collective.reduce import Kernel
 from ringcomm.collective.short import make_execution
 from ringcomm.config import Slot
@@ -278,7 +278,7 @@ class _Plan(NamedTuple):
 
 
 class Epoch:
-    """One view: its members' ranks, connected by memory: the ``job`` of :class:`tests.sim.rank.Rank`."""
+    """One view: its members' ranks, connected by memory: the ``job`` of :class:`tests.sim.jobs.Rank`."""
 
     def __init__(self, sim: ElasticSim, number: int, members: List[int]) -> None:
         self.sim, self.number, self.members = sim, number, members

@@ -12,8 +12,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ringcomm.collective.execute import SegmentPool
 from ringcomm.collective.observe import Progress
-from ringcomm.collective.parts import SegmentPool
 from ringcomm.collective.short import make_execution
 from ringcomm.dtypes import code_of
 from ringcomm.engine.failure_detector import SilenceLimits

@@ -21,10 +21,8 @@ from ringcomm.job.context import Context
 from ringcomm.rendezvous.membership import Notice, Seat
 from ringcomm.rendezvous.server import RendezvousServer
 from ringcomm.storage.keys import make_certificate
-from ringcomm.transport.accept import PLACE_S, Acceptor
-from ringcomm.transport.connect import listen
-from ringcomm.transport.reactor import Reactor
-from ringcomm.transport.secure import encryption_of
+from ringcomm.transport.connect import PLACE_S, Acceptor, listen
+from ringcomm.transport.reactor import Reactor, encryption_of
 from ringcomm.wire.auth import Claim, Purpose, job_digest
 
 KEY, JOB = b"k" * 32, job_digest("job")

@@ -14,7 +14,7 @@ from typing import Any, Callable, List, Optional, Sequence, Union
 import numpy as np
 
 from ringcomm.collective.coded import CodedPlans
-from ringcomm.collective.parts import Part, SegmentPool
+from ringcomm.collective.execute import Part, SegmentPool
 from ringcomm.collective.reduce import Kernel
 from ringcomm.collective.short import make_execution
 from ringcomm.dtypes import code_of

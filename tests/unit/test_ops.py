@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-import ringcomm
 from ringcomm.errors import Misuse
 from ringcomm.ops import (
     CODECS,
-    Bitwise,
     Collective,
     ReduceOp,
     codec_number,
     factor_of,
     name_of,
-    op_name,
     op_of,
     weight_of,
 )
@@ -25,11 +22,6 @@ def test_reductions_have_horovods_numbers():
     assert {op.name: int(op) for op in ReduceOp} == numbers
 
 
-def test_names_for_users():
-    for op in ReduceOp:
-        assert getattr(ringcomm, op.name.capitalize()) is op
-
-
 def test_collectives_on_the_wire():
     names = (
         "ALLREDUCE ALLGATHER BROADCAST REDUCESCATTER ALLTOALL BARRIER EXCHANGE BROADCAST_OBJECT "
@@ -38,15 +30,6 @@ def test_collectives_on_the_wire():
     assert [(item.name, int(item)) for item in Collective] == [
         (name, number) for number, name in enumerate(names.split(), start=1)
     ]
-
-
-def test_bitwise_reductions_have_numbers_of_their_own():
-    assert {item.name: int(item) for item in Bitwise} == {"BAND": 16, "BOR": 17, "BXOR": 18}
-    assert not {int(op) for op in ReduceOp} & {int(op) for op in Bitwise}
-    assert [op_name(op) for op in (ReduceOp.SUM, ReduceOp.MAX, Bitwise.BXOR)] == ["Sum", "Max", "BXOR"]
-    for number in (6, 15, 19, 254):
-        with pytest.raises(ValueError):
-            op_name(number)
 
 
 def test_a_reduction_from_what_scripts_pass():

@@ -18,8 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ringcomm.errors import ProtocolError
-from ringcomm.transport.nics import LOCAL, LOOPBACK, PREFERENCE
-from ringcomm.transport.routes import Attempt
+from ringcomm.transport.nics import LOCAL, LOOPBACK, PREFERENCE, Attempt
 
 from ..agent import shipped
 from ..job.agents import failed_start

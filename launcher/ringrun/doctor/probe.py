@@ -26,8 +26,7 @@ from typing import Any, Callable, Dict, List, Optional
 from ringcomm.errors import RingcommError
 from ringcomm.rendezvous.links import LinkSetup
 from ringcomm.transport.nics import listed_by_linux, machine, own_addresses
-from ringcomm.transport.reactor import READ, Reactor
-from ringcomm.transport.secure import encryption_of
+from ringcomm.transport.reactor import READ, Reactor, encryption_of
 from ringcomm.wire.auth import job_digest
 from ringrun.agent.processes import bound_cores, quotas
 

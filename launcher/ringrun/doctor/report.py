@@ -18,8 +18,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 from ringcomm.rendezvous.links import PROBE_S
 from ringcomm.rendezvous.membership import Located, as_target
 from ringcomm.rendezvous.routing import Pair, Routing
-from ringcomm.transport.nics import PREFERENCE, VIRTUAL
-from ringcomm.transport.routes import Attempt, pairings
+from ringcomm.transport.nics import PREFERENCE, VIRTUAL, Attempt, pairings
 
 from ..job.launch import prepare
 from ..plan.job import Job

@@ -450,7 +450,7 @@ def rendezvous_for(job: Job) -> OpenRendezvous:
 
     def open_it(notify: Callable[[Notice], None]) -> RendezvousServer:
         from ringcomm.rendezvous.server import RendezvousServer
-        from ringcomm.transport.secure import encryption_of
+        from ringcomm.transport.reactor import encryption_of
 
         elastic = isinstance(job, ElasticJob)
         places = () if elastic else job.plan.places  # those of an elastic job are announced one by one

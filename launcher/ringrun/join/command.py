@@ -15,7 +15,7 @@ from ringcomm.clock import monotonic
 from ringcomm.configuration.membership import format_endpoint
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
 from ringcomm.storage.keys import make_certificate
-from ringcomm.transport.secure import SecureSocket
+from ringcomm.transport.reactor import SecureSocket
 
 from ..plan.hosts import MAX_SLOTS
 from ..reach.agent_process import LocalProcess

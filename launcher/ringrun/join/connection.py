@@ -25,8 +25,7 @@ from typing import IO, Any, Callable, Deque, Dict, List, NamedTuple
 from ringcomm.clock import monotonic
 from ringcomm.errors import AuthenticationError, ProtocolError
 from ringcomm.transport.connect import trust
-from ringcomm.transport.reactor import READ, WRITE, Reactor, WakeUp
-from ringcomm.transport.secure import SecureSocket
+from ringcomm.transport.reactor import READ, WRITE, Reactor, SecureSocket, WakeUp
 from ringcomm.transport.tls import Tls
 
 from .proof import HELLO, MAGIC, PROOF_BYTES, Proof, Role

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import typing_extensions
 
-from ...arrays.mirrors import StagingPool
+from ...arrays.kinds import StagingPool
 from ...clock import Idleness
 from ...collective.observe import Site, look_through, site_text, this_site
 from ...errors import Misuse, PeerStalledError, RingcommError, describe_error

@@ -7,8 +7,7 @@ from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence
 
 import torch
 
-from ...arrays.kinds import DeviceKind, Wait, device_kind
-from ...arrays.mirrors import BlockMirror, StagingPool
+from ...arrays.kinds import BlockMirror, DeviceKind, StagingPool, Wait, device_kind
 from ...arrays.operands import DeviceOperand
 from ...collective.runner import Runner
 from ...errors import Misuse

@@ -1,7 +1,7 @@
 """``process_vm_readv``, which QEMU does not emulate, by reading ``/proc/PID/mem``; an import installs it.
 
 Addresses of an emulated process are those of the process that emulates it. So two emulated ranks use all
-that ringcomm has around the call: what is lent, the structures with addresses, leases and their revocation.
+that ringcomm has around the call: what is lent, the structures with addresses, and revocation.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from ringcomm.transport import process_memory
+from ringcomm.transport import local as links
 
 
 def readv(pid: int, local: Any, locals_: int, remote: Any, remotes: int, flags: int) -> int:
@@ -32,4 +32,4 @@ def readv(pid: int, local: Any, locals_: int, remote: Any, remotes: int, flags: 
     return count
 
 
-process_memory._readv = readv
+links._readv = readv

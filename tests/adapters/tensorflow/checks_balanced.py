@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import ringcomm.tensorflow as hvd
-from ringcomm.balance.division import SampleDivision
+from ringcomm.balance.plan import SampleDivision
 from tests.adapters.jobs import same_everywhere
 
 COUNT, GLOBAL_BATCH, EPOCHS = 70, 16, 2

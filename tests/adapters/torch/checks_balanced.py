@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ringcomm as rc
 import ringcomm.torch as hvd
-from ringcomm.balance.division import SampleDivision
+from ringcomm.balance.plan import SampleDivision
 from tests.adapters.torch.checks_training import model_of
 from tests.adapters.torch.harness import same_everywhere
 

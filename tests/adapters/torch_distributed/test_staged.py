@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ringcomm.arrays import kinds
-from ringcomm.arrays.mirrors import StagingPool
+from ringcomm.arrays.kinds import StagingPool
 from ringcomm.config import Settings
 from ringcomm.torch.distributed._collectives import Collectives, GroupReduction
 from ringcomm.torch.distributed._operations import RingcommWork

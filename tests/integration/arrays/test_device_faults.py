@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from ringcomm.arrays.kinds import Done
-from ringcomm.arrays.mirrors import BlockMirror, StagingPool
+from ringcomm.arrays.kinds import BlockMirror, Done, StagingPool
 from ringcomm.config import Settings
 from ringcomm.errors import DeviceError, RingcommError
 from ringcomm.ops import Sum

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ringcomm.arrays.mirrors import MappedMirror
+from ringcomm.arrays.kinds import MappedMirror
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import RankFailed, run_ranks
 from tests.integration.arrays.fake_lab import SETTINGS, FakeLab, run_check, start, submitted_in_place
 from tests.support import device_contract
-from tests.support.device_contract import CHECKS, numbers, same
+from tests.support.device_contract import CHECKS, numbers
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -35,12 +35,6 @@ def test_tensors_of_the_cpu_are_reduced_in_place():
         return tensor.unique().tolist() + half.unique().tolist()
 
     assert run_ranks(2, work) == [[3.0, 2.0]] * 2
-
-
-@pytest.mark.parametrize("transport", ["tcp", "auto"])
-def test_over_sockets(transport):
-    run_check(device_contract.check_order_of_the_stream, 2, transport=transport)
-    run_check(device_contract.check_asynchronous, 2, transport=transport)
 
 
 def test_a_broadcast_by_name_comes_after_what_the_device_has_still_to_do():
@@ -73,19 +67,6 @@ def test_the_host_waits_for_the_program_before_it_uses_mapped_memory(monkeypatch
     with pytest.raises(RankFailed) as caught:
         run_ranks(2, work, settings=SETTINGS)
     assert isinstance(caught.value.__cause__, AssertionError)
-
-
-def test_the_rows_of_a_rank_that_is_alone():
-    def work(context):
-        values = numbers(context, 5, 3)
-        with FakeLab(0, delay_s=0.0005) as lab:
-            same(lab.numpy(context.reducescatter(lab.array(values), op=Sum)), values, "reducescatter")
-            array = lab.array(values)
-            found = context.reducescatter_(array, op=Sum, prescale_factor=2.0)
-            same(lab.numpy(found), 2 * values, "in place")
-            same(lab.numpy(array), 2 * values, "the array itself")
-
-    run_ranks(1, work, settings=SETTINGS)
 
 
 # ---- steady state ------------------------------------------------------------------------------

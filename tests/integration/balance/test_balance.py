@@ -10,7 +10,7 @@ import pytest
 
 from ringcomm.balance import pace
 from ringcomm.balance.batches import Balanced
-from ringcomm.balance.replan import NewShares
+from ringcomm.balance.plan import NewShares
 from ringcomm.errors import ConfigError
 from ringcomm.ops import Average
 from ringcomm.testing.cluster import run_ranks

@@ -14,7 +14,7 @@ from ringcomm._adapter import objects as by_name
 from ringcomm.calls.objects import Objects, Packed
 from ringcomm.errors import Misuse, ProtocolError, RingcommError
 from ringcomm.rendezvous import links
-from ringcomm.transport import accept
+from ringcomm.transport import connect
 from ringcomm.transport.connect import Dial
 from ringcomm.wire.auth import Signer
 from tests.support.relay import Relay
@@ -134,7 +134,7 @@ def test_an_object_of_another_job_or_generation_does_not_count():
 
 def test_a_relay_between_two_ranks_cannot_have_code_run(no_leaks, tmp_path, monkeypatch):
     """On the wire of a job that is not encrypted a pickle can be put where an object travels."""
-    monkeypatch.setattr(accept, "place_here", lambda sock: None)
+    monkeypatch.setattr(connect, "place_here", lambda sock: None)
     trap = tmp_path / "run"
     forged = cloudpickle.dumps(Trap(trap))
     secret = b"harmless" * 40

@@ -7,9 +7,8 @@ import pytest
 
 from ringcomm.collective.measure import measure
 from ringcomm.config import Settings
-from ringcomm.errors import PeerLostError
 from ringcomm.ops import Sum
-from ringcomm.testing.cluster import RankFailed, run_ranks
+from ringcomm.testing.cluster import run_ranks
 from tests.support.reference import assert_reduced, contributions, same_bits
 
 FLOAT32 = np.dtype(np.float32)
@@ -29,20 +28,6 @@ def test_all_ranks_have_the_same_model(size, ranks_per_host):
     assert len(first.wire_byte_s) == (hosts[-1] + 1 if hosts[-1] else 0)
     for value in (first.latency_s, first.byte_s, first.reduce_byte_s, *first.wire_byte_s):
         assert 1e-12 < value < 0.1
-
-
-def test_not_worth_it():
-    assert run_ranks(1, measured) == [None]
-    assert run_ranks(9, measured, ranks_per_host=9) == [None] * 9
-
-
-def test_a_rank_that_ends_meanwhile():
-    def work(context):
-        return measured(context) if context.rank else None
-
-    with pytest.raises(RankFailed) as caught:
-        run_ranks(3, work, settings=Settings(spin_us=0.0, timeout_s=5.0))
-    assert any(isinstance(error, PeerLostError) for error in caught.value.errors)
 
 
 @pytest.mark.parametrize(
@@ -72,17 +57,3 @@ def test_collectives_after_that(size, ranks_per_host, algorithm):
     assert_reduced(results[0][1], [array[:3] for array in inputs], Sum)
     assert_reduced(results[0][2], inputs, Sum)
     np.testing.assert_array_equal(results[0][3], inputs[-1])
-
-
-def test_rank_0_says_what_was_chosen(caplog):
-    settings = Settings(spin_us=0.0, timeout_s=30.0, verbose=True)
-
-    def work(context):
-        context._tune()
-        context.allreduce(np.ones(5), Sum)
-
-    with caplog.at_level("INFO", logger="ringcomm"):
-        run_ranks(3, work, settings=settings)
-    model, text = [record.getMessage() for record in caplog.records]
-    assert model.startswith("measured: ")
-    assert text.startswith("allreduce of 0 to 127 bytes: ") and "ms predicted" in text

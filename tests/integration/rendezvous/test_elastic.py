@@ -21,7 +21,7 @@ from ringcomm.rendezvous import client
 from ringcomm.rendezvous.client import join
 from ringcomm.rendezvous.membership import Notice
 from ringcomm.rendezvous.server import RendezvousServer
-from ringcomm.transport.secure import encryption_of
+from ringcomm.transport.reactor import encryption_of
 from tests.integration.rendezvous.fake_rendezvous import FakeRendezvous
 
 SETTINGS = Settings(spin_us=0.0, measure=False, start_timeout_s=20.0)

@@ -10,8 +10,7 @@ import pytest
 from ringcomm.clock import Deadline
 from ringcomm.rendezvous.links import LinkSetup
 from ringcomm.rendezvous.measuring import BLOCK, LIMIT_BYTES, Echo, Race
-from ringcomm.transport.accept import Acceptor
-from ringcomm.transport.connect import listen
+from ringcomm.transport.connect import Acceptor, listen
 from ringcomm.transport.nics import LOOPBACK, Interface
 from ringcomm.transport.reactor import READ, Reactor
 from ringcomm.wire.auth import Claim, Purpose, job_digest

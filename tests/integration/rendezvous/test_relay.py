@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ringcomm.errors import AuthenticationError, PeerLostError, RingcommError, StartupError
-from ringcomm.transport import accept
+from ringcomm.transport import connect
 from tests.support.relay import TAG_BYTES, Relay, content, replaced
 from tests.support.service import Service
 
@@ -46,7 +46,7 @@ def run(service, relay):
 @pytest.fixture
 def on_the_wire(monkeypatch):
     """Relays that stand for a process on the wire: the place that was dialled is not compared."""
-    monkeypatch.setattr(accept, "place_here", lambda sock: None)
+    monkeypatch.setattr(connect, "place_here", lambda sock: None)
 
 
 def test_a_rank_that_dials_a_relay_is_refused(make_service):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringcomm.transport.accept import MAX_HALF_OPEN, PLACE_S
+from ringcomm.transport.connect import MAX_HALF_OPEN, PLACE_S
 from tests.support.service import eventually, sum_of_ranks, together
 
 GARBAGE = Path(__file__).parents[2] / "support" / "garbage.py"

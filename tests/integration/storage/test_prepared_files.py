@@ -422,7 +422,7 @@ def test_prepared(which: str, name: str, base: Path, monkeypatch: pytest.MonkeyP
 
 def full(row: Row, base: Path) -> None:
     """Fill the file system to its last byte."""
-    if row.code and row.__class__.__name__ != "AgentProgram":
+    if row.code:
         clear(row.target)
     with open(base / "filler", "wb", buffering=0) as file:
         size = 1 << 16

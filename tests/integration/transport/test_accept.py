@@ -13,11 +13,11 @@ from contextlib import ExitStack
 import pytest
 
 from ringcomm.errors import AuthenticationError
-from ringcomm.transport import accept
-from ringcomm.transport.accept import MAX_HALF_OPEN
-from ringcomm.transport.connect import listen
+from ringcomm.storage.keys import make_certificate
+from ringcomm.transport import connect
+from ringcomm.transport.connect import MAX_HALF_OPEN, Dial, listen
+from ringcomm.transport.reactor import SecureSocket, encryption_of
 from ringcomm.wire.auth import Admission, Initiator, place_of, plain_answer
-from tests.integration.transport.street import Street
 from tests.support.garbage import HELLO
 from tests.support.service import CLAIM, KEY, Door
 
@@ -27,7 +27,7 @@ LONG_S = 600.0
 @pytest.fixture(params=["plain", "encrypted"])
 def street(request, reactor, monkeypatch):
     """With 20 places, which failed connections keep until the test gives them back."""
-    monkeypatch.setattr(accept, "MAX_HALF_OPEN", 20)
+    monkeypatch.setattr(connect, "MAX_HALF_OPEN", 20)
     with ExitStack() as stack:
         yield Street(reactor, stack, LONG_S, encrypt=request.param == "encrypted")
 
@@ -100,7 +100,7 @@ def received(sock):
 
 
 def test_a_rank_gets_in_once_silent_connections_have_expired(reactor, monkeypatch):
-    monkeypatch.setattr(accept, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(connect, "HANDSHAKE_S", 0.2)
     with ExitStack() as stack:
         street = Street(reactor, stack)
         for _ in range(2 * MAX_HALF_OPEN):
@@ -155,11 +155,7 @@ def test_connections_that_a_rank_gives_up_are_not_reported(reactor, encrypt):
         for named, abrupt in itertools.product((False, True), repeat=2):
             greeting = Initiator(KEY, CLAIM, place=place_of(*door.address)).greeting
             peer = street.peer((Admission.of(KEY) + HELLO if encrypt else greeting) if named else b"")
-            door.turn_until(
-                lambda named=named: [
-                    item for item in half_open if item._may_be_a_rank and item._heard == named
-                ]
-            )
+            door.turn_until(lambda named=named: [item for item in half_open if begun(item) == named])
             if abrupt:
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 peer.close()
@@ -173,12 +169,17 @@ def test_connections_that_a_rank_gives_up_are_not_reported(reactor, encrypt):
         assert len(door.refused) == 1
 
 
+def begun(half_open):
+    """Return whether the connection has named this job."""
+    return half_open._heard and (half_open.responder.challenged or isinstance(half_open.sock, SecureSocket))
+
+
 def test_processes_of_other_users_are_refused(reactor, monkeypatch):
     def another_user(sock):
         raise PermissionError(errno.EPERM, "it belongs to another user (number 7)")
 
     door = Door(reactor, listen(f"@ringcomm-test-{os.getpid()}-users"))
-    monkeypatch.setattr(accept, "check_user", another_user)
+    monkeypatch.setattr(connect, "check_user", another_user)
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(door.listener.getsockname())
         door.turn_until(lambda: door.refused)
@@ -186,3 +187,39 @@ def test_processes_of_other_users_are_refused(reactor, monkeypatch):
         assert peer.recv(1) == b""
     door.close()
     door.close()
+
+
+class Street:
+    """An acceptor with unauthenticated peers and ranks; a failed connection keeps its place for `place_s`."""
+
+    def __init__(self, reactor, stack, place_s=0.0, encrypt=False):
+        certificate = make_certificate() if encrypt else ""
+        self.encryption = encryption_of(certificate)
+        self.door = Door(reactor, place_s=place_s, certificate=certificate)
+        self.stack = stack
+        self.ends = []
+        stack.callback(self.door.close)
+
+    def peer(self, words=b""):
+        sock = self.stack.enter_context(socket.socket())
+        sock.setblocking(False)
+        sock.connect_ex(self.door.address)
+        if words:
+            try:
+                sock.send(words)
+            except BlockingIOError:
+                pass  # No peer keeps it waiting.
+        return sock
+
+    def time_passes(self):
+        """Give all places back that failed connections have kept."""
+        self.door.acceptor._failed = 0
+
+    def rank(self):
+        door, encryption = self.door, self.encryption
+        Dial(door.reactor, door.address, KEY, CLAIM, self._ended, 30.0, encryption=encryption)
+
+    def _ended(self, dial):
+        self.ends.append(dial.reason)
+        if dial.sock is not None:
+            self.stack.enter_context(dial.sock)

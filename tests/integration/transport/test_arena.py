@@ -29,8 +29,6 @@ def pair(monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         tasks = [pool.submit(make_links, {1 - rank: ends[rank]}, "auto") for rank in range(2)]
     links = [task.result()[1 - rank] for rank, task in enumerate(tasks)]
-    for link in links:
-        link._choice = None  # do not look at the state of the cores
     yield links
     for link in links:
         link.close()
@@ -45,11 +43,6 @@ def shared(array):
 
 def sums(context):
     """The same reductions with ordinary arrays, with shared ones, and with one of each kind."""
-    for peer in range(context.size):
-        if peer != context.rank:
-            link = context.group.channels.direct.link(peer)
-            if hasattr(link, "_choice"):
-                link._choice = None  # do not look at the state of the cores
     found = []
     cases = [(np.float32, rc.Sum), (np.float64, rc.Average), (np.float16, rc.Sum), (np.int64, rc.Max)]
     for dtype, op in cases:

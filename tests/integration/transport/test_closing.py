@@ -11,28 +11,23 @@ import sys
 
 import pytest
 
-from ringcomm.transport.ring import SMALL_RING_BYTES
-from ringcomm.transport.shm import SharedLink
+from ringcomm.transport.local import ReadingLink
+from ringcomm.transport.shm import SMALL_RING_BYTES, SharedLink
 from ringcomm.transport.tcp import SocketLink
-from tests.integration.transport.test_links import rings, with_small_rings
+from tests.support.links import linked
 
 MAX_LINES = 150
 
 
-def shared():
-    sockets, ends = socket.socketpair(), rings([SMALL_RING_BYTES, SMALL_RING_BYTES])
-    return [SharedLink(1 - rank, sockets[rank], *ends[rank]) for rank in range(2)]
-
-
 def reading(most_bytes):
-    links = [fabric.link(1 - fabric.rank) for fabric in with_small_rings()]
+    links = linked(ReadingLink, SMALL_RING_BYTES)
     for link in links:
         link.lend_above(most_bytes)
     return links
 
 
 LINKS = {
-    "shm": shared,
+    "shm": lambda: linked(SharedLink, SMALL_RING_BYTES),
     "memory": lambda: reading(100_000),
     "lent memory": lambda: reading(2048),
     "unix": lambda: [SocketLink(1 - rank, sock) for rank, sock in enumerate(socket.socketpair())],

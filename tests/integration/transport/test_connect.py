@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from ringcomm.transport import connect
 from ringcomm.transport.connect import ASK_AGAIN_S, IDLE_S, Dial, listen
 from ringcomm.transport.reactor import READ
 from ringcomm.wire.auth import job_digest
@@ -40,15 +39,6 @@ def test_a_callback_may_close_a_socket_that_is_ready_too(reactor):
     assert served == [1]
     for _, theirs in pairs:
         theirs.close()
-
-
-def test_alarms_ring_once_and_in_order(reactor):
-    fired = []
-    for name, delay_s in (("c", 0.03), ("a", 0.0), ("b", 0.01)):
-        reactor.after(delay_s, lambda name=name: fired.append(name))
-    assert eventually(lambda: reactor.run_once(0.05) or len(fired) == 3)
-    reactor.run_once(0.01)
-    assert fired == ["a", "b", "c"]
 
 
 def test_dial_and_accept(door):
@@ -91,17 +81,6 @@ def test_dial_that_is_not_accepted(door, change, reason, by_key):
     assert door.arrived == []
 
 
-def test_a_dial_that_is_given_up_during_the_handshake_is_not_reported(door):
-    """As when another endpoint has answered first: the text of a timeout does not count it as turned away."""
-    half_open = door.acceptor._half_open
-    dial = Dial(door.reactor, door.address, KEY, CLAIM, lambda ended: None, 5.0)
-    door.turn_until(lambda: any(item.responder.challenged for item in half_open))
-    assert dial.sock is None
-    dial.give_up("another endpoint answered first")
-    door.turn_until(lambda: not half_open)
-    assert door.refused == door.arrived == []
-
-
 def test_a_dial_to_a_silent_peer_gives_up_in_time(reactor):
     silent = listen("127.0.0.1")
     ends = []
@@ -129,36 +108,3 @@ def test_a_peer_that_waits_in_vain_asks_again(reactor):
         assert ends[0].sock is not None
         ends[0].sock.close()
         acceptor.close()
-
-
-class Program:
-    """What answers a dial, of its own: it accepts once, and does what the test says."""
-
-    def __init__(self, reactor, **options):
-        self.listener, self.ends = listen("127.0.0.1"), []
-        self.reactor = reactor
-        self.dial = Dial(
-            reactor, self.listener.getsockname()[:2], KEY, CLAIM, self.ends.append, 30.0, **options
-        )
-        self.listener.setblocking(True)
-        self.sock, _ = self.listener.accept()
-        self.listener.close()
-        reactor.run_once(1.0)
-
-    def end(self):
-        assert eventually(lambda: self.reactor.run_once(0.01) or bool(self.ends))
-        self.sock.close()
-        (dial,) = self.ends
-        assert dial is self.dial and dial.sock is None
-        return dial
-
-
-def test_a_connection_to_itself_is_refused(reactor, monkeypatch):
-    """TCP connects a free port of this machine to itself now and then."""
-    monkeypatch.setattr(connect, "_connected_to_itself", lambda sock: True)
-    assert Program(reactor).end().reason == "connection refused"
-    monkeypatch.undo()
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        sock.connect(sock.getsockname())
-        assert connect._connected_to_itself(sock)

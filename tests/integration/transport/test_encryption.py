@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +17,10 @@ from ringcomm.errors import ConfigError
 from ringcomm.storage.keys import make_certificate
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.transport import tls
-from ringcomm.transport.accept import Acceptor
-from ringcomm.transport.connect import Dial, Reactor, listen
-from ringcomm.transport.secure import encryption_of
-from ringcomm.wire.auth import Admission, Claim, Purpose, job_digest
-from tests.support.service import turn_until
-
-KEY, JOB = b"k" * 32, job_digest("job")
-CLAIM = Claim(Purpose.DIRECT, JOB, 1, 2, 3)
+from ringcomm.transport.connect import Dial
+from ringcomm.transport.reactor import encryption_of
+from ringcomm.wire.auth import Admission
+from tests.support.service import CLAIM, KEY, Door
 
 
 @pytest.fixture(scope="module")
@@ -33,39 +29,28 @@ def certificate():
 
 
 @pytest.fixture
-def house(no_leaks):
-    """A reactor, and what is to be closed in the end."""
-    with ExitStack() as stack:
-        yield House(stack)
+def house(reactor):
+    """An acceptor, and what dials it."""
+    house = House(reactor)
+    yield house
+    for sock in [*(end.sock for end in house.ends if end.sock), house.made]:
+        sock.close()
 
 
 class House:
-    def __init__(self, stack):
-        self.reactor = Reactor()
-        stack.callback(self.reactor.close)
-        self.stack = stack
-        self.arrived, self.refused, self.ends = [], [], []
+    def __init__(self, reactor):
+        self.reactor, self.ends = reactor, []
 
     def door(self, certificate):
-        listener = listen("127.0.0.1")
-        acceptor = Acceptor(
-            self.reactor, [listener], KEY, JOB,
-            lambda sock, claim, session: self.arrived.append(self.stack.enter_context(closing(sock))),
-            lambda origin, reason: self.refused.append(reason), encryption_of(certificate),
-        )  # fmt: skip
-        self.stack.callback(acceptor.close)
-        return listener.getsockname()[:2]
+        self.made = Door(self.reactor, certificate=certificate)
+        self.arrived, self.refused = self.made.arrived, self.made.refused
+        return self.made.address
 
     def dial(self, address, certificate, key=KEY):
-        Dial(self.reactor, address, key, CLAIM, self._ended, 5.0, encryption=encryption_of(certificate))
-
-    def _ended(self, dial):
-        self.ends.append(dial)
-        if dial.sock is not None:
-            self.stack.enter_context(closing(dial.sock))
+        Dial(self.reactor, address, key, CLAIM, self.ends.append, 5.0, encryption=encryption_of(certificate))
 
     def until(self, condition):
-        turn_until(self.reactor, condition)
+        self.made.turn_until(condition)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,12 +11,12 @@ from ringcomm.storage.keys import make_certificate
 from ringcomm.testing import contract
 from ringcomm.transport.base import LinkClosed, Subset, Watch
 from ringcomm.transport.connect import listen
-from ringcomm.transport.local import make_links
+from ringcomm.transport.local import ReadingLink, make_links
 from ringcomm.transport.memory import memory_fabrics
-from ringcomm.transport.process_memory import Lease, PeerMemory, ReadingLink
-from ringcomm.transport.ring import MASK, RING_BYTES, SMALL_RING_BYTES, Ring
+from ringcomm.transport.shm import MASK, RING_BYTES, SMALL_RING_BYTES
 from ringcomm.transport.tcp import SocketFabric, SocketLink
 from ringcomm.transport.tls import Tls
+from tests.support.links import linked, secured
 
 
 def tcp_pair(address="127.0.0.1"):
@@ -41,21 +40,10 @@ def fabrics_of(sockets):
     return [SocketFabric(0, {1: SocketLink(1, sockets[0])}), SocketFabric(1, {0: SocketLink(0, sockets[1])})]
 
 
-def rings(sizes):
-    """For each of two ends its outward and its inward ring."""
-    made = [Ring.make(size) for size in sizes]
-    return [(made[0], made[1].duplicate()), (made[1], made[0].duplicate())]
-
-
 def with_small_rings():
     """Ends as where many ranks share a host."""
     sockets = narrow(socket.socketpair(), 2048)
-    leases = [Lease(), Lease()]
-    memory = [PeerMemory(os.getpid(), lease.address, lease.token) for lease in leases]
-    ends = rings([SMALL_RING_BYTES, RING_BYTES])
-    links = [
-        ReadingLink(1 - rank, sockets[rank], memory[1 - rank], leases[rank], *ends[rank]) for rank in range(2)
-    ]
+    links = linked(ReadingLink, SMALL_RING_BYTES, RING_BYTES, sockets=sockets)
     return [SocketFabric(rank, {1 - rank: links[rank]}) for rank in range(2)]
 
 
@@ -91,11 +79,7 @@ def encrypted(sockets):
     """The same, encrypted."""
     if not _tls:
         _tls.append(Tls(make_certificate()))
-    for sock in sockets:
-        sock.setblocking(False)
-    ends = [_tls[0].wrap(sock, accepted=bool(number)) for number, sock in enumerate(sockets)]
-    while not (ends[0].handshake() & ends[1].handshake()):
-        pass
+    ends = secured(sockets, _tls[0])
     for end in ends:
         end.trust()
     return ends

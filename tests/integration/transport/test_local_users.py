@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from ringcomm.transport.accept import MAX_HALF_OPEN
-from ringcomm.transport.connect import Dial, listen
+from ringcomm.transport.connect import MAX_HALF_OPEN, Dial, listen
 from ringcomm.wire.auth import Claim, Initiator, Purpose, job_digest, place_of
 from ringrun.doctor.hosts import HostProbe
 from ringrun.job.launch import prepare

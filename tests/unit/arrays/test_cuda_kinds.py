@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from ringcomm.arrays import kinds
-from ringcomm.arrays.cupy_arrays import DLPACK, CupyEngine, _shares_cached_memory
+from ringcomm.arrays.cupy_arrays import DLPACK, _shares_cached_memory
 from ringcomm.arrays.cupy_arrays import KIND as CUPY
-from ringcomm.arrays.mirrors import StagingPool
+from ringcomm.arrays.kinds import StagingPool
 from ringcomm.errors import DeviceError, Misuse
 
 calls = []
@@ -140,16 +140,6 @@ def test_cupy_reports_errors_of_copies(cupy):
         done.poll()
 
 
-def test_cupy_without_page_locked_memory_says_so_once(cupy, caplog):
-    def refuse(nbytes):
-        raise RuntimeError("out of memory")
-
-    cupy.cuda.alloc_pinned_memory = refuse
-    engine = CUPY.engine(Array(np.zeros(3)))
-    assert engine.block(4096).nbytes == engine.block(5120).nbytes - 1024 == 4096
-    assert len([record for record in caplog.records if "page-locked" in record.message]) == 1
-
-
 class Exported:
     def __init__(self, memory, device=2):
         self.memory = memory
@@ -195,17 +185,6 @@ def test_immutable_arrays_are_not_overwritten():
         kinds._BY_TYPE.pop(cls)
 
 
-def test_a_copy_that_cannot_be_started(cupy):
-    engine = CUPY.engine(Array(np.zeros(3)))
-
-    def refuse(*_):
-        raise RuntimeError("cudaErrorInvalidValue")
-
-    cupy.cuda.runtime.memcpyAsync = refuse
-    with pytest.raises(DeviceError, match="could not be started on device 0: cudaErrorInvalidValue"):
-        engine.to_host(Array(np.zeros(3)), 0, 24, engine.block(24), None)
-
-
 @pytest.mark.parametrize(("integrated", "capability"), [(1, "87"), (1, "62"), (0, "87")])
 def test_only_memory_that_the_processor_caches_is_used_as_mapped(cupy, integrated, capability):
     _shares_cached_memory.cache_clear()
@@ -222,47 +201,3 @@ def test_only_memory_that_the_processor_caches_is_used_as_mapped(cupy, integrate
     flat.data.mem._owner = None  # managed memory, which the host must not touch meanwhile
     assert CUPY.mapped(flat) is None
     _shares_cached_memory.cache_clear()
-
-
-def test_dlpack_leaves_the_work_to_the_kind_of_the_shared_array(cupy):
-    made = Exported(np.arange(6.0).reshape(2, 3))
-    assert DLPACK.device(made) == ("cupy", 0)
-    assert type(DLPACK.engine(made)) is CupyEngine
-    own = type("ndarray", (Array,), {"__module__": "cupy"})(np.zeros((2, 3)))
-    assert DLPACK.describe(own) == ((2, 3), np.dtype(float)), "one of CuPy is taken as it is"
-    empty = DLPACK.empty(made, (3,))
-    assert empty.shape == (3,)
-    target = Exported(np.zeros((2, 3)))
-    DLPACK.assign(target, made)
-    assert target.memory.tolist() == made.memory.tolist()
-
-
-def test_dlpack_shares_with_pytorch_where_there_is_no_cupy(monkeypatch):
-    asked = []
-    torch = SimpleNamespace(
-        cuda=SimpleNamespace(is_available=lambda: True), from_dlpack=lambda value: asked.append("dlpack"),
-        as_tensor=lambda value, device: asked.append(device),
-    )  # fmt: skip
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    for made in (Exported(np.zeros(3)), Interface(np.zeros(3))):
-        kind, _ = DLPACK._native(made)
-        assert kind.name == "torch"
-    assert asked == ["dlpack", "cuda"]
-
-
-def test_results_are_arrays_of_the_library_that_they_came_from(monkeypatch):
-    exported = Exported(np.zeros(3))
-    exported.__class__ = type("Exported", (Exported,), {"__dlpack__": lambda self: "capsule"})
-    jax = SimpleNamespace(dlpack=SimpleNamespace(from_dlpack=lambda array: ("jax", array)))
-    tensorflow = SimpleNamespace(
-        experimental=SimpleNamespace(dlpack=SimpleNamespace(from_dlpack=lambda capsule: ("tf", capsule)))
-    )
-    monkeypatch.setitem(sys.modules, "jax", jax)
-    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
-    for package, expected in (
-        ("jaxlib", ("jax", exported)), ("tensorflow", ("tf", "capsule")), ("numba", exported),
-    ):  # fmt: skip
-        like = type("Tensor", (), {"__module__": f"{package}.core"})()
-        assert DLPACK.result(exported, like) == expected
-    DLPACK.check_writable(type("Tensor", (), {"__module__": "numba.cuda"})(), "allreduce_")

@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from ringcomm.balance.batches import PLACEHOLDERS, Balanced, BalancedBatches, balanced
+from ringcomm.balance.batches import PLACEHOLDERS, Balanced, BalancedBatches
 from ringcomm.errors import ConfigError
 from tests.unit.balance.job import Job
 
@@ -29,18 +29,6 @@ class TestEpochs:
             assert sorted(seen) == list(range(10)) and weights == [4, 4, 2]
             epochs.append(seen)
         assert epochs[0] != epochs[1], "shuffled anew"
-
-    def test_an_iteration_that_was_left_counts_no_more_steps(self):
-        data = batches()
-        left = iter(data)
-        next(left)
-        next(left)
-        assert data.state_dict()["step"] == 1
-        again = iter(data)
-        next(again)
-        assert len(list(left)) == 1, "the rest of the first iteration"
-        assert (data.state_dict()["epoch"], data.state_dict()["step"]) == (0, 0)
-        assert len(list(again)) == 2 and data.state_dict()["epoch"] == 1
 
 
 class TestPositions:
@@ -91,18 +79,3 @@ class TestBatchSampler:
                     raise problem
             weights.append(batches.weight)
         assert weights == [0, 10] and batches.pace._most == 9
-
-    @pytest.mark.parametrize("problem", [RuntimeError("shapes do not match"), ValueError("no memory")])
-    def test_other_errors_are_the_programs(self, problem):
-        batches = BalancedBatches(20, 10, context=Job())
-        for _ in batches:
-            with pytest.raises(type(problem)) as caught, batches.within_memory():
-                raise problem
-            assert caught.value is problem and batches.weight == 10
-
-
-def test_the_function_deals_to_the_ranks_of_the_job(alone):
-    data = balanced(5, global_batch=2, shuffle=False)
-    assert [mine.tolist() for mine in data] == [[0, 1], [2, 3], [4]]
-    with pytest.raises(ConfigError, match="speeds="):
-        balanced(5, speeds=[1, 2])

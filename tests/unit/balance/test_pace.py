@@ -8,9 +8,8 @@ import pytest
 
 from ringcomm.balance import pace as module
 from ringcomm.balance.batches import Balanced
-from ringcomm.balance.division import SampleDivision
 from ringcomm.balance.pace import Pace, weight_of_steps
-from ringcomm.balance.replan import NewShares, Replanner
+from ringcomm.balance.plan import NewShares, SampleDivision
 from ringcomm.collective.measure import CODECS, Rates
 from ringcomm.errors import ConfigError
 from ringcomm.ops import Average, Sum
@@ -122,31 +121,7 @@ class TestChanges:
         assert pace.division.shares(0, 4) == (8, 8) and pace.division.shares(1, 0) == (12, 4)
 
 
-class TestJobs:
-    def test_in_the_next_job_measuring_begins_anew_with_its_ranks(self, clock):
-        first, second = Job(size=2), Job(rank=2, size=3)
-        jobs = [first]
-        pace = Pace(SampleDivision(TOTAL * 9, TOTAL, size=2), lambda: jobs[-1])
-        pace.replanner = Decisions()
-        pace.begin(0, 0)
-        for _ in range(2):
-            step(pace, first, clock)
-        assert len(first.asked) == 1
-        jobs.append(second)
-        pace.begin(0, 2)
-        assert second.balance_count == 1 and isinstance(pace.replanner, Replanner)
-        assert [pace.division.size, pace.share(2), pace.step] == [3, 5, 2]
-        step(pace, second, clock)  # the handle of the first job is not waited for
-        assert second.asked == []
-
-
 class TestSteps:
-    def test_an_epoch_has_no_more_steps_than_global_batches(self):
-        pace, _ = pace_of(Job(size=2), steps=3)
-        for number in (-1, 3):
-            with pytest.raises(ConfigError, match=f"Step {number + 1} of an epoch of 3 global batches"):
-                pace.share(number)
-
     @pytest.mark.parametrize(
         "rank, size, total, warned", [(0, 2, 8, True), (1, 2, 8, False), (0, 1, 4, False), (0, 2, 16, False)]
     )

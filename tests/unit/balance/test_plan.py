@@ -1,24 +1,26 @@
-"""The division of a global batch, and the model that it is made from."""
+"""The division of a global batch, the model that it is made from, and every sample once per epoch."""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringcomm.balance.division import epoch_order
 from ringcomm.balance.plan import (
     ComputeTime,
+    SampleDivision,
     ShareLimits,
     TimedShare,
     compute_s,
+    epoch_order,
     fit,
     plan_shares,
     shorten,
 )
-from ringcomm.errors import ConfigError
+from ringcomm.errors import BrokenInvariantError, ConfigError
 
 positive = st.floats(1e-4, 1.0)
 speeds = st.lists(st.builds(ComputeTime, st.floats(0.0, 2.0), positive), min_size=1, max_size=6)
@@ -61,9 +63,6 @@ class TestPlanShares:
         for share, high in zip(shares, highs):
             assert low <= share <= (total if high is None else high)
 
-    def test_a_rank_that_takes_longer_for_nothing_than_others_for_all_gets_nothing(self):
-        assert plan_shares([ComputeTime(0.0, 0.01), ComputeTime(5.0, 0.01)], 96) == (96, 0)
-
 
 class TestShorten:
     @settings(deadline=None)
@@ -84,21 +83,6 @@ class TestFit:
         assert found.sample_s == pytest.approx(sample_s, rel=1e-3)
         assert found.fixed_s == pytest.approx(fixed_s, abs=1e-3 * max(1.0, sample_s * max(sizes)))
 
-    @settings(deadline=None)
-    @given(
-        st.lists(
-            st.builds(TimedShare, st.integers(1, 99), st.floats(1e-6, 9.0), st.integers(1, 40)), min_size=1
-        ),
-        st.floats(0.0, 0.5),
-    )
-    def test_always_a_model_that_can_be_planned_with(self, observations, proportional):
-        found = fit(observations, proportional)
-        assert found.fixed_s >= 0.0 and found.sample_s > 0.0
-        steps = sum(item.steps for item in observations)
-        mean_samples = sum(item.steps * item.samples for item in observations) / steps
-        mean_s = sum(item.steps * item.compute_s for item in observations) / steps
-        assert found.compute_s(mean_samples) == pytest.approx(mean_s, rel=1e-6)
-
 
 class TestOrder:
     @settings(deadline=None)
@@ -114,3 +98,65 @@ class TestOrder:
 
 
 PINNED = [0, 3, 5, 7, 9, 6, 2, 8, 1, 4]
+
+
+def weights_for(draw, size):
+    return draw(st.lists(st.integers(0, 9), min_size=size, max_size=size).filter(any))
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_every_index_exactly_once_through_any_history(data):
+    """New shares at any step ahead, another number of ranks at any step, a resume from a bare position."""
+    count = data.draw(st.integers(1, 120))
+    global_batch = data.draw(st.integers(1, 30))
+    size = data.draw(st.integers(1, 4))
+    seed = data.draw(st.integers(0, 3))
+    division = SampleDivision(count, global_batch, seed, size)
+    for epoch in range(2):
+        seen: Counter = Counter()
+        for step in range(division.steps):
+            what = data.draw(st.sampled_from(["nothing", "nothing", "change", "resize", "resume"]))
+            if what == "change":
+                other = SampleDivision(count, global_batch, seed, size, weights_for(data.draw, size))
+                lead = data.draw(st.integers(0, 4))
+                shares = other.shares(0, 0) if count >= global_batch else other.full_shares(0, 0)
+                division.change(division.position(epoch, step) + lead, shares)
+            elif what == "resize":
+                size = data.draw(st.integers(1, 4))
+                division.resize(size)
+            elif what == "resume":
+                division = SampleDivision(count, global_batch, seed, size)
+            expected = min(global_batch, count - step * global_batch)
+            assert sum(division.shares(epoch, step)) == expected
+            for rank in range(size):
+                seen.update(division.take(epoch, step, rank).tolist())
+        assert seen == Counter(range(count))
+
+
+def test_shares_that_have_been_taken_do_not_change():
+    division = SampleDivision(100, 10, size=2)
+    division.take(0, 4, 0)
+    with pytest.raises(BrokenInvariantError, match="share of step 4 already"):
+        division.change(4, (9, 1))
+    division.change(5, (9, 1))
+    assert [division.shares(0, step) for step in (4, 5)] == [(5, 5), (9, 1)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"count": -1}, "count=-1"),
+        ({"count": 9.5}, "count=9.5"),
+        ({"speeds": ["3", "1"]}, "speeds"),
+        ({"global_batch": 0}, "global_batch=0"),
+        ({"speeds": [3, 1]}, "has 2 numbers, not one per rank"),
+        ({"speeds": "guess"}, "measure"),
+        ({"speeds": [0, 0, 0]}, "not all 0"),
+        ({"limits": ShareLimits(min_batch=40)}, "at least 40"),
+        ({"limits": ShareLimits(0, [3, 3, 3])}, "does not fit"),
+    ],
+)
+def test_what_cannot_be_dealt(arguments, text):
+    with pytest.raises(ConfigError, match=text):
+        SampleDivision(**{"count": 100, "global_batch": 96, "size": 3, **arguments})

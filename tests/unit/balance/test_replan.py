@@ -7,9 +7,17 @@ from typing import List, Optional
 import numpy as np
 import pytest
 
-from ringcomm.balance.plan import ComputeTime, ShareLimits, compute_s, proportional_shares
-from ringcomm.balance.replan import PAUSE, NewShares, RankTimes, Replanner, typical_s
-from tests.unit.balance.throttled import Setup, train
+from ringcomm.balance.plan import (
+    PAUSE,
+    ComputeTime,
+    NewShares,
+    RankTimes,
+    Replanner,
+    ShareLimits,
+    compute_s,
+    proportional_shares,
+    typical_s,
+)
 
 
 class Ranks:
@@ -85,30 +93,6 @@ def test_a_rank_out_of_memory_is_bounded_at_once():
     ranks.most[2] = 20
     ranks.run(20)
     assert ranks.shares == (38, 38, 20)
-
-
-class TestMachinesWithQuotas:
-    """Quotas make the times of single steps uneven; their totals are kept."""
-
-    @pytest.mark.parametrize("total", [96, 192])
-    @pytest.mark.parametrize("fixed", [0.0, 0.1, 0.2])
-    def test_within_10_percent_after_20_steps(self, fixed, total):
-        """Rarely a little more: with batches of 19 samples one more or less is 5 % of them."""
-        jobs = [train(Setup(fixed=fixed, total=total), 60, seed) for seed in range(40)]
-        spreads = sorted(job.spread(20, 40) for job in jobs)
-        assert spreads[32] <= 0.10 and spreads[-1] <= 0.17, spreads
-        assert max(len(job.changes) for job in jobs) <= 3
-
-    @pytest.mark.parametrize("quotas", [(0.9, 0.3, 0.3), (0.9, 0.45, 0.2)])
-    def test_periods_that_are_not_short_against_steps(self, quotas):
-        """Ranks that wait save quota in a period, so they seem to be faster than they are: changes that make
-        steps longer are taken back, and the job keeps what was the best.
-        """
-        setup = Setup(quotas, period_s=0.1)
-        jobs = [train(setup, 200, seed) for seed in range(15)]
-        means = [np.mean(job.steps_s[100:]) / setup.step_s for job in jobs]
-        assert np.mean(means) <= 1.2 and max(means) <= 1.4, means
-        assert np.mean([len(job.changes) for job in jobs]) <= 5.5
 
 
 def test_a_change_that_makes_steps_longer_is_taken_back():

@@ -101,24 +101,6 @@ def test_fp16_rounds_as_numpy_does(length):
     assert finite == bool(np.isfinite(model).all())
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16"])
-def test_halves_keep_what_is_not_finite(name):
-    decoded, finite, _ = coded(name, [1.0, np.nan, np.inf, -np.inf, -2.0])
-    assert not finite
-    assert decoded[[0, 4]].tolist() == [1.0, -2.0]
-    assert np.isnan(decoded[1]) and decoded[2] == np.inf and decoded[3] == -np.inf
-
-
-@pytest.mark.parametrize("name", ["fp16", "bf16", "int8", "int4"])
-def test_values_may_be_overwritten_with_the_decoded_ones(name):
-    values = numbers(1000)
-    apart, _, codes = coded(name, values)
-    codec = make_codec(name)
-    again = np.empty_like(codes)
-    codec.encode(values, again, values)
-    assert again.tobytes() == codes.tobytes() and values.tobytes() == apart.tobytes()
-
-
 @pytest.mark.parametrize("name", ["fp16", "bf16", "int8", "int4"])
 def test_nothing_is_allocated_per_segment(name):
     import tracemalloc

@@ -8,19 +8,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.collective.drive import run
-from ringcomm.collective.execute import Execution
-from ringcomm.collective.parts import Headers, SegmentPool
+from ringcomm.collective.execute import Execution, Headers, SegmentPool, run
 from ringcomm.collective.reduce import Kernel
 from ringcomm.collective.short import SHARED_BYTES, SHORT_BYTES, ShortExecution, make_execution
-from ringcomm.errors import BrokenInvariantError, MismatchError, PeerLostError
+from ringcomm.errors import MismatchError, PeerLostError
 from ringcomm.ops import Sum
 from ringcomm.schedule.direct import all_to_all
 from ringcomm.schedule.steps import SELF, SOURCE, Recv, Send
-from ringcomm.transport.base import LinkClosed, Watch
+from ringcomm.transport.base import Watch
 from ringcomm.wire.frames import HEADER_BYTES, stamp, unpack_header
 from tests.unit.collective.building import HEADER, fold_from, numbers, peers, raw
-from tests.unit.schedule.building import make as make_schedule
 
 
 def start(wire, schedule, data, segment_bytes=16, source=None, **options):
@@ -50,12 +47,6 @@ def armed(execution, wire, schedule, data, source):
 
 
 BOTH = pytest.mark.parametrize("begin", [start, start_short], ids=["streams", "packets"])
-
-
-@BOTH
-def test_nothing_to_do(begin, wire):
-    assert begin(wire, [], numbers()).advance()
-    assert wire.take() == b""
 
 
 @BOTH
@@ -103,41 +94,6 @@ def test_one_fold_of_several_peers_in_the_order_given(begin, make_wire):
     assert data == np.float32(np.float32(1 + 1e8) - 1e8)
 
 
-@BOTH
-def test_folding_needs_a_kernel(begin, wire):
-    execution = begin(wire, [fold_from(1, 0, 1)], numbers(1), kernel=None)
-    wire.put(wire.coming() + raw(3))
-    with pytest.raises(BrokenInvariantError, match="without a kernel"):
-        execution.advance()
-
-class Hoarder:
-    """A link that takes everything, but needs to be asked again before it lets go of it."""
-
-    def __init__(self, link, times):
-        self.link = link
-        self.peer = link.peer
-        self.burst_bytes, self.peeks = link.burst_bytes, False
-        self.left = times
-        self.send, self.recv = link.send, link.recv
-        self.send_packet, self.recv_packet = link.send_packet, link.recv_packet
-
-    def settled(self):
-        self.left -= 1
-        return self.left < 0
-
-
-@BOTH
-@pytest.mark.parametrize("step", [Send(1, 0, 2), Recv((1,), 0, 2)])
-def test_it_asks_until_the_link_has_settled(begin, wire, step):
-    hoarder = Hoarder(wire.fabric.link(1), 2)
-    wire.fabric.link = lambda peer: hoarder
-    execution = begin(wire, [step], numbers(1, 2))
-    if isinstance(step, Recv):
-        wire.put(wire.coming() + raw(3, 4))
-    assert [execution.advance() for _ in range(3)] == [False, False, True]
-    assert execution.waiting_for() == ([], [])
-
-
 class TestHeaders:
     def test_what_goes_to_a_peer_is_what_that_peer_expects(self):
         bounds = [(0, 1, 3, 6), (0, 4, 9, 15), (0, 7, 15, 24)]  # rank r sends what bounds[r] says
@@ -172,28 +128,6 @@ class TestHeaders:
         with pytest.raises(MismatchError, match=words) as caught:
             headers.check(1, memoryview(received))
         assert (caught.value.rank, caught.value.peer) == (0, 1)
-
-    @pytest.mark.parametrize("place", [48, 63])
-    def test_a_byte_that_must_be_zero(self, place):
-        headers = Headers(HEADER, [Recv((1,), 0, 3), Send(1, 0, 0)], 0)
-        received = bytearray(HEADER._replace(sends=3).pack())
-        received[place] = 1
-        with pytest.raises(MismatchError, match="its header is damaged"):
-            headers.check(1, memoryview(received))
-
-    def test_noise_is_no_header(self, wire):
-        wire.put(b"GET / HTTP/1.1\r\nHost: www.example.com\r\nAccept: text/html, */*\r\n\r\n")
-        with pytest.raises(MismatchError, match="not the start of a ringcomm message"):
-            start(wire, [Recv((1,), 0, 4)], numbers(1, 2, 3, 4)).advance()
-
-    def test_what_follows_is_left_for_the_next_collective(self, wire):
-        data = numbers(0)
-        execution = start(wire, [Recv((1,), 0, 1)], data)
-        wire.put(wire.coming() + raw(7) + b"next")
-        assert execution.advance()
-        assert data == [7]
-        buffer = bytearray(9)
-        assert wire.fabric.link(1).recv([memoryview(buffer)]) == 4
 
 
 class TestStreams:
@@ -247,12 +181,6 @@ class TestStreams:
         assert execution.advance()
         assert data.tolist() == [11, 22]
 
-    def test_steps_on_other_spans_do_not_wait(self, make_wire):
-        wire = make_wire(3)
-        execution = start(wire, [Recv((1,), 0, 2), Send(2, 2, 4)], numbers(1, 2, 3, 4))
-        assert not execution.advance()
-        assert wire.take(2) == wire.going(2) + raw(3, 4)
-
     def test_a_peer_that_is_ahead_is_not_read_beyond_the_segment(self, make_wire):
         wire = make_wire(3)
         count = 40
@@ -280,12 +208,6 @@ class TestMemory:
             assert any(np.shares_memory(np.frombuffer(view, np.uint8), array) for view in seen)
         assert source.tolist() == [5, 6]
 
-    def test_segments_are_as_long_as_suits_the_link(self, make_wire):
-        links = [make_wire(4).fabric.link(peer) for peer in (1, 2, 3)]
-        links[1].segment_bytes = 4096
-        pool = SegmentPool()
-        assert [pool.segment(link).nbytes for link in links] == [256 * 1024, 4096, 256 * 1024]
-
     def test_a_fold_goes_no_further_than_the_shortest_segment(self, make_wire):
         wire = make_wire(3)
         wire.fabric.link(2).segment_bytes = 16
@@ -297,17 +219,6 @@ class TestMemory:
             wire.put(wire.coming(peer) + raw(*range(count)), peer)
         assert execution.advance()
         assert data.tolist() == [2 * number for number in range(count)]
-
-
-class TestFailure:
-    def test_a_peer_hangs_up(self, wire):
-        execution = start(wire, [fold_from(1, 0, 2)], numbers(1, 2))
-        wire.put(wire.coming() + raw(3))
-        wire.hang_up()
-        with pytest.raises(LinkClosed) as caught:
-            while not execution.advance():
-                pass
-        assert caught.value.peer == 1
 
 
 class TestWhenPacketsAreUsed:
@@ -329,18 +240,6 @@ class TestWhenPacketsAreUsed:
         assert self.kind(wire, [Send(1, 0, most), Recv((1,), 0, most)]) is ShortExecution
         assert self.kind(wire, [Send(1, 0, most + 1)]) is Execution
 
-    def test_up_to_a_segment(self, wire):
-        most = (80 - HEADER_BYTES) // 2
-        assert self.kind(wire, [Send(1, 0, most)], segment_bytes=80) is ShortExecution
-        assert self.kind(wire, [Send(1, 0, most + 1)], segment_bytes=80) is Execution
-
-    def test_not_for_many_peers_at_once_that_are_not_so_short(self, make_wire):
-        wire, each = make_wire(6), 6000
-        assert self.kind(wire, [Send(peer, 0, each) for peer in range(1, 6)]) is ShortExecution
-        sends = [Send(peer, 0, each) for peer in range(1, 6)]
-        receipts = [Recv((peer,), peer * each, (peer + 1) * each) for peer in range(1, 6)]
-        assert self.kind(wire, sends + receipts) is Execution
-
     def test_not_where_a_send_would_wait_for_more_than_it_needs(self, make_wire):
         wire = make_wire(3)
         one, other = Recv((1,), 0, 2), Recv((2,), 2, 4)
@@ -348,19 +247,6 @@ class TestWhenPacketsAreUsed:
         assert self.kind(wire, [one, other, Send(1, 0, 4)]) is Execution
         assert self.kind(wire, [one, Send(1, 0, 2), Send(2, 8, 9)]) is Execution
         assert self.kind(wire, [one, other, Send(1, 0, 4, SOURCE)]) is ShortExecution
-
-    @pytest.mark.parametrize("size", [2, 3, 8])
-    def test_for_everything_that_is_chosen_for_small_arrays(self, make_wire, size):
-        wire = make_wire(size)
-        bounds = tuple(range(size + 1))
-        for schedule in (
-            make_schedule("allreduce", "one_shot", 0, size, 2),
-            make_schedule("reducescatter", "direct", 0, size, bounds[-1], bounds=bounds),
-            make_schedule("allgather", "direct", 0, size, bounds[-1], bounds=bounds),
-            all_to_all(0, size, bounds, bounds),
-            *(make_schedule("broadcast", "tree", 0, size, 2, root=root) for root in range(size)),
-        ):
-            assert self.kind(wire, schedule) is ShortExecution
 
 
 class TestPackets:
@@ -372,18 +258,6 @@ class TestPackets:
         assert execution.advance()
         assert wire.take() == wire.going() + raw(1, 3)
         assert data.tolist() == [11, 7, 3]
-
-    def test_what_is_sent_was_there_at_the_start(self, make_wire):
-        wire = make_wire(2, capacity_bytes=HEADER_BYTES + 2)
-        data = numbers(1, 2, 3)
-        execution = start_short(wire, [Send(1, 0, 3), Recv((1,), 0, 3)], data)
-        wire.put(wire.coming() + raw(7))
-        assert not execution.advance()
-        assert wire.take() == wire.going() + raw(1)
-        wire.put(raw(8, 9))
-        assert execution.advance()
-        assert wire.take() == raw(2, 3)
-        assert data.tolist() == [7, 8, 9]
 
     def test_headers_without_elements_go_and_are_awaited_first(self, make_wire):
         wire = make_wire(3)
@@ -412,17 +286,6 @@ class TestPackets:
             assert wire.take(1) == wire.going(1) + raw(10 * sequence)
             assert wire.take(2) == wire.going(2) + raw(10 * sequence)
             assert data.tolist() == [100 + sequence]
-
-
-@pytest.mark.parametrize("most", [3, SHORT_BYTES])
-def test_the_volume_of_a_run_is_independent_of_its_progress(make_wire, most):
-    """By peer, sent and received, a header in front of each; the same in both executors."""
-    schedule = [Send(1, 0, most), Recv((1,), most, 2 * most), Send(2, 0, 2), Recv((1,), 0, 1)]
-    execution = make(make_wire(3), schedule)
-    one, other = HEADER_BYTES + 2 * most, HEADER_BYTES + 2 * most + 2
-    assert type(execution) is (ShortExecution if most == 3 else Execution)
-    found = execution.volume()
-    assert found[1] == (one, other) and found[2][0] == HEADER_BYTES + 4
 
 
 class Scripted:
@@ -471,12 +334,6 @@ class TestRun:
         with pytest.raises(TimeoutError):
             self.go(wire, start(wire, [Recv((1,), 0, 1)], numbers(1)), [(4.0, None)] * 99)
         assert self.fabric.now_s == 12.0
-
-    def test_no_rank_sleeps_when_the_last_bytes_leave_between_two_looks(self, wire):
-        answers = iter([False, False, True, True, True])  # what a link kept has gone when it is asked again
-        wire.fabric.link(1).settled = lambda: next(answers)
-        self.go(wire, start(wire, [Send(1, 0, 1)], numbers(1)))
-        assert self.fabric.waits == []
 
     def test_the_watch_ends_it(self, wire):
         class Announcement(Watch):

@@ -41,16 +41,6 @@ def test_every_option_is_declared_and_described():
     assert "weight" not in names_of("reducescatter", without="weight")
 
 
-def test_the_signature_and_the_description_have_every_option():
-    shown = inspect.signature(scattered)
-    assert list(shown.parameters) == ["tensor", *names_of("reducescatter", "name priority op")]
-    assert shown.parameters["priority"].default == 0 and shown.parameters["weight"].default is None
-    assert shown.return_annotation == "tuple"
-    assert shown.parameters["name"].annotation == "Optional[str]"
-    described = inspect.getdoc(scattered)  # from Python 3.13 on docstrings are without their indentation
-    assert all(f"\n    {name}: " in described for name in shown.parameters)
-
-
 @pytest.mark.parametrize(
     ("given", "named", "words"),
     [

@@ -61,14 +61,6 @@ class TestFolds:
                 expected = np.float32(expected + value)
             assert total(order, Sum, np.float32) == expected
 
-    def test_only_the_final_fold_divides(self):
-        kernel = Kernel(Average, np.dtype(np.float32), 4)
-        out = np.array([6.0], np.float32)
-        kernel.fold(out, [out, np.array([2.0], np.float32)], final=False)
-        assert out == [8.0]
-        kernel.fold(out, [out, np.array([4.0], np.float32)], final=True)
-        assert out == [3.0]
-
 
 class TestIntegers:
     @pytest.mark.parametrize("dtype", INTEGERS, ids=name_of)
@@ -92,18 +84,6 @@ class TestIntegers:
     def test_sums_without_scale_wrap_as_in_numpy(self):
         assert total([100, 100], Sum, np.int8) == -56
         assert total([200, 100], Sum, np.uint8) == 44
-
-    def test_a_prescaled_contribution_truncates_before_it_is_added(self):
-        assert total([3, 3, -3], Sum, np.int32, prescale=0.5) == 1
-        assert total([100, 100], Sum, np.int8, prescale=0.5) == 100
-
-    def test_a_postscaled_sum_is_scaled_before_it_is_rounded(self):
-        assert total([3, 4], Sum, np.int32, postscale=0.5) == 3
-        assert total([100, 100], Sum, np.int8, postscale=0.5) == 100
-        assert total([3, 4], Average, np.int32, postscale=2.0) == 7
-
-    def test_64_bit_sums_that_are_scaled_keep_53_bits(self):
-        assert total([2**52, 2**51], Sum, np.int64, postscale=2.0) == 2**53 + 2**52
 
     @pytest.mark.parametrize("dtype", INTEGERS, ids=name_of)
     @pytest.mark.parametrize("scales", [{"prescale": 3e9}, {"postscale": 3e19}], ids=str)
@@ -135,14 +115,6 @@ class TestFloats:
         with np.errstate(all="ignore"):
             found = total([np.inf, 1], Sum, dtype, postscale=0.0)  # the sign is the processor's
         assert np.asarray(found).tobytes() == np.array(np.nan, dtype).tobytes()
-
-    @pytest.mark.parametrize("dtype", FLOATS[:1] + FLOATS[-1:], ids=name_of)
-    def test_half_reductions_need_a_single_fold(self, dtype):
-        assert Kernel(Sum, dtype, 2).needs_single_fold and not Kernel(Max, dtype, 2).needs_single_fold
-
-    def test_a_half_sum_may_exceed_the_type_before_it_is_divided(self):
-        assert total([60000.0] * 8, Average, np.float16) == 60000.0
-        assert total([60000.0] * 8, Sum, np.float16, postscale=0.125) == 60000.0
 
     def test_scale_factors(self):
         for dtype in FLOATS:
@@ -190,12 +162,6 @@ class TestBitwise:
             Kernel(Bitwise.BXOR, np.dtype(dtype), 2)
 
 
-@pytest.mark.parametrize("op", [Min, Max, Product], ids=name_of)
-def test_complex_numbers_have_no_order(op):
-    with pytest.raises(UnsupportedDtypeError, match="Sum and Average only"):
-        Kernel(op, np.dtype(np.complex64), 2)
-
-
 class TestOneRank:
     def test_the_result_is_the_contribution(self):
         for op, dtype in OPS_AND_DTYPES:
@@ -206,17 +172,6 @@ class TestOneRank:
         large = np.array([2**60 + 1], np.int64)
         Kernel(Average, large.dtype, 1).finish_alone(large)
         assert large == [2**60 + 1]
-
-    @pytest.mark.parametrize("count", [3, 70_000, 131_072])
-    def test_scale_factors_reach_every_element(self, count):
-        for dtype, expected in ((np.int16, 10), (np.float32, 10.5), (np.float16, 10.5)):
-            data = np.full(count, 7, dtype)
-            kernel = Kernel(Average, data.dtype, 1, prescale=1.0, postscale=1.5)
-            kernel.prepare(data)
-            kernel.finish_alone(data)
-            assert (data == expected).all()
-            Kernel(Sum, data.dtype, 1, prescale=2.0).prepare(data)
-            assert (data == 2 * expected).all()
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=name_of)

@@ -46,32 +46,11 @@ def test_even_parts_of_several_arrays_and_back(size):
         assert found.shape == shape and found.reshape(-1).tolist() == whole.tolist()
 
 
-def test_one_array_needs_no_copy():
-    layout = RowLayout([cumulative([1, 0, 2])], [(2,)])
-    buffer = np.arange(6)
-    (joined,) = layout.join(buffer)
-    assert layout.bounds == (0, 2, 2, 6) and joined.shape == (3, 2) and joined.base is buffer
-    assert layout.pieces(buffer, 1)[0].shape == (0, 2)
-
-
 def test_too_many_rows_are_an_error_of_that_array_alone():
     many = 2**62
     layout = RowLayout([cumulative([many, many]), cumulative([1, 1])], [(0,), (1,)])
     problem, joined = layout.join(np.array([1, 2], np.uint8))
     assert isinstance(problem, ShapeError) and joined.tolist() == [[1], [2]]
-
-
-@pytest.mark.parametrize(
-    ("rows", "splits", "counts"),
-    [
-        (6, None, [2, 2, 2]),
-        (3, [0, 1, 2], [0, 1, 2]),
-        (0, None, [0, 0, 0]),
-        (3, np.array([0, 1, 2]), [0, 1, 2]),
-    ],
-)
-def test_row_counts(rows, splits, counts):
-    assert row_counts(rows, splits, 3) == counts
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,31 @@
-"""The model against the formulas in the algorithms' docstrings, and the closed forms against both."""
+"""The model against the algorithms' formulas, closed forms, calibrations, and shares of unequal links."""
 
 from __future__ import annotations
 
+import random
 from math import log2
 
 import pytest
 
 from ringcomm.errors import BrokenInvariantError
-from ringcomm.schedule import direct, doubling, hierarchy, ring, tree
-from ringcomm.schedule.closed_form import Machine, allreduce_s, best_allreduce, grid, machine_of
-from ringcomm.schedule.cost import CostModel, predict
+from ringcomm.schedule import direct, hierarchy, ring, tree
+from ringcomm.schedule.cost import (
+    LOCAL_LATENCY_S,
+    Calibration,
+    CostModel,
+    Machine,
+    allreduce_s,
+    best_allreduce,
+    coarse,
+    even_classes,
+    grid,
+    interface_shares,
+    machine_of,
+    model_of,
+    part_of,
+    predict,
+    share_bounds,
+)
 from ringcomm.schedule.registry import Problem, build
 from ringcomm.schedule.steps import Recv, Send, even_bounds
 
@@ -30,7 +46,7 @@ def price(one, size, model=MODEL, item_bytes=4):
         (lambda r, p: direct.all_reduce(r, p, even_bounds(16000, p)),
          lambda p, n: 2 * ALPHA + (p - 1) / p * n * (2 * BETA + GAMMA)),
         (lambda r, p: direct.one_shot(r, p, 16000), lambda p, n: ALPHA + (p - 1) * n * (BETA + GAMMA)),
-        (lambda r, p: doubling.all_reduce(r, p, 16000), lambda p, n: log2(p) * (ALPHA + n * (BETA + GAMMA))),
+        (lambda r, p: tree.all_reduce(r, p, 16000), lambda p, n: log2(p) * (ALPHA + n * (BETA + GAMMA))),
         (lambda r, p: tree.broadcast(r, p, 1, 16000), lambda p, n: log2(p) * (ALPHA + n * BETA)),
     ],
     ids=["ring", "direct", "one_shot", "doubling", "tree"],
@@ -47,18 +63,6 @@ def test_chain_is_a_pipeline_of_segments(size):
     assert price(lambda r: tree.chain(r, size, 0, n // 4), size, model) == pytest.approx(expected)
 
 
-def test_messages_occupy_the_ports():
-    model = CostModel(0.0, 0.0, 0.0, message_s=1.0)
-    assert price(lambda r: direct.one_shot(r, 5, 1), 5, model) == pytest.approx(4.0)
-    assert price(lambda r: ring.all_reduce(r, 5, even_bounds(5, 5)), 5, model) == pytest.approx(8.0)
-
-
-def test_a_receive_waits_for_what_is_still_to_be_sent():
-    """Rank 0 must send its old value on a slow way before it may take the new one."""
-    swap = [[Send(1, 0, 1000), Recv((1,), 0, 1000)], [Recv((0,), 0, 1000), Send(0, 0, 1000)]]
-    assert predict(swap, 1, MODEL) == pytest.approx(2 * (ALPHA + 1000 * BETA))
-
-
 def test_a_deadlock_has_no_price():
     with pytest.raises(BrokenInvariantError, match="wait for each other"):
         predict([[Recv((1,), 0, 1), Send(1, 0, 1)], [Recv((0,), 0, 1), Send(0, 0, 1)]], 1, MODEL)
@@ -69,10 +73,6 @@ class TestHosts:
 
     MODEL = CostModel(1e-6, 1e-10, 0.0, hosts=(0, 0, 1, 1), wire_latency_s=1e-3, wire_byte_s=(1e-8, 1e-8))
 
-    def test_inside_a_host_the_wire_does_not_matter(self):
-        steps = [[Send(1, 0, 1000)], [Recv((0,), 0, 1000)], [], []]
-        assert predict(steps, 1, self.MODEL) == pytest.approx(1e-6 + 1000 * 1e-10)
-
     def test_two_ranks_send_to_two_others_over_one_wire(self):
         steps = [[Send(2, 0, 1000)], [Send(3, 0, 1000)], [Recv((0,), 0, 1000)], [Recv((1,), 0, 1000)]]
         assert predict(steps, 1, self.MODEL) == pytest.approx(1e-3 + 2 * 1000 * 1e-8)
@@ -82,27 +82,11 @@ class TestHosts:
         steps = [[Send(2, 0, 1000)], [], [Recv((0,), 0, 1000)], []]
         assert predict(steps, 1, model) == pytest.approx(1e-3 + 1000 * 5e-8)
 
-    def test_a_slow_receiver_keeps_no_rank_from_serving_others(self):
-        """Rank 0 sends to the slow host of ranks 2 and 3 first, then to rank 1."""
-        model = self.MODEL._replace(hosts=(0, 1, 2, 2), wire_byte_s=(1e-8, 1e-8, 1e-6))
-        steps = [[Send(2, 0, 1000), Send(1, 0, 1000)], [Recv((0,), 0, 1000)], [Recv((0,), 0, 1000)], []]
-        assert predict(steps, 1, model) == pytest.approx(1e-3 + 1000 * 1e-6)
-
     def test_hierarchical_saves_the_wire(self):
         hosts, bounds = ((0, 1), (2, 3)), even_bounds(1_000_000, 4)
         flat = price(lambda r: direct.all_reduce(r, 4, bounds), 4, self.MODEL)
         deep = price(lambda r: hierarchy.all_reduce(r, hosts, bounds), 4, self.MODEL)
         assert 1.7 < flat / deep < 2.3
-
-
-@pytest.mark.parametrize("size", [3, 5, 7])
-def test_chunks_that_are_not_quite_equal_cost_no_more(size):
-    """A rank that can begin a little earlier must not take a port for later."""
-    even, odd = (
-        price(lambda r, n=n: direct.all_reduce(r, size, even_bounds(n, size)), size)
-        for n in (size * 1000_000, size * 1000_000 + 1)
-    )
-    assert odd == pytest.approx(even, rel=1e-4)
 
 
 # ---- closed forms, beside replays of the schedules and beside what was published -----------------
@@ -140,36 +124,12 @@ def test_the_hierarchy_agrees_with_a_replay(ranks):
     assert closed_s == pytest.approx(replayed("hierarchical", ranks, 64_000_000, GIGABIT), rel=0.15)
 
 
-def test_a_ring_over_unequal_links_is_as_slow_as_the_slowest():
-    machine = Machine((QUICK, SLOW, QUICK))
-    closed_s = allreduce_s("ring", 8_000_000, machine, (1, 1, 1))
-    assert closed_s == pytest.approx(replayed("ring", (1, 1, 1), 8_000_000, machine), rel=0.12)
-
-
 def test_slow_links_get_small_shares():
     machine = Machine((SLOW, QUICK, QUICK, QUICK))  # the slow host: its own part out, the sums in
     assert allreduce_s("direct", 8_000_000, machine, (1,) * 4) == pytest.approx(8_000_000 * SLOW, rel=0.02)
     assert allreduce_s("hierarchical", 8_000_000, machine, (2,) * 4) == pytest.approx(
         8_000_000 * SLOW, rel=0.03
     )
-
-
-def efficiency(compute_s, nbytes, hosts):
-    machine = Machine((8 / 25e9,), 50e-6)
-    return compute_s / (compute_s + allreduce_s("ring", nbytes, machine, (1,) * hosts))
-
-
-def test_published_points():
-    """ResNet-50 on 8 hosts, and Inception V3 on 32, with 25 Gbit/s: 86 to 88 % and 88 % were published."""
-    assert efficiency(256 / 703, 4 * 25_557_032, 8) == pytest.approx(0.86, abs=0.02)
-    assert efficiency(64 / 142, 4 * 23_834_568, 32) == pytest.approx(0.88, abs=0.02)
-
-
-def test_ranks_of_one_host_use_no_wire():
-    for kind in ("direct", "hierarchical"):
-        seconds = allreduce_s(kind, 100_000_000, GIGABIT, (4,))
-        assert seconds == pytest.approx(1.5 * 100e6 * GIGABIT.local_byte_s, rel=0.1)
-    assert allreduce_s("ring", 100, GIGABIT, (1,)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -194,3 +154,116 @@ def test_the_machine_of_a_measured_model():
     assert (machine.wire_latency_s, machine.local_byte_s) == (1e-4, 2e-10)
     assert machine_of(CostModel(1e-5, 2e-10, 1e-10)).wire_byte_s == Machine().wire_byte_s
     assert grid(8, [1]) == (1,) * 8 and grid(7, [4, 2]) == (4, 2, 1) and grid(2, [4]) == (2,)
+
+
+def test_rounding_goes_up_and_never_far():
+    values = [coarse(1e-9 * 1.01**k) for k in range(500)]
+    assert values == sorted(values)
+    for k, value in enumerate(values):
+        assert 0.75 <= value / (1e-9 * 1.01**k) <= 1.34
+    assert len(set(values)) < 20
+
+
+def test_several_hosts():
+    """A rank that measured represents its host; what was not measured is assumed."""
+    calibrations = [
+        Calibration(1e-10, 0.0, 0.0, 60e-6, 8.5e-9),
+        Calibration(1e-10),
+        Calibration(1e-10, 0.0, 0.0, 50e-6, 85e-9),
+        Calibration(1e-10, 0.0, 0.0, 70e-6, 8.3e-9),
+    ]
+    model = model_of(calibrations, [4, 4, 7, 9])
+    assert model.hosts == (0, 0, 1, 2)
+    assert model.latency_s == coarse(LOCAL_LATENCY_S)
+    assert model.wire_latency_s == coarse(60e-6)
+    fast, slow, also_fast = model.wire_byte_s
+    assert fast == also_fast == pytest.approx(8.4e-9, rel=0.01)
+    assert slow == pytest.approx(85e-9)
+
+
+class TestPart:
+    """The ranks that are left of five on three hosts."""
+
+    WHOLE = CostModel(
+        1e-5, 1e-9, 1e-10, hosts=(0, 0, 1, 2, 2), wire_latency_s=1e-4, wire_byte_s=(1.0, 2.0, 3.0)
+    )
+
+    @pytest.mark.parametrize(
+        "ranks, host_index, hosts, wires",
+        [
+            ([0, 1, 2, 3, 4], [0, 0, 1, 2, 2], (0, 0, 1, 2, 2), (1.0, 2.0, 3.0)),
+            ([1, 3, 4], [0, 2, 2], (0, 1, 1), (1.0, 3.0)),
+            ([4, 2, 0], [5, 3, 9], (1, 0, 2), (2.0, 3.0, 1.0)),
+        ],
+        ids=["all", "one lost of two hosts", "another order"],
+    )
+    def test_hosts_keep_their_interfaces(self, ranks, host_index, hosts, wires):
+        found = part_of(self.WHOLE, ranks, host_index)
+        assert found == self.WHOLE._replace(hosts=hosts, wire_byte_s=wires)
+
+    @pytest.mark.parametrize(
+        "ranks, host_index",
+        [([3, 4], [0, 0]), ([0, 1, 2], [0, 1, 1]), ([0, 1], [0, 1]), ([0, 2], [0, 0])],
+        ids=["one host", "moved", "divided", "united"],
+    )
+    def test_others_are_measured(self, ranks, host_index):
+        assert part_of(self.WHOLE, ranks, host_index) is None
+
+    def test_ranks_of_one_host(self):
+        one = CostModel(1e-5, 1e-9, 1e-10)
+        assert part_of(one, [2, 0], [4, 4]) == one and part_of(one, [2, 0], [0, 1]) is None
+
+
+def time_of(ranks, speeds, shares):
+    """What the slowest interface takes, in vectors per unit of speed."""
+    total = sum(ranks)
+    return max((m + f * (total - 2 * m)) / b for m, b, f in zip(ranks, speeds, shares))
+
+
+def bound(speeds):
+    return max(1 / min(speeds), 2 * (len(speeds) - 1) / sum(speeds))
+
+
+@pytest.mark.parametrize(
+    "speeds",
+    [[1, 1, 1], [1, 10, 10, 10], [2, 2, 2, 100], [3, 5, 9], [1, 7], [1], [5, 4, 3, 2, 1, 9], [1] * 40],
+)  # fmt: skip
+def test_one_rank_per_interface_reaches_the_bound(speeds):
+    shares = interface_shares([1] * len(speeds), [float(speed) for speed in speeds])
+    assert sum(shares) == pytest.approx(1)
+    assert min(shares) >= 0
+    if len(speeds) > 1:
+        assert time_of([1] * len(speeds), speeds, shares) == pytest.approx(bound(speeds))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_other_shares_are_better(seed):
+    dice = random.Random(seed)
+    ranks = [dice.randint(1, 5) for _ in range(dice.randint(2, 5))]
+    speeds = [dice.choice([0.1, 1.0, 2.5, 10.0]) for _ in ranks]
+    best = time_of(ranks, speeds, interface_shares(ranks, speeds))
+    for _ in range(500):
+        parts = [dice.random() ** 4 for _ in ranks]
+        assert time_of(ranks, speeds, [part / sum(parts) for part in parts]) >= best * (1 - 1e-9)
+
+
+def test_equal_interfaces_get_equal_shares_for_all_ranks():
+    assert interface_shares([1] * 5, [3.0] * 5) == pytest.approx([0.2] * 5)
+    assert interface_shares([2, 2, 2], [1.0] * 3) == pytest.approx([1 / 3] * 3)
+    assert interface_shares([4, 4], [1.0, 10.0]) == pytest.approx([0.5, 0.5])
+
+
+def test_bounds():
+    assert share_bounds(0, [0.5, 0.5]) == (0, 0, 0)
+    assert share_bounds(12, [0.25] * 4) == even_bounds(12, 4)
+    assert share_bounds(7, [0.0, 1.0, 0.0]) == (0, 0, 7, 7)
+    for count in (1, 5, 1000):
+        bounds = share_bounds(count, interface_shares([1, 1, 1], [3.0, 5.0, 9.0]))
+        assert bounds[0] == 0 and bounds[-1] == count and list(bounds) == sorted(bounds)
+
+
+def test_classes_leave_the_order_and_what_differs():
+    assert even_classes([1.0]) == (1.0,)
+    assert even_classes([940.0, 955.0, 930.0]) == (pytest.approx(941.67, abs=0.01),) * 3
+    slow, fast, other = even_classes([95.0, 900.0, 950.0])
+    assert slow == 95.0 and fast == other == 925.0

@@ -6,16 +6,10 @@ import pytest
 
 from ringcomm.errors import BrokenInvariantError, ConfigError
 from ringcomm.schedule import hierarchy, registry
-from ringcomm.schedule.cost import CostModel, predict
-from ringcomm.schedule.registry import Algorithm, Problem
-from ringcomm.schedule.select import (
-    Selector,
-    rule_for_all_gather,
-    rule_for_all_reduce,
-    rule_for_broadcast,
-    rule_for_reduce_scatter,
-)
-from ringcomm.schedule.steps import Recv, Send, even_bounds
+from ringcomm.schedule.cost import CostModel
+from ringcomm.schedule.registry import Algorithm
+from ringcomm.schedule.select import Selector, rule_for_all_reduce, rule_for_broadcast, rule_in_chunks
+from ringcomm.schedule.steps import Recv, even_bounds
 from tests.support.prover.verify import (
     check_all_gather,
     check_all_reduce,
@@ -52,11 +46,6 @@ def name_of(model, length_bytes, single=False):
 
 
 class TestAllReduce:
-    def test_small_and_large_messages_on_equal_links(self):
-        model = network(*[GIGABIT] * 4)
-        assert name_of(model, 64) == "one_shot"
-        assert name_of(model, 64 * MIB) == "direct"
-
     def test_a_ring_for_long_messages_between_hosts_whose_links_are_slow(self):
         slow = [10 * GIGABIT] * 3
         assert [name_of(network(*slow), size) for size in (256 * KIB, MIB, 64 * MIB)] == [
@@ -68,11 +57,6 @@ class TestAllReduce:
         assert name_of(network(*slow, places=2), 64 * MIB) == "hierarchical"
         # One slow link gets a small chunk instead.
         assert name_of(network(*slow[:1], GIGABIT, GIGABIT, GIGABIT), 64 * MIB) == "direct"
-
-    def test_a_slow_latency_makes_one_round_worth_more_bytes(self):
-        fast, slow = network(*[GIGABIT] * 4), network(*[GIGABIT] * 4, latency_s=5e-3)
-        assert name_of(fast, 100 * KIB) == "direct"
-        assert name_of(slow, 100 * KIB) == "one_shot"
 
     def test_a_size_is_priced_where_it_lies(self):
         model = CostModel(2e-6, 0.5e-9, 0.06e-9, 4e-6, hosts=(0, 0, 0, 0), wire_byte_s=(GIGABIT,))
@@ -86,20 +70,6 @@ class TestAllReduce:
         assert [text.split(" (")[0] for text in heard[1:]] == [
             "allreduce of 24576 to 26623 bytes: direct", "allreduce of 16384 to 18431 bytes: doubling",
         ]  # fmt: skip
-
-    def test_a_price_between_two_powers_of_two_is_near_the_replayed_one(self):
-        for model in (CostModel(2e-6, 0.5e-9, 0.06e-9, 4e-6), network(GIGABIT, GIGABIT, places=2)):
-            host_index = model.hosts or (0, 0, 0, 0)
-            heard = []
-            selector = Selector(0, 4, host_index=host_index, report=heard.append)
-            selector.adopt(model)
-            for size in (192, 20 * KIB, 448 * KIB, 40 * MIB):
-                selector.all_reduce(size // 4, 4, False)
-                hosts = hierarchy.hosts_of(host_index)
-                for price in heard[-1].split("predicted: ")[1].rstrip(")").split(", "):
-                    name, cost_ms = price.split(" ")
-                    built = [make("allreduce", name, rank, 4, size // 4, hosts=hosts) for rank in range(4)]
-                    assert float(cost_ms) == pytest.approx(predict(built, 4, model) * 1e3, rel=0.08)
 
     @pytest.mark.parametrize("model", [
         network(GIGABIT, GIGABIT), network(80e-9, GIGABIT, GIGABIT), network(GIGABIT, 80e-9, places=3),
@@ -122,15 +92,6 @@ class TestAllReduce:
                        if isinstance(step, Recv) and step.fold]  # fmt: skip
             assert fold.stop - fold.start == (0 if rank == 0 else 1_000_000)
 
-    def test_so_does_a_slow_host_of_several_ranks(self):
-        model = network(80e-9, GIGABIT, GIGABIT, places=2)
-        out = 0
-        for selector in selectors(model)[:2]:
-            for step in selector.all_reduce(3_000_000, 4, False):
-                if isinstance(step, Send) and step.peer > 1:
-                    out += step.stop - step.start
-        assert out == 3_000_000  # each element leaves the slow host once
-
     def test_the_user_decides(self):
         model = network(GIGABIT, GIGABIT, places=2)
         for name in names("allreduce", hosts=True):
@@ -152,10 +113,6 @@ class TestWithoutAModel:
         selector.all_gather(even_bounds(MIB, 4), 4)
         selector.all_reduce(MIB, 2, True)
         assert [text.split(": ")[1] for text in heard] == ["hierarchical"] * 3 + ["direct"]
-
-    def test_too_many_ranks_to_replay(self):
-        (first, *_) = selectors(network(*[GIGABIT] * 40))
-        assert first.all_reduce(MIB, 4, False) == make("allreduce", "ring", 0, 40, MIB)
 
 
 def test_the_report_has_every_kind_of_call_once():
@@ -193,9 +150,8 @@ class TestByRule:
 
     def test_other_collectives(self):
         for size, expected in ((1, "direct"), (16, "direct"), (17, "ring")):
-            assert rule_for_reduce_scatter(size, needs_single_fold=False) == expected
-            assert rule_for_all_gather(size) == expected
-        assert rule_for_reduce_scatter(40, needs_single_fold=True) == "direct"
+            assert rule_in_chunks(size) == expected
+        assert rule_in_chunks(40, needs_single_fold=True) == "direct"
         assert rule_for_broadcast(8, 64 * KIB, 1) == "tree"
         assert rule_for_broadcast(8, 64 * KIB + 1, 1) == "chain"
         assert rule_for_broadcast(2, 1 << 30, 1) == "tree"
@@ -213,17 +169,3 @@ class TestRegistry:
             registry.register(Algorithm("allreduce", "ring", lambda problem: []))
         with pytest.raises(BrokenInvariantError, match="no collective 'gossip'"):
             registry.register(Algorithm("gossip", "ring", lambda problem: []))
-
-    @pytest.mark.parametrize(
-        ("limits", "size", "count", "single", "usable"),
-        [
-            ({}, 100, 10**6, False, True), ({}, 2, 1, True, False), ({"single_fold": True}, 2, 1, True, True),
-            ({"min_ranks": 3}, 2, 1, False, False), ({"min_ranks": 3}, 3, 1, False, True),
-            ({"max_ranks": 3}, 3, 1, False, True), ({"max_ranks": 3}, 4, 1, False, False),
-            ({"max_bytes": 1024}, 2, 127, False, True), ({"max_bytes": 1024}, 2, 128, False, False),
-            ({"needs_hosts": True}, 4, 1, False, False),
-        ],
-    )  # fmt: skip
-    def test_limits(self, limits, size, count, single, usable):
-        algorithm = Algorithm("allreduce", "x", lambda problem: [], **limits)
-        assert algorithm.usable(Problem(0, size, count), 8, single) == usable

@@ -36,19 +36,12 @@ class TestHangs:
         assert errors[0] is None  # it has sent everything, as far as it can see
         assert isinstance(errors[1], LinkClosed)
 
-    def test_a_cable_that_comes_back(self):
-        schedules = [[Send(1, 0, 400)], [Recv((0,), 0, 400)]]
-        faults = Faults(**SOUND, cuts=(Cut(0, 1, True, 100, silent=True, turns=20),))
-        data = [np.arange(400.0), np.zeros(400)]
-        assert simulate(schedules, data, seed=0, faults=faults) == [None, None]
-        assert (data[0] == data[1]).all()
-
 
 class TestFaults:
     def test_a_link_that_breaks_after_so_many_bytes(self):
         fabric, other, _ = faulty(cuts=(Cut(0, 1, True, 3),))
         link = fabric.link(1)
-        assert link.carrier == other.link(0).carrier and link.settled()
+        assert link.carrier == other.link(0).carrier
         assert link.send([memoryview(b"ab"), memoryview(b"cd")]) == 3
         for move in (link.send, link.recv):
             with pytest.raises(LinkClosed, match="cut by the test"):
@@ -58,29 +51,3 @@ class TestFaults:
         assert other.link(0).recv([memoryview(into)]) == 3 and into == b"abc\0"
         with pytest.raises(LinkClosed):
             other.link(0).recv([memoryview(into)])
-
-    def test_a_direction_that_falls_silent(self):
-        fabric, other, _ = faulty(cuts=(Cut(0, 1, True, 2, silent=True), Cut(0, 1, False, 0, silent=True)))
-        link, into = fabric.link(1), bytearray(9)
-        assert link.send([memoryview(b"abcd")]) == 2
-        assert link.send([memoryview(b"cd")]) == 2  # as a cable takes what it loses
-        assert other.link(0).recv([memoryview(into)]) == 2 and into[:3] == b"ab\0"
-        other.link(0).send([memoryview(b"x")])
-        assert link.recv([memoryview(into)]) == 0
-
-    def test_a_direction_that_pauses(self):
-        fabric, other, turns = faulty(cuts=(Cut(0, 1, True, 0, silent=True, turns=2),))
-        link = fabric.link(1)
-        assert link.send([memoryview(b"x")]) == 0 and link.held_back
-        fabric.wait([], [link], 60.0)  # which ends at once: a fault holds it back
-        assert turns.now == 1 and not link.held_back
-        assert link.send([memoryview(b"x")]) == 0
-        turns.now = 2
-        assert link.send([memoryview(b"x")]) == 1
-
-    def test_delays_and_short_calls(self):
-        assert faulty(seed=1, delay=1.0, most_turns=3)[0].link(1).send([memoryview(b"x")]) == 0
-        fabric, _, _ = faulty(seed=1, short=1.0, most_bytes=2)
-        assert {fabric.link(1).send([memoryview(bytes(9))]) for _ in range(20)} == {1, 2}
-        fabric, _, _ = faulty(seed=1, would_block=1.0)
-        assert fabric.link(1).send([memoryview(b"x")]) == 0 and fabric.take_held_back()

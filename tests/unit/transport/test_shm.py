@@ -1,21 +1,27 @@
-"""Links through shared memory: both ends in this process, driven by hand."""
+"""Links within a host: both ends in this process, driven by hand."""
 
 from __future__ import annotations
 
 import os
 import select
-import socket
 
 import pytest
 
+from ringcomm.transport import arena, local
+from ringcomm.transport.arena import HUGE_BYTES, USES, HugePages
 from ringcomm.transport.base import LinkClosed
-from ringcomm.transport.ring import (
+from ringcomm.transport.local import ReadingLink, read_memory
+from ringcomm.transport.shm import (
     CLOSED,
     EXPENSIVE,
     LENT,
+    LOANS,
+    MASK,
+    MAX_LOANS,
     NEAR_BYTES,
     READ,
     READER_STATE,
+    RETURNED,
     RING_BYTES,
     SKIPPED_BYTES,
     SMALL_RING_BYTES,
@@ -24,39 +30,59 @@ from ringcomm.transport.ring import (
     WINDOW,
     WRITER_STATE,
     WRITTEN,
-    Ring,
+    SharedLink,
     SpanChoice,
 )
-from ringcomm.transport.shm import SharedLink
+from tests.support.links import linked
 
 SIZE = SMALL_RING_BYTES
 
 
-@pytest.fixture
-def links():
-    """The two ends of a link."""
-    yield from ends(SIZE)
-
-
-@pytest.fixture
-def large():
-    """The two ends of a link that may use more or less of its rings."""
-    yield from ends(RING_BYTES)
-
-
-def ends(size: int):
-    sockets = socket.socketpair()
-    made = [Ring.make(size) for _ in sockets]
-    rings = [(made[0], made[1].duplicate()), (made[1], made[0].duplicate())]
-    links = [SharedLink(1 - rank, sockets[rank], *rings[rank]) for rank in range(2)]
-    yield links
+def closed(links):
     for link in links:
         link.close()
         link.close()
 
 
+@pytest.fixture
+def links():
+    """The two ends of a link."""
+    made = linked(SharedLink, SIZE)
+    yield made
+    closed(made)
+
+
+@pytest.fixture
+def large():
+    """The two ends of a link that may use more or less of its rings."""
+    made = linked(SharedLink, RING_BYTES)
+    yield made
+    closed(made)
+
+
+@pytest.fixture
+def lending():
+    """The two ends of a link of this process with itself; what is larger than 1000 bytes is lent."""
+    if local._readv is None:
+        pytest.skip("this system cannot read another process's memory")
+    made = linked(ReadingLink, SIZE)
+    for link in made:
+        link.lend_above(1000)
+    yield made
+    closed(made)
+
+
 def views(*lengths: int) -> list:
     return [memoryview(bytearray(os.urandom(length))) for length in lengths]
+
+
+def received(link: SharedLink, count: int) -> bytes:
+    into, got = bytearray(count), 0
+    while got < count:
+        step = link.recv([memoryview(into)[got:]])
+        assert step
+        got += step
+    return bytes(into)
 
 
 def awake(link: SharedLink) -> bool:
@@ -93,6 +119,26 @@ class TestSpan:
             other.recv(views(10))
 
 
+class TestSpanChoice:
+    COUNT, OWN = 512 * 1024, 1e-10
+    CHEAP, DEAR = COUNT * OWN * EXPENSIVE / 2, COUNT * OWN * EXPENSIVE * 2
+
+    def test_the_whole_ring_is_used_for_some_time_where_writing_is_expensive(self):
+        choice = SpanChoice(self.OWN)
+
+        def noted(elapsed_s: float, times: int) -> bool:
+            for _ in range(times):
+                choice.note(self.COUNT, elapsed_s)
+            return choice.whole
+
+        first = SKIPPED_BYTES // self.COUNT - 1  # copies before the first that counts
+        for _ in range(2):
+            assert not noted(self.DEAR, first + WINDOW - 1)
+            assert noted(self.DEAR, 1)
+            assert noted(self.CHEAP, STINT_BYTES // self.COUNT - 1)  # because the whole ring is used
+            assert not noted(self.CHEAP, 1)
+
+
 class TestSleeping:
     def test_a_reader_is_woken_once(self, links):
         one, other = links
@@ -105,8 +151,6 @@ class TestSleeping:
         assert not awake(other)
         assert other.poll_events(True, False) == select.POLLIN | select.POLLOUT  # it need not sleep
 
-
-class TestEnd:
     def test_before_it_sleeps_it_says_what_it_has_read(self, links):
         one, other = links
         one.send(views(SIZE))
@@ -115,6 +159,23 @@ class TestEnd:
         other.poll_events(True, False)
         assert awake(one) and one.send(views(200)) == 100
 
+    @pytest.mark.parametrize("way", ["reading", "writing"])
+    def test_a_peer_that_dies_wakes_a_sleeper(self, links, way):
+        one, other = links
+        if way == "writing":
+            one.send(views(SIZE))
+        one.poll_events(way == "reading", way == "writing")
+        other.sock.close()  # as the system does it, without a word in the ring
+        assert awake(one)
+        one.woken(select.POLLIN | select.POLLHUP)
+        assert one.poll_events(True, False) & select.POLLOUT  # there is something to find
+        with pytest.raises(LinkClosed, match="it closed the connection"):
+            one.recv(views(10))
+        with pytest.raises(LinkClosed, match="it closed the connection"):
+            one.send(views(10))
+
+
+class TestEnd:
     def test_bytes_that_are_seen_only_after_the_end_come_before_it(self, links):
         """The other end stores bytes and then closes, between this end's looks at the one and the other."""
         one, other = links
@@ -136,68 +197,119 @@ class TestEnd:
         with pytest.raises(LinkClosed, match="it closed the connection"):
             one.send(views(10))
 
-    @pytest.mark.parametrize("way", ["reading", "writing"])
-    def test_a_peer_that_dies_wakes_a_sleeper(self, links, way):
-        one, other = links
-        if way == "writing":
-            one.send(views(SIZE))
-        one.poll_events(way == "reading", way == "writing")
-        other.sock.close()  # as the system does it, without a word in the ring
-        assert awake(one)
-        one.woken(select.POLLIN | select.POLLHUP)
-        assert one.poll_events(True, False) & select.POLLOUT  # there is something to find
+    def test_a_peer_that_closes_without_reading_what_was_lent(self, lending):
+        one, other = lending
+        assert one.send(views(5000)) == 0
+        assert not one._may_send()
+        other.close()
+        assert one._may_send()
         with pytest.raises(LinkClosed, match="it closed the connection"):
-            one.recv(views(10))
-        with pytest.raises(LinkClosed, match="it closed the connection"):
+            one.send(views(5000))
+
+
+class TestLending:
+    def test_small_pieces_before_a_large_one_go_through_the_ring(self, lending):
+        one, other = lending
+        small, large = os.urandom(900), os.urandom(5000)
+        assert one.send([memoryview(small), memoryview(large)]) == 900
+        assert one.send([memoryview(large)]) == 0  # lent: it counts when it has been read
+        assert received(other, 5900) == small + large
+        assert one.send([memoryview(large)]) == 5000
+
+    def test_more_pieces_than_there_are_places_for(self, lending):
+        one, other = lending
+        pieces = views(*[2000] * (MAX_LOANS + 3))
+        assert one.send(pieces) == 0
+        got = received(other, 2000 * MAX_LOANS)
+        assert one.send(pieces) == 2000 * MAX_LOANS
+        assert one.send(pieces[MAX_LOANS:]) == 0
+        assert got + received(other, 6000) == b"".join(pieces)
+
+    @pytest.mark.parametrize("given_back", [False, True])
+    def test_what_is_revoked_is_not_taken_and_nothing_follows(self, lending, monkeypatch, given_back):
+        one, other = lending
+        data = bytearray(b"a" * 5000)
+        assert one.send([memoryview(data)]) == 0
+
+        def read_too_late(pid, address, into):
+            one.revoke()
+            one.revoke()
+            data[:] = b"b" * 5000
+            read_memory(pid, 16 if given_back else address, into)
+
+        monkeypatch.setattr(local, "read_memory", read_too_late)
+        assert other.recv(views(5000)) == 0 and other.recv(views(5000)) == 0
+        with pytest.raises(LinkClosed, match="given up a call in which it was used"):
             one.send(views(10))
+        one.close()
+        with pytest.raises(LinkClosed, match="it closed the connection"):
+            other.recv(views(5000))
+
+    def test_memory_that_cannot_be_read_is_the_end_of_the_link(self, lending):
+        inward = lending[0]._rings[1]
+        inward.words[LOANS], inward.words[LOANS + 1] = 16, 100  # no process has memory there
+        inward.words[LENT] = 1
+        with pytest.raises(LinkClosed, match="its memory cannot be read: bad address"):
+            lending[0].recv(views(100))
+
+    def test_a_system_that_cannot_read(self, monkeypatch):
+        monkeypatch.setattr(local, "_readv", None)
+        with pytest.raises(OSError, match="this system cannot"):
+            read_memory(os.getpid(), 16, memoryview(bytearray(7)))
+
+    def test_positions_count_on_from_0(self, lending):
+        """The words of a ring hold 64 bits; a job that runs for long enough comes to their end."""
+        one, other = lending
+        outward, inward = one._rings[0], other._rings[1]
+        outward.words[RETURNED] = one._returned = near = MASK - 999
+        (data,) = views(5000)
+        assert one.send([data]) == 0
+        assert received(other, 5000) == data
+        assert one.send([data]) == 5000 and inward.words[RETURNED] == (near + 5000) & MASK
 
 
 @pytest.mark.parametrize(
     ("word", "value", "reason"),
     [
-        (WRITTEN, SIZE + 1, "sent more than there is room for"),
-        (READ, SIZE, "read more than it was sent"),
-        (LENT, 1, "it lent nothing"),
+        (WRITTEN, RING_BYTES + 1, "sent more than there is room for"),
+        (READ, RING_BYTES, "read more than it was sent"),
+        (RETURNED, 2**31, "read more than it was lent"),
+        (LENT, 1, "lent nothing"),
+        (WRITER_STATE, CLOSED, "closed the connection"),
     ],
 )
-def test_what_a_peer_cannot_have_done_breaks_the_link(links, word, value, reason):
-    one = links[0]
+def test_what_a_peer_cannot_have_done_breaks_the_link(lending, word, value, reason):
+    one = lending[0]
     outward, inward = one._rings
-    if word == READ:
-        assert one.send(views(10)) == 10
-        outward.words[word] = value
-        with pytest.raises(LinkClosed, match=reason):
-            one.send(views(SIZE))
-    else:
+    if word in (WRITTEN, LENT, WRITER_STATE):
         inward.words[word] = value
         with pytest.raises(LinkClosed, match=reason):
             one.recv(views(100))
+    else:
+        data = views(5000 if word == RETURNED else 1000)
+        one.send(data)
+        outward.words[word] = value
+        with pytest.raises(LinkClosed, match=reason):
+            for _ in range(SMALL_RING_BYTES // 1000 + 1):
+                one.send(data)
 
 
-COUNT = 512 * 1024
-OWN = 1e-10
-CHEAP, DEAR = COUNT * OWN * EXPENSIVE / 2, COUNT * OWN * EXPENSIVE * 2
-FIRST = SKIPPED_BYTES // COUNT - 1
-"""Copies before the first that counts."""
+class TestHugePages:
+    def test_each_buffer_is_moved_once_and_only_whole_pages_of_it(self, monkeypatch):
+        known, asked = HugePages(), []
+        monkeypatch.setattr(known, "_madvise", lambda *what: asked.append(what))
+        for _ in range(2 * USES):
+            known.use(HUGE_BYTES + 64, 3 * HUGE_BYTES)
+            known.use(64, HUGE_BYTES)  # no whole page
+        assert asked == [(2 * HUGE_BYTES, 2 * HUGE_BYTES, 25)]
 
-
-def noted(choice: SpanChoice, *times: float) -> bool:
-    for elapsed_s in times:
-        choice.note(COUNT, elapsed_s)
-    return choice.whole
-
-
-class TestSpanChoice:
-    def test_the_whole_ring_is_used_where_writing_is_expensive(self):
-        choice = SpanChoice(OWN)
-        assert not noted(choice, *[DEAR] * (FIRST + WINDOW - 1))
-        assert noted(choice, DEAR)
-
-    def test_the_part_is_tried_again_after_some_time(self):
-        choice = SpanChoice(OWN)
-        noted(choice, *[DEAR] * (FIRST + WINDOW))
-        stint = STINT_BYTES // COUNT
-        assert noted(choice, *[CHEAP] * (stint - 1))  # cheap, because the whole ring is used
-        assert not noted(choice, CHEAP)
-        assert not noted(choice, *[DEAR] * (FIRST + WINDOW - 1))
-        assert noted(choice, DEAR)
+    @pytest.mark.parametrize("policy", ["always madvise [never]\n", None])
+    def test_where_they_are_forbidden_nothing_is_asked(self, monkeypatch, tmp_path, policy):
+        file = tmp_path / "enabled"
+        if policy is not None:
+            file.write_text(policy)
+        monkeypatch.setattr(arena, "_POLICY", file)
+        known = HugePages()
+        assert known._madvise is None
+        for _ in range(USES):
+            known.use(0, 1 << 30)

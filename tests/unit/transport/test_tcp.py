@@ -10,11 +10,10 @@ import threading
 import pytest
 
 from ringcomm.storage.keys import make_certificate
-from ringcomm.transport import tcp
 from ringcomm.transport.base import LinkClosed, Watch
-from ringcomm.transport.memory import memory_fabrics
 from ringcomm.transport.tcp import SocketFabric, SocketLink, choose_congestion, counted
 from ringcomm.transport.tls import Tls
+from tests.support.links import secured
 
 LIMIT_S = 600.0
 """Longer than a test may take: where a wait is not woken, that time limit is the assertion."""
@@ -53,20 +52,6 @@ class TestCongestion:
         assert options.current == chosen
 
 class TestLink:
-    def test_nothing_can_move(self):
-        ends = socket.socketpair()
-        one, other = SocketLink(1, ends[0]), SocketLink(0, ends[1])
-        for views in ([memoryview(bytearray(9))], [memoryview(bytearray(9)), memoryview(bytearray(9))]):
-            assert other.recv(views) == 0
-        assert other.recv([memoryview(bytearray())]) == 0  # nothing was asked for, so that is no end
-        chunk = memoryview(bytes(1 << 16))
-        while one.send([chunk]):
-            pass
-        assert one.send([chunk, chunk]) == 0
-        assert one.carrier == "a Unix socket"
-        one.close()
-        other.close()
-
     @pytest.mark.parametrize("views", [1, 2])
     def test_a_connection_that_was_reset(self, ends, views):
         one = SocketLink(1, ends[0])
@@ -93,17 +78,6 @@ class TestFabric:
     def fabrics(self, ends, watch=None):
         return [SocketFabric(rank, {1 - rank: SocketLink(1 - rank, ends[rank])}, watch) for rank in range(2)]
 
-    def test_waits_end_when_there_is_something_or_the_time_is_over(self, ends):
-        one, other = self.fabrics(ends, Bell())
-        one.wait([one.link(1)], [], 0.0)
-        one.wait([], [one.link(1)], LIMIT_S)  # there is room
-        other.link(0).send([memoryview(b"x")])
-        one.wait([one.link(1)], [], LIMIT_S)
-        assert one.link(1).recv([memoryview(bytearray(1))]) == 1
-        one.wake()  # no wait can be woken: nothing was prepared
-        for fabric in (one, other):
-            fabric.close()
-
     def test_a_wait_can_be_woken_from_before_or_meanwhile_by_any_thread(self, ends):
         one, other = self.fabrics(ends)
         one.make_wakeable()
@@ -124,15 +98,10 @@ class TestFabric:
 
     def test_bytes_that_have_left_the_systems_buffers_end_a_wait(self, ends):
         """A TLS record is decrypted as a whole; poll() does not report what is left of it."""
-        tls = Tls(make_certificate())
-        for sock in ends:
-            sock.setblocking(False)
-        secured = [tls.wrap(sock, accepted=bool(number)) for number, sock in enumerate(ends)]
-        while not (secured[0].handshake() & secured[1].handshake()):
-            pass
-        for sock in secured:
+        encrypted = secured(ends, Tls(make_certificate()))
+        for sock in encrypted:
             sock.trust()
-        one, other = self.fabrics(secured)
+        one, other = self.fabrics(encrypted)
         assert one.link(1).send([memoryview(b"ab")]) == 2
         got = bytearray(2)
         while not other.link(0).recv([memoryview(got)[:1]]):
@@ -156,25 +125,3 @@ class TestWhatTheSystemCounts:
         assert before is not None and after is not None
         assert after.acked_bytes - before.acked_bytes == 5000
         assert 0 < after.round_trip_us < 30e6 and 0 <= after.held_us <= after.busy_us
-
-    def test_of_what_has_no_counters(self, ends, monkeypatch):
-        unix = socket.socketpair()
-        assert counted(unix[0]) is None
-        ends[0].close()
-        assert counted(ends[0]) is None
-        for sock in unix:
-            sock.close()
-        monkeypatch.setattr(tcp, "_TCP_INFO", struct.Struct("4096x"))  # an old kernel gives less
-        assert counted(ends[1]) is None
-        monkeypatch.delattr(socket, "TCP_INFO")
-        assert counted(ends[1]) is None
-
-    def test_of_a_fabric(self, ends):
-        unix = socket.socketpair()
-        links = {1: SocketLink(1, ends[0]), 2: SocketLink(2, unix[0])}
-        fabric = SocketFabric(0, links)
-        found = tcp.delivered(fabric)
-        assert list(found) == [1] and found[1][1] >= 0.0
-        assert tcp.delivered(memory_fabrics(2)[0]) == {}
-        fabric.close()
-        unix[1].close()

@@ -10,8 +10,9 @@ import pytest
 
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
 from ringcomm.storage.keys import make_certificate
-from ringcomm.transport.secure import encryption_of
+from ringcomm.transport.reactor import encryption_of
 from ringcomm.transport.tls import UNAUTHENTICATED_BYTES, Tls
+from tests.support.links import secured
 
 CERTIFICATE = make_certificate()
 
@@ -35,11 +36,9 @@ def raw():
 @pytest.fixture
 def ends(raw, encryption):
     """Both ends after the handshake."""
-    secured = [encryption.wrap(sock, accepted=bool(number)) for number, sock in enumerate(raw)]
-    while not (secured[0].handshake() & secured[1].handshake()):
-        pass
-    yield secured
-    for sock in secured:
+    made = secured(raw, encryption)
+    yield made
+    for sock in made:
         sock.close()
 
 

@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator, List, Sequence
 
 import pytest
 
-from ringcomm.transport.routes import Attempt
+from ringcomm.transport.nics import Attempt
 from ringrun.doctor import hosts as module
 from ringrun.doctor import probe
 from ringrun.doctor.hosts import FORMS, HostProbe

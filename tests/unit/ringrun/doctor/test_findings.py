@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List
 
 import pytest
 
-from ringcomm.transport.routes import Attempt
+from ringcomm.transport.nics import Attempt
 from ringrun.doctor.report import Examination, Route, all_findings, as_json, as_text
 
 HEALTHY: Dict[str, Any] = {
