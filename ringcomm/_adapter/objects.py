@@ -9,6 +9,7 @@ from typing import Any, Dict, List, MutableMapping, NamedTuple, Optional, Sequen
 import numpy as np
 
 from .. import api
+from ..calls.async_calls import wire_name
 from ..calls.objects import NOTHING
 from ..calls.process_set import ProcessSet, number_of
 from ..docstrings import documented
@@ -17,16 +18,13 @@ from ..engine.engine import Engine
 from ..engine.request import Handle
 from ..errors import ShapeError
 from ..job.context import Context
-from .submit import wire_name
 
 
 @documented
 def broadcast_object(
-    obj: Any = None,
-    root_rank: int = 0,
-    name: Optional[str] = None,
+    obj: Any = None, root_rank: int = 0, name: Optional[str] = None,
     process_set: Optional[ProcessSet] = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Send a Python object from the root to all ranks, pickled by cloudpickle.
 
     Args:

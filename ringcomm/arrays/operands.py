@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from copy import copy
 from math import prod
+from operator import attrgetter
 from typing import Any, Optional, Sequence, Tuple
 
 import numpy as np
@@ -294,7 +295,7 @@ def submitted(
 
 def mirrors(arguments: Sequence[Any]) -> Sequence[Optional[BlockMirror]]:
     """Return the ``mirror`` of each argument, for a request of the engine; empty if there are none."""
-    found = [argument.mirror for argument in arguments]
+    found = [*map(attrgetter("mirror"), arguments)]
     return found if found.count(None) < len(found) else ()
 
 

@@ -10,9 +10,15 @@ from typing import List, NamedTuple, Optional, Sequence
 import numpy as np
 
 from .. import api
-from .._adapter import calls_in_order
-from .._adapter.graph_callbacks import Batch, Operation
-from .._adapter.submit import SequenceName, record_cause
+from .._adapter.graph_callbacks import (
+    Batch,
+    Operation,
+    can_be_in_order,
+    overwrite_in_order,
+    run_in_order,
+)  # fmt: skip
+from .._adapter.submit import record_cause
+from ..calls.async_calls import SequenceName
 from ..calls.process_set import number_of, rank_in, size_of
 from ..collective.observe import Site
 from ..collective.rows import scatter_layout
@@ -85,7 +91,7 @@ class HostCall(NamedTuple):
     @property
     def is_in_order(self) -> bool:
         """Return whether it is a call in order. Otherwise ranks match it by name."""
-        return calls_in_order.can_be_in_order(self.operation)
+        return can_be_in_order(self.operation)
 
     def run_now(self, arrays: Sequence[Array]) -> List[Array]:
         """Execute it outside of compiled programs, where ranks may have different numbers of rows.
@@ -94,7 +100,7 @@ class HostCall(NamedTuple):
         """
         if self.overwrites:
             if self.is_in_order:
-                calls_in_order.overwrite(self.operation, arrays, self.site)
+                overwrite_in_order(self.operation, arrays, self.site)
             else:
                 Batch([self.operation]).overwrite(arrays)
             return list(arrays)
@@ -103,7 +109,7 @@ class HostCall(NamedTuple):
 
     def _execute(self, arrays: Sequence[Array], name: Optional[str] = SEQUENCE) -> List[Array]:
         if self.is_in_order:
-            return calls_in_order.run(self.operation, arrays, self.site)
+            return run_in_order(self.operation, arrays, self.site)
         operation = self.operation if self.operation.name else self.operation._replace(name=name)
         return Batch([operation]).run(arrays)
 

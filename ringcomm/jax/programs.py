@@ -20,7 +20,7 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 
 from .. import api
-from .._adapter.calls_in_order import is_inside
+from .._adapter.graph_callbacks import is_in_order
 from .._adapter.submit import cause_of, with_causes
 from ..docstrings import documented
 from .primitive import effect, latest, uncached, wait_for_programs
@@ -166,7 +166,7 @@ def _programs_first() -> None:
 
     RingcommError (or an error of JAX): one of these programs has failed.
     """
-    if not is_inside():
+    if not is_in_order():
         with with_causes():
             wait_for_programs()
 

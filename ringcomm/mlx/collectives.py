@@ -9,8 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from .._adapter.compression import register_cast
-from .._adapter.graph_callbacks import Batch, Operation
-from .._adapter.trees import TreeCollectives, put_together, take_apart
+from .._adapter.graph_callbacks import Batch, Operation, TreeCollectives, put_together, take_apart
 from ..calls.process_set import ProcessSet, global_process_set
 from ..collective.options import Options, takes
 from ..docstrings import documented

@@ -10,13 +10,11 @@ import mlx.optimizers
 from mlx.nn import Module
 from mlx.utils import tree_flatten
 
-from .._adapter.choice import AutoCompression
-from .._adapter.compression import Compression
+from .._adapter.compression import AutoCompression, Compression
 from .._adapter.gradients import Gradient, bucket_name, check_start, plan_buckets
-from .._adapter.graph_callbacks import Batch, CompressionState, Operation
+from .._adapter.graph_callbacks import Batch, CompressionState, Operation, put_together, take_apart
 from .._adapter.objects import broadcast_object
 from .._adapter.reduction import Reduction, of_gradients, wrapped
-from .._adapter.trees import put_together, take_apart
 from ..calls.process_set import ProcessSet, global_process_set
 from ..collective.observe import look_through
 from ..docstrings import documented

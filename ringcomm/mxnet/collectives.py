@@ -9,13 +9,13 @@ import numpy as np
 
 from .._adapter.reduction import Reduction
 from .._adapter.submit import (
-    Operands,
     start_allgather,
     start_allreduce,
     start_alltoall,
     start_broadcast,
     start_reducescatter,
 )
+from ..calls.async_calls import Operands
 from ..calls.process_set import ProcessSet, global_process_set
 from ..collective.observe import look_through
 from ..collective.options import Options, takes

@@ -14,7 +14,7 @@ from .._adapter.compression import Compression
 from .._adapter.gradients import Gradient, bucket_name, check_start, plan_buckets, plan_groups
 from .._adapter.graph_callbacks import Batch, CompressionState, Operation
 from .._adapter.reduction import Reduction, of_gradients
-from .._adapter.submit import wire_name
+from ..calls.async_calls import wire_name
 from ..calls.process_set import ProcessSet, global_process_set, number_of
 from ..docstrings import documented
 from ..dtypes import Array

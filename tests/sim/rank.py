@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from ringcomm.collective.observe import Progress
-from ringcomm.engine.failure_detector import SilenceLimits
-from ringcomm.engine.peer_channels import PeerChannels
+from ringcomm.engine.peer_channels import PeerChannels, SilenceLimits
 from ringcomm.errors import PeerLostError, PeerStalledError, RingcommError
 from ringcomm.rendezvous.control import error_from
 from ringcomm.rendezvous.routing import ranges_of
@@ -139,7 +138,7 @@ class Rank:
                 return self.end(self.own_view)
             return bool(arrived)
         try:
-            self.peers.awake()
+            self.peers.awake = True
             self.peers.pulse()
             self.peers.messages.flush()
             for peer in set(self.peers.messages.gone) - self._noted:

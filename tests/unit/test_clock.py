@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ringcomm.clock import Deadline, Idleness, Polling, StepClock, Stopwatch
+from ringcomm.clock import Deadline, Idleness, Polling, StepClock
 
 
 def test_counts_down_and_expires(clock):
@@ -122,12 +122,3 @@ class TestStepClock:
             at(seconds + 0.5)
             steps.add("discriminator")
         assert (steps.count, steps.mean_s, steps.last_s) == (3, 1.0, 3.0)
-
-
-def test_a_stopwatch_adds_up_intervals(monkeypatch):
-    times = iter([1.0, 1.5, 7.0, 7.25])
-    monkeypatch.setattr("time.perf_counter", lambda: next(times))
-    watch = Stopwatch()
-    for _ in range(2):
-        watch.stop(watch.start())
-    assert watch.total_s == 0.75

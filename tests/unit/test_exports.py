@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ringcomm.calls.exports import export
+from ringcomm.docstrings import export
 
 
 def test_names_without_modules_and_those_with_an_underscore():

@@ -1,6 +1,6 @@
 """``ringcomm.keras`` for ``tf.keras``, under Horovod's module name ``horovod.tensorflow.keras``."""
 
-from ...calls.exports import export as _export
+from ...docstrings import export as _export
 from ...keras import *  # noqa: F403
 from . import callbacks as callbacks  # type: ignore[no-redef]
 from . import elastic as elastic  # type: ignore[no-redef]

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import ringcomm.tensorflow as hvd
-from ringcomm._adapter import choice
+from ringcomm._adapter import compression as choice
 from ringcomm._adapter.submit import record_cause
 from ringcomm.errors import MismatchError, PeerLostError
 from tests.adapters import contract, digits

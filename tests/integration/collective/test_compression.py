@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import ringcomm
-from ringcomm._adapter.choice import AutoCompression, configured
-from ringcomm._adapter.compression import Compression
+from ringcomm._adapter.compression import AutoCompression, Compression, configured
 from ringcomm.config import Settings
 from ringcomm.errors import Misuse
 from ringcomm.ops import Average, Max, Sum
