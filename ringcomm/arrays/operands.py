@@ -281,7 +281,7 @@ def submitted(
     The caller may change the array at once, unless the operation is in place: an array on a device is being
     copied to the host, and the caller's current stream waits for that.
     """
-    kind = device_kind(value)
+    kind = None if type(value) is ndarray else device_kind(value)
     if kind is None:
         return InPlace(value, in_place) if in_place else HostOperand(*flat_copy(value))
     operand = DeviceOperand(pool, kind, value, in_place, rows)

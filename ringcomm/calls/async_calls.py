@@ -55,7 +55,7 @@ def start_allreduce(
     return api.context().engine.allreduce(
         [*map(_flat_of, operands)], options, wire_name(kind, name) if kind else name,
         [*map(_shape_of, operands)], 0 if process_set is None else number_of(process_set), urgent,
-        convert or _finisher(operands, grouped), mirrors=mirrors(operands),
+        convert or (_finisher(operands) if grouped else operands[0].finish), mirrors=mirrors(operands),
     )  # fmt: skip
 
 
@@ -90,8 +90,8 @@ def start_broadcast(
     """Start copying the root's elements to all ranks."""
     return api.context().engine.broadcast(
         [*map(_flat_of, operands)], root_rank, wire_name(kind, name) if kind else name,
-        [*map(_shape_of, operands)], number_of(process_set), urgent, _finisher(operands, grouped),
-        mirrors(operands),
+        [*map(_shape_of, operands)], number_of(process_set), urgent,
+        _finisher(operands) if grouped else operands[0].finish, mirrors(operands),
     )  # fmt: skip
 
 
@@ -110,9 +110,9 @@ def start_alltoall(
     )  # fmt: skip
 
 
-def _finisher(operands: Operands, grouped: bool) -> Callable[[Any], Any]:
+def _finisher(operands: Operands) -> Callable[[Any], Any]:
     """Return the function that makes the results of operands that have been overwritten, of nothing."""
-    return (lambda _: [operand.finish() for operand in operands]) if grouped else operands[0].finish
+    return lambda _: [operand.finish() for operand in operands]
 
 
 def _deliverer(operands: Operands, grouped: bool) -> Callable[[Any], Any]:

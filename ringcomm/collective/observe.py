@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 from collections import deque
-from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -119,8 +118,10 @@ def call_site(known: Optional[List[Any]] = None) -> str:
     """Return file and line of the caller's code that led here, at once. ``known``: see :func:`find_site`."""
     frame = None
     if known is not None and known[0]:
-        with suppress(ValueError):  # the stack is not that deep this time
+        try:  # a context manager would cost more than all the rest
             frame = sys._getframe(known[0])
+        except ValueError:
+            pass  # the stack is not that deep this time
     if frame is None or known is None or frame.f_code is not known[1]:
         frame = _outside(2)
         if known is not None:

@@ -304,7 +304,8 @@ class Coordinator:
     def repeat_begun(self, rank: int, at: At, what: What, now_s: float) -> None:
         """A rank has begun a repeat."""
         self._blocked.changed_s = now_s
-        self._blocked.goes_on(rank)
+        if self._blocked.reports:
+            self._blocked.goes_on(rank)
         late_s = self.repeats.begun(rank, at, what, now_s)
         if late_s > 0.0:
             self.reports.waited_for(rank, now_s - late_s, now_s)

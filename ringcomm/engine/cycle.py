@@ -181,9 +181,10 @@ class EngineState:
             self.pending.unannounced = []
             self.urgent = False
         for request in repeat.requests:
-            request.begin()
+            if request.operation is not None:
+                request.operation.began_s = now_s
         self._repeat_began_s = now_s
-        self.peers.messages.send_repeat(repeat.message(), repeat.elements.view(np.uint8).data)
+        self.peers.messages.send_repeat(repeat.message, repeat.elements.view(np.uint8).data)
         if self.coordinator is not None:
             self.coordinator.repeat_begun(self.rank, repeat.at, repeat.what, now_s)
         return True
@@ -193,8 +194,9 @@ class EngineState:
         ended = self.repeats.end()
         if ended is None:
             return False
-        self.bucket_runner.next_bucket()
-        ended.set.total.add(1, self._clock() - self._repeat_began_s, 0)
+        self.bucket_runner.count += 1
+        ended.set.total.runs += 1
+        ended.set.total.took_s += self._clock() - self._repeat_began_s
         with self.lock:
             for request in ended.requests:
                 self.pending.take(request.key)
@@ -310,7 +312,7 @@ class EngineState:
         alarm_s = None if self.coordinator is None else self.coordinator.next_alarm_s(self._clock())
         with self.lock:
             self.busy = False
-            left = len(self.pending) > 0 or bool(self.outbox) or self.join is not None
+            left = bool(self.pending.requests or self.outbox) or self.join is not None
             return left or alarm_s is not None or len(self.waiters.waits) > 1
 
     def wake_if_needed(self) -> None:
@@ -409,7 +411,7 @@ class EngineState:
         with self.lock:
             bucket = self.pending.take_bucket(run)
             members = self.bucket_runner.sets.members(bucket[0][0].process_set)
-        self.bucket_runner.next_bucket()
+        self.bucket_runner.count += 1
         if self.rank not in members:
             return
         self._check_submitted(bucket)

@@ -96,7 +96,7 @@ class _Blocked(NamedTuple):
 
 
 class BlockedRanks:
-    """Which ranks are blocked, and since when.
+    """Which ranks are blocked, and since when: their ``reports``.
 
     ``look_at_s``: when :meth:`find` may find something. ``changed_s``: when a rank has sent something after
     which ranks that wait may go on.
@@ -105,7 +105,7 @@ class BlockedRanks:
     def __init__(self, size: int, stall_warning_s: float) -> None:
         self._size = size
         self._stall_warning_s = stall_warning_s
-        self._blocked: Dict[int, _Blocked] = {}
+        self.reports: Dict[int, _Blocked] = {}
         self._counts_from: Dict[int, int] = {}
         self._issued = 0  # responses
         self.changed_s = 0.0
@@ -119,18 +119,18 @@ class BlockedRanks:
         If a response that it had not ``heard`` contains an operation of its own, it may have waited for that.
         ``call`` is (description, needs) of the direct call in which it waits.
         """
-        before = self._blocked.get(rank)
+        before = self.reports.get(rank)
         doing, needs = call or ("", NO_RANK)
         item = _Blocked(for_good, now_s, calls, str(doing), int(needs))
         if heard < self._counts_from.get(rank, 0) or (before and before._replace(since_s=now_s) == item):
             return
-        self._blocked[rank] = item
+        self.reports[rank] = item
         at_s = now_s + DEADLOCK_S
         self.look_at_s = at_s if self.look_at_s is None else min(self.look_at_s, at_s)
 
     def goes_on(self, rank: int) -> None:
         """A rank has submitted something, or reports that it is no longer blocked."""
-        self._blocked.pop(rank, None)
+        self.reports.pop(rank, None)
 
     def responded(self) -> None:
         """Rank 0 has issued responses."""
@@ -139,8 +139,8 @@ class BlockedRanks:
     def will_go_on(self, ranks: Collection[int]) -> None:
         """Note that operations of these ranks end, or may run, from the next response on."""
         self._counts_from.update(dict.fromkeys(ranks, self._issued + 1))
-        for rank in ranks if self._blocked else ():
-            self._blocked.pop(rank, None)
+        for rank in ranks if self.reports else ():
+            self.reports.pop(rank, None)
 
     def find(
         self, joined: Collection[int], ready: bool, paused: bool, operations: Callable[[], Operations],
@@ -154,15 +154,15 @@ class BlockedRanks:
         if self.look_at_s is None or now_s < self.look_at_s:
             return None
         self.look_at_s = None
-        blocked = {rank for rank, item in self._blocked.items() if item.for_good and rank not in joined}
-        direct = [((rank,), self._lacks(rank)) for rank in blocked if self._blocked[rank].doing]
+        blocked = {rank for rank, item in self.reports.items() if item.for_good and rank not in joined}
+        direct = [((rank,), self._lacks(rank)) for rank in blocked if self.reports[rank].doing]
         stuck: Collection[int] = waiting_for_each_other(blocked, [*operations(), *direct])
         busy: List[int] = []
         if stuck:
-            at_s = max(self._blocked[rank].since_s for rank in stuck) + DEADLOCK_S
+            at_s = max(self.reports[rank].since_s for rank in stuck) + DEADLOCK_S
         else:
             stuck = range(self._size)
-            busy = sorted(rank for rank, item in self._blocked.items() if not item.for_good)
+            busy = sorted(rank for rank, item in self.reports.items() if not item.for_good)
             limit_s = 0.0 if paused or ready else BUSY_FACTOR * self._stall_warning_s
             if not (busy and limit_s and all(self._waits(rank) or rank in joined for rank in stuck)):
                 return None
@@ -171,20 +171,20 @@ class BlockedRanks:
             self.look_at_s = at_s
             return None
         waited_s = now_s - (self.changed_s if busy else at_s - DEADLOCK_S)
-        calls = {rank: item.doing for rank, item in self._blocked.items() if rank in stuck and item.doing}
+        calls = {rank: item.doing for rank, item in self.reports.items() if rank in stuck and item.doing}
         return Deadlock(stuck, busy, waited_s, calls)
 
     def _lacks(self, rank: int) -> List[int]:
         """Blocked ranks that have not entered the direct call in which this rank waits."""
-        item = self._blocked[rank]
-        needed: Iterable[int] = self._blocked if item.needs == EVERY_RANK else (item.needs,)
+        item = self.reports[rank]
+        needed: Iterable[int] = self.reports if item.needs == EVERY_RANK else (item.needs,)
         return [
-            other for other in needed if other in self._blocked and self._blocked[other].calls < item.calls
+            other for other in needed if other in self.reports and self.reports[other].calls < item.calls
         ]
 
     def _waits(self, rank: int) -> bool:
         """Return whether a rank is blocked, and not in a direct call that goes on without blocked ranks."""
-        return rank in self._blocked and (not self._blocked[rank].doing or bool(self._lacks(rank)))
+        return rank in self.reports and (not self.reports[rank].doing or bool(self._lacks(rank)))
 
 
 # ---- texts about ranks that disagree, or do not come -----------------------------------------------------

@@ -364,7 +364,10 @@ class PeerChannels:
         self.awake = False
         for peer, message in self.messages.receive(all_peers):
             self._detector.received(peer, now_s)
-            self._receive(peer, message, now_s)
+            if message["type"] == "repeat":
+                self.received.append((peer, message))
+            else:
+                self._receive(peer, message, now_s)
         if look:
             self._look(now_s)
 

@@ -64,6 +64,7 @@ class RepeatedSet:
         dtype = dtype_named(first.dtypes[0])
         self.number, self.signatures = number, tuple(signatures)
         self.fold = kernel(ReduceOp(first.op), dtype, size, first.prescale, first.postscale)
+        self.warns = self.fold.warns
         self.nbytes = sum(item.nbytes for item in signatures)
         self.total = OperationTotal()
 
@@ -72,10 +73,10 @@ class Repeat:
     """A repeat that this rank has begun.
 
     If a peer has begun something else in place of it, it ``differs`` and cannot end. ``arrived`` has the
-    elements by peer.
+    elements by peer; peers get the ``message`` in front of this rank's.
     """
 
-    __slots__ = ("arrived", "at", "differs", "elements", "requests", "set", "what")
+    __slots__ = ("arrived", "at", "differs", "elements", "message", "requests", "set", "what")
 
     def __init__(self, at: At, chosen: RepeatedSet, requests: Sequence[Request]) -> None:
         self.at, self.set, self.requests = at, chosen, requests
@@ -91,12 +92,9 @@ class Repeat:
         if chosen.fold.prescale != 1.0:
             with np.errstate(all="ignore"):
                 chosen.fold.prepare(self.elements)
-
-    def message(self) -> Message:
-        """As the peers get it, in front of the elements."""
-        return {
-            "type": "repeat", "epoch": self.at[0], "number": self.at[1], "set": self.what[0],
-            "count": self.what[1], "bytes": self.elements.nbytes,
+        self.message: Message = {
+            "type": "repeat", "epoch": at[0], "number": at[1], "set": self.what[0], "count": self.what[1],
+            "bytes": self.elements.nbytes,
         }  # fmt: skip
 
     def take(self, peer: int, what: What, elements: bytearray) -> None:
@@ -114,7 +112,7 @@ class Repeat:
         for peer in sorted(self.arrived):
             operands.append(np.frombuffer(self.arrived[peer], self.elements.dtype))
         operands.insert(rank, self.elements)
-        with np.errstate(all="ignore") if fold.warns else nullcontext():
+        with np.errstate(all="ignore") if self.set.warns else nullcontext():
             fold.fold(self.elements, operands, final=True)
         start = 0
         for request in self.requests:

@@ -292,7 +292,8 @@ class EngineThread:
                 began_s = now_s
             state.sleep(state.prepare_to_sleep(BLOCKED_S))
             self._guarded(state.wake_up)
-        handle.block(None)
+        if not handle.finished:
+            handle.block(None)
         return told != NOTHING_REPORTED
 
     def _report_if_blocked(self, told: BlockedReport) -> BlockedReport:

@@ -152,7 +152,7 @@ def test_elements_that_do_not_fit_are_an_error_of_the_peer():
     job.submit(1, "a", 1.0)
     job.states[1].cycle()
     current = job.states[1].repeats.current
-    message = {**current.message(), "bytes": 3}
+    message = {**current.message, "bytes": 3}
     job.states[0].peers.messages.send_repeat(message, memoryview(b"abc"))
     with pytest.raises(ProtocolError, match="3 bytes for operations that have 16"):
         job.states[1].cycle()
