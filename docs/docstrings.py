@@ -68,7 +68,7 @@ class Docstrings(griffe.Extension):
     """Composes docstrings and signatures, and shows what packages export."""
 
     def on_module_members(self, *, mod: griffe.Module, **_: Any) -> None:
-        """Set ``__all__``, which ``ringcomm.calls.exports`` computes."""
+        """Set ``__all__``, which ``ringcomm.docstrings.export`` computes."""
         with suppress(LookupError):
             names = sorted(public_names(mod.path), key=str.lower)
             mod.exports = sorted(names, key=lambda each: FIRST.index(each) if each in FIRST else len(FIRST))

@@ -36,10 +36,22 @@ from .calls.async_calls import allreduce_async_ as allreduce_async_
 from .calls.async_calls import alltoall_async as alltoall_async
 from .calls.async_calls import broadcast_async as broadcast_async
 from .calls.async_calls import broadcast_async_ as broadcast_async_
+from .calls.async_calls import grouped_allgather as grouped_allgather
+from .calls.async_calls import grouped_allgather_async as grouped_allgather_async
+from .calls.async_calls import grouped_allreduce as grouped_allreduce
+from .calls.async_calls import grouped_allreduce_ as grouped_allreduce_
+from .calls.async_calls import grouped_allreduce_async as grouped_allreduce_async
+from .calls.async_calls import grouped_allreduce_async_ as grouped_allreduce_async_
+from .calls.async_calls import grouped_reducescatter as grouped_reducescatter
+from .calls.async_calls import grouped_reducescatter_async as grouped_reducescatter_async
 from .calls.async_calls import join as join
 from .calls.async_calls import pause as pause
 from .calls.async_calls import poll as poll
+from .calls.async_calls import recv as recv
+from .calls.async_calls import recv_async as recv_async
 from .calls.async_calls import reducescatter_async as reducescatter_async
+from .calls.async_calls import send as send
+from .calls.async_calls import send_async as send_async
 from .calls.async_calls import synchronize as synchronize
 from .calls.direct import allgather as allgather
 from .calls.direct import allgather_ as allgather_
@@ -50,15 +62,16 @@ from .calls.direct import alltoall_ as alltoall_
 from .calls.direct import barrier as barrier
 from .calls.direct import broadcast as broadcast
 from .calls.direct import broadcast_ as broadcast_
+from .calls.direct import check_same as check_same
 from .calls.direct import reducescatter as reducescatter
 from .calls.direct import reducescatter_ as reducescatter_
-from .calls.exports import export as _export
 from .calls.process_set import ProcessSet as ProcessSet
 from .calls.process_set import add_process_set as add_process_set
 from .calls.process_set import global_process_set as global_process_set
 from .calls.process_set import remove_process_set as remove_process_set
 from .config import Membership as Membership
 from .config import Settings as Settings
+from .docstrings import export as _export
 from .engine.process_sets import UnknownProcessSetError as UnknownProcessSetError
 from .engine.request import Handle as Handle
 from .errors import AuthenticationError as AuthenticationError
@@ -100,19 +113,6 @@ if _typing.TYPE_CHECKING:
     from .balance.advise import Advice as Advice
     from .balance.advise import advise as advise
     from .balance.batches import balanced as balanced
-    from .calls.consistency import check_same as check_same
-    from .calls.grouped_calls import grouped_allgather as grouped_allgather
-    from .calls.grouped_calls import grouped_allgather_async as grouped_allgather_async
-    from .calls.grouped_calls import grouped_allreduce as grouped_allreduce
-    from .calls.grouped_calls import grouped_allreduce_ as grouped_allreduce_
-    from .calls.grouped_calls import grouped_allreduce_async as grouped_allreduce_async
-    from .calls.grouped_calls import grouped_allreduce_async_ as grouped_allreduce_async_
-    from .calls.grouped_calls import grouped_reducescatter as grouped_reducescatter
-    from .calls.grouped_calls import grouped_reducescatter_async as grouped_reducescatter_async
-    from .calls.messages import recv as recv
-    from .calls.messages import recv_async as recv_async
-    from .calls.messages import send as send
-    from .calls.messages import send_async as send_async
     from .transport.arena import empty as empty
 
 
@@ -121,21 +121,8 @@ _LATER = {
     "Advice": "balance.advise",
     "advise": "balance.advise",
     "balanced": "balance.batches",
-    "check_same": "calls.consistency",
     "empty": "transport.arena",
-    "grouped_allgather": "calls.grouped_calls",
-    "grouped_allgather_async": "calls.grouped_calls",
-    "grouped_allreduce": "calls.grouped_calls",
-    "grouped_allreduce_": "calls.grouped_calls",
-    "grouped_allreduce_async": "calls.grouped_calls",
-    "grouped_allreduce_async_": "calls.grouped_calls",
-    "grouped_reducescatter": "calls.grouped_calls",
-    "grouped_reducescatter_async": "calls.grouped_calls",
     "LocalSGD": "_adapter.local_sgd",
-    "recv": "calls.messages",
-    "recv_async": "calls.messages",
-    "send": "calls.messages",
-    "send_async": "calls.messages",
 }
 
 _NAMES = _export(globals(), *_LATER, "run", "__version__")

@@ -117,23 +117,6 @@ class Deadline:
         self._started_s = self._clock()
 
 
-class Stopwatch:
-    """Add up the time of many short intervals, for one thread at a time."""
-
-    __slots__ = ("total_s",)
-
-    def __init__(self) -> None:
-        self.total_s = 0.0
-
-    def start(self) -> float:
-        """Begin an interval; return the time, for :meth:`stop`."""
-        return time.perf_counter()
-
-    def stop(self, began_s: float) -> None:
-        """End the interval that began at this time."""
-        self.total_s += time.perf_counter() - began_s
-
-
 class StepClock:
     """Count the training steps of a process, and measure them."""
 

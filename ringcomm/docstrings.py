@@ -1,4 +1,4 @@
-"""Texts that many public docstrings share, written once and put into them.
+"""Public names: those that a package exports, and the texts that many of their docstrings share.
 
 A docstring may hold lines like ``{name}``, usually below ``Args:``. :func:`documented` replaces each by the
 text in :data:`SHARED`, so that ``help()`` shows the whole description; the API reference does the same.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from types import ModuleType
 from typing import Any, Callable, Dict, List, TypeVar
 
 Documented = TypeVar("Documented", bound=Callable[..., Any])
@@ -389,3 +390,14 @@ def documented(function: Documented) -> Documented:
         if part.__doc__:
             part.__doc__ = compose(part.__doc__)
     return function
+
+
+def export(package: Dict[str, Any], *more: str) -> List[str]:
+    """Set a package's ``__all__`` to its imported objects and ``more``, and return it.
+
+    They are imported as in ``from .optimizer import Optimizer as Optimizer``, which type checkers take for an
+    export. Modules and names with an underscore are exported only by ``more``.
+    """
+    own = (name for name, thing in package.items() if not isinstance(thing, ModuleType))
+    names = package["__all__"] = sorted({*(name for name in own if not name.startswith("_")), *more})
+    return names

@@ -17,7 +17,7 @@ def source_of(module: str) -> Path:
 
 def public_names(module: str) -> Set[str]:
     """Return the names in ``__all__`` of a module, including those of modules that it exports with
-    ``ringcomm.calls.exports``; LookupError without ``__all__``.
+    ``ringcomm.docstrings.export``; LookupError without ``__all__``.
     """
     path = source_of(module)
     tree = ast.parse(path.read_text())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import ringcomm
-from ringcomm.calls.exports import export
+from ringcomm.docstrings import export
 from ringcomm.job.context import Context
 
 PACKAGE = Path(ringcomm.__file__).parent

@@ -1,14 +1,44 @@
-"""Horovod's ``init()``, ``barrier()``, ``start_timeline()``, and functions about built-in libraries."""
+"""What every adapter exports: names of ringcomm, and Horovod's functions about a job and its libraries."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence, Union
 
 from .. import api
-from ..calls.process_set import ProcessSet, add_process_set, global_process_set, number_of
+from ..api import (
+    cross_rank,
+    cross_size,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+    stop_timeline,
+)  # fmt: skip
+from ..calls.async_calls import wire_name
+from ..calls.process_set import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    number_of,
+    remove_process_set,
+)  # fmt: skip
 from ..docstrings import documented
-from ..errors import ConfigError
-from .submit import wire_name
+from ..errors import ConfigError, HorovodInternalError, HostsUpdatedInterrupt
+from ..ops import Adasum, Average, Max, Min, Product, Sum
+from .compression import Compression
+from .objects import allgather_object, broadcast_object
+
+__all__ = [
+    "Adasum", "Average", "Compression", "HorovodInternalError", "HostsUpdatedInterrupt", "Max", "Min",
+    "ProcessSet", "Product", "Sum", "add_process_set", "allgather_object", "barrier", "broadcast_object",
+    "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "global_process_set", "gloo_built",
+    "gloo_enabled", "init", "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built",
+    "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "remove_process_set", "rocm_built",
+    "shutdown", "size", "start_timeline", "stop_timeline",
+]  # fmt: skip
 
 
 def init(comm: Any = None, process_sets: Union[str, Sequence[Any], None] = None) -> None:
@@ -188,10 +218,8 @@ class HorovodBasics:
         """Accept and ignore Horovod's arguments."""
 
     def __getattr__(self, name: str) -> Any:
-        from . import common  # it imports this module
-
-        if name in vars(common)["__all__"]:
-            return getattr(common, name)
+        if name in __all__:
+            return globals()[name]
         raise AttributeError(f"HorovodBasics has no {name!r} with ringcomm")
 
     def _get_process_set_ids_and_ranks(self) -> Dict[int, List[int]]:

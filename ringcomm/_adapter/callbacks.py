@@ -18,14 +18,9 @@ class Schedule:
     """A learning rate: a multiplier, or a function of the epoch, with fractions unless ``staircase``."""
 
     def __init__(
-        self,
-        initial_lr: float,
-        multiplier: Multiplier,
-        start_epoch: int = 0,
-        end_epoch: Optional[int] = None,
-        staircase: bool = True,
-        steps_per_epoch: Optional[int] = None,
-    ) -> None:
+        self, initial_lr: float, multiplier: Multiplier, start_epoch: int = 0,
+        end_epoch: Optional[int] = None, staircase: bool = True, steps_per_epoch: Optional[int] = None,
+    ) -> None:  # fmt: skip
         if initial_lr is None:
             raise ConfigError("initial_lr is required: the learning rate that the multiplier applies to.")
         self.initial_lr = float(initial_lr)

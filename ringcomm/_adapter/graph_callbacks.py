@@ -18,19 +18,39 @@ import math
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+import zlib
+from contextlib import contextmanager
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)  # fmt: skip
 
 import numpy as np
 
 from .. import api
 from ..arrays.operands import HostOperand, Operand, flat_copy, flat_view
-from ..calls.process_set import number_of
+from ..calls.async_calls import wire_name
+from ..calls.process_set import ProcessSet, number_of, size_of
+from ..collective.observe import Site
+from ..collective.options import Options
+from ..collective.rows import row_counts
 from ..dtypes import Array
+from ..engine.bucket_runner import FusionBuffer, groups_by_index, side_by_side
 from ..engine.request import Handle
-from ..errors import ConfigError, RingcommError
-from ..ops import CODECS
-from .choice import AutoCompression
-from .compression import BLOCKWISE, Residuals, codec_for, reset_all
+from ..errors import ConfigError, Misuse, RingcommError, fresh_copy
+from ..job.context import Context
+from ..ops import CODECS, ReduceOp, weight_of
+from .compression import BLOCKWISE, AutoCompression, Residuals, codec_for, is_elementwise, reset_all
 from .reduction import Reduction
 from .submit import (
     finish_earlier,
@@ -41,7 +61,6 @@ from .submit import (
     start_alltoall,
     start_broadcast,
     start_reducescatter,
-    wire_name,
 )
 
 AnyHandle = Union[Handle, "Pending"]
@@ -236,6 +255,228 @@ def _operands(arrays: Sequence[Array], in_place: bool = False) -> List[Operand]:
         target[:] = flat
         operands.append(HostOperand(target, shape))
     return operands
+
+
+# ---- calls in order ----------------------------------------------------------------------------------------
+
+# Collectives of programs that a framework executes in order, on all ranks in the same: nothing is announced
+# first. A call in order is one exchange between the ranks; an operation by name is announced to rank 0, which
+# responds, and only then is it executed. Direct calls of the program may be between them if they wait for the
+# framework first; see :func:`ringcomm.api.before_calls`.
+
+_SHAPES_SHOWN = 16
+
+_packed = FusionBuffer()  # used within Context.calls_of, by one thread at a time
+_here = threading.local()
+
+
+def can_be_in_order(operation: Operation) -> bool:
+    """Return whether an operation can be a call in order: of all ranks, without a name, weights or codes."""
+    how = operation.how
+    if operation.name is not None or operation.has_weight or how.weight is not None or operation.is_coded:
+        return False
+    return not number_of(how.process_set)
+
+
+def is_in_order() -> bool:
+    """Return whether this thread is executing a call in order."""
+    return getattr(_here, "inside", False)
+
+
+def overwrite_in_order(operation: Operation, arrays: Sequence[Array], site: Site) -> None:
+    """Execute an allreduce or a broadcast on writable, contiguous arrays, which receive the results."""
+    with _recorded(site) as context:
+        if len(arrays) == 1:
+            _overwrite_one(context, operation, arrays[0])
+            return
+        label = _shapes(arrays)
+        for indices in groups_by_index(arrays):
+            group = [arrays[index] for index in indices]
+            if len(group) == 1 or _is_adasum(operation):
+                for array in group:
+                    _overwrite_one(context, operation, array, label)
+                continue
+            packed, unpack = side_by_side([array.reshape(-1) for array in group], _packed)
+            _overwrite_one(context, operation, packed, label)
+            unpack()
+
+
+def run_in_order(operation: Operation, arrays: Sequence[Array], site: Site) -> List[Array]:
+    """Execute an operation on inputs as for :class:`~.graph_callbacks.Batch`; return new arrays."""
+    if operation.keeps_shapes:
+        copies = [np.array(array, order="C") for array in arrays]
+        overwrite_in_order(operation, copies, site)
+        return copies
+    with _recorded(site) as context:
+        if operation.kind == "barrier":
+            context.barrier()
+            return []
+        if operation.kind == "alltoall":
+            rows, splits = arrays
+            counts = row_counts(len(rows), splits.tolist() if splits.size else None, context.size)
+            received, numbers = context.alltoall(rows, counts)
+            return [received, np.asarray(numbers, np.int32)]
+        if operation.kind == "allgather":
+            # Each rank can have another number of rows.
+            label = _label([array.shape[1:] for array in arrays]) if len(arrays) > 1 else None
+            return [context.allgather(array, label) for array in arrays]
+        label = _shapes(arrays) if len(arrays) > 1 else None
+        how = operation.how
+        options = how.options._replace(
+            op=how.op, name=label, prescale_factor=how.prescale, postscale_factor=how.postscale,
+            compression=None,
+        )  # fmt: skip
+        return [context.reduced_rows(array, "", options) for array in arrays]
+
+
+@contextmanager
+def _recorded(site: Site) -> Iterator[Context]:
+    """Yield the context, in a block of calls whose errors frameworks can be asked for."""
+    _here.inside = True
+    try:
+        context = api.context()
+        with context.group.runner.calls_of(site):
+            yield context
+    except Misuse as problem:
+        # Several programs may have been started before the first one failed: each raises the failure.
+        failure = problem.__cause__
+        if not isinstance(failure, RingcommError):
+            record_cause(problem)
+            raise
+        error = fresh_copy(failure)
+        record_cause(error)
+        raise error from None
+    except RingcommError as error:
+        record_cause(error)
+        raise
+    finally:
+        _here.inside = False
+
+
+def _overwrite_one(context: Context, operation: Operation, array: Array, label: str = "") -> None:
+    if operation.kind == "broadcast":
+        context.broadcast_(array, operation.root_rank, label or None)
+    else:
+        how = operation.how
+        context.allreduce_(array, how.op, label or None, how.prescale, how.postscale)
+
+
+def _is_adasum(operation: Operation) -> bool:
+    return operation.kind == "allreduce" and operation.how.op == ReduceOp.ADASUM
+
+
+def _shapes(arrays: Sequence[Array]) -> str:
+    return _label([array.shape for array in arrays])
+
+
+def _label(shapes: Sequence[Tuple[int, ...]]) -> str:
+    """Return the shapes of a group as the name of its calls, so that ranks with other groups get an error."""
+    shown = ", ".join(map(str, shapes[:_SHAPES_SHOWN]))
+    more = f", ... ({zlib.crc32(repr(shapes).encode()):x})" if len(shapes) > _SHAPES_SHOWN else ""
+    return f"{len(shapes)} arrays: {shown}{more}"
+
+
+# ---- trees of arrays ---------------------------------------------------------------------------------------
+
+
+class Leaf(NamedTuple):
+    """Placeholder for the array with this index."""
+
+    number: int
+
+
+def take_apart(tree: Any, is_array: Callable[[Any], bool]) -> Tuple[Any, List[Any]]:
+    """Copy nested dicts, lists and tuples with a :class:`Leaf` for every array; return it and the arrays."""
+    arrays: List[Any] = []
+
+    def copied(node: Any) -> Any:
+        if is_array(node):
+            arrays.append(node)
+            return Leaf(len(arrays) - 1)
+        if isinstance(node, dict):
+            return {key: copied(value) for key, value in node.items()}
+        if type(node) in (list, tuple):
+            return type(node)(copied(item) for item in node)
+        return node
+
+    return copied(tree), arrays
+
+
+def put_together(tree: Any, arrays: Sequence[Any]) -> Any:
+    """Return the structure with its arrays, the inverse of :func:`take_apart`."""
+    if isinstance(tree, Leaf):
+        return arrays[tree.number]
+    if isinstance(tree, dict):
+        return {key: put_together(value, arrays) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(put_together(item, arrays) for item in tree)
+    return tree
+
+
+Rebuild = Callable[[Sequence[Any]], Any]  # makes a tree, like the given one, of other arrays
+Execute = Callable[[Operation, List[Any]], Sequence[Any]]
+
+
+class TreeCollectives:
+    """Execute collectives on all arrays of a tree as one operation; without arrays it needs no other rank.
+
+    ``leaves`` returns a tree's arrays, and the function that joins results to a tree. ``execute`` runs an
+    operation on arrays of the framework; the weight of a reduction is the last input, in the form that
+    ``weights`` returns.
+    """
+
+    def __init__(
+        self, leaves: Callable[[Any], Tuple[List[Any], Rebuild]], execute: Execute,
+        weights: Callable[[Any], List[Any]] = lambda weight: [np.float64(weight_of(weight))],
+    ) -> None:  # fmt: skip
+        self._leaves = leaves
+        self._weights = weights
+        self._execute = execute
+
+    def allreduce(self, tree: Any, options: Options) -> Any:
+        """Reduce a tree."""
+        return self._reduce("allreduce", tree, Reduction.of(options), options)
+
+    def reducescatter(self, tree: Any, options: Options) -> Any:
+        """Reduce a tree; the result has this rank's rows of each array."""
+        return self._reduce("reducescatter", tree, Reduction.of_rows(options), options)
+
+    def _reduce(self, kind: str, tree: Any, how: Reduction, options: Options) -> Any:
+        weights = [] if options.weight is None else self._weights(options.weight)
+        arrays, rebuild = self._leaves(tree)
+        if not arrays:
+            return tree
+        sent, restore = arrays, None
+        if not (isinstance(arrays[0], np.ndarray) and is_elementwise(how.compression)):
+            how, sent, restore = how.prepared(arrays)
+        inputs = [*sent, *weights]
+        operation = Operation(kind, how, options.name, len(inputs), has_weight=bool(weights))
+        results = self._execute(operation, inputs)
+        return rebuild(results if restore is None else restore(results))
+
+    def allgather(self, tree: Any, name: Optional[str], process_set: ProcessSet) -> Any:
+        """Gather the rows of all ranks, for each array of a tree."""
+        return self._of_all("allgather", tree, Reduction(process_set=process_set), name)
+
+    def broadcast(self, tree: Any, root_rank: int, name: Optional[str], process_set: ProcessSet) -> Any:
+        """Send the root's arrays to all ranks."""
+        return self._of_all("broadcast", tree, Reduction(process_set=process_set), name, root_rank)
+
+    def _of_all(self, kind: str, tree: Any, how: Reduction, name: Optional[str], root_rank: int = 0) -> Any:
+        arrays, rebuild = self._leaves(tree)
+        if not arrays:
+            return tree
+        return rebuild(self._execute(Operation(kind, how, name, len(arrays), root_rank), arrays))
+
+    def alltoall(self, value: Any, splits: Any, name: Optional[str], process_set: ProcessSet) -> Any:
+        """Exchange rows of one array; with ``splits`` return a pair of the rows and their numbers by rank."""
+        (array,), _ = self._leaves(value)
+        counts: Any = () if splits is None else np.asarray(splits)
+        if array.ndim:
+            row_counts(array.shape[0], None if splits is None else counts, size_of(process_set))
+        operation = Operation("alltoall", Reduction(process_set=process_set), name, 2)
+        rows, numbers = self._execute(operation, [array, counts])
+        return rows if splits is None else (rows, numbers)
 
 
 # ---- compressed reductions: of a model's gradients, or of single arrays ------------------------------------

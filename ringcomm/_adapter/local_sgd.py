@@ -153,20 +153,12 @@ class LocalSGD(OuterOptimizer):
     """
 
     def __init__(
-        self,
-        weights: Sequence[Array],
-        sync_every: Union[int, str, Sequence[int]] = AUTO,
-        outer_lr: float = 1.0,
-        outer_momentum: float = 0.0,
-        compression: Any = None,
-        averaged: Sequence[Array] = (),
-        process_set: ProcessSet = global_process_set,
-        name: str = "local_sgd",
-        context: Optional[Context] = None,
-        fragments: int = 1,
-        overlap: int = 0,
+        self, weights: Sequence[Array], sync_every: Union[int, str, Sequence[int]] = AUTO,
+        outer_lr: float = 1.0, outer_momentum: float = 0.0, compression: Any = None,
+        averaged: Sequence[Array] = (), process_set: ProcessSet = global_process_set,
+        name: str = "local_sgd", context: Optional[Context] = None, fragments: int = 1, overlap: int = 0,
         max_drift: Optional[float] = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._given, self._context = context, context or api.context()
         if fragments < 1 or overlap < 0:
             raise ConfigError(f"fragments must be >= 1 and overlap >= 0, not {fragments} and {overlap}.")

@@ -7,20 +7,18 @@ from typing import Any, List, Optional
 import numpy as np
 
 from .. import api
+from ..calls.async_calls import wire_name
 from ..calls.objects import NOTHING
 from ..calls.process_set import ProcessSet, number_of
 from ..docstrings import documented
 from ..engine.engine import Engine
-from .submit import wire_name
 
 
 @documented
 def broadcast_object(
-    obj: Any = None,
-    root_rank: int = 0,
-    name: Optional[str] = None,
+    obj: Any = None, root_rank: int = 0, name: Optional[str] = None,
     process_set: Optional[ProcessSet] = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Send a Python object from the root to all ranks, pickled by cloudpickle.
 
     Args:

@@ -82,13 +82,9 @@ class PlacedJob:
     """
 
     def __init__(
-        self,
-        system: str,
-        size: int,
-        settings: Settings,
-        hosts: Optional[Sequence[Host]] = None,
+        self, system: str, size: int, settings: Settings, hosts: Optional[Sequence[Host]] = None,
         limit: str = "RINGCOMM_START_TIMEOUT of the driver's process",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.id = f"{system}-{secrets.token_hex(8)}"
         self.size = size
         self._slots = _slots(size, hosts)

@@ -11,8 +11,7 @@ from ..calls.process_set import ProcessSet, global_process_set, included_in, siz
 from ..collective.options import Options
 from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, factor_of, op_of
-from .choice import configured, refuse_local_steps
-from .compression import NoneCompressor, compressor_of
+from .compression import NoneCompressor, compressor_of, configured, refuse_local_steps
 
 Groups = Union[int, Sequence[Sequence[Any]], None]
 

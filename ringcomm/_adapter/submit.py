@@ -1,4 +1,4 @@
-"""Start collectives on operands, name them, wait for several, and find the causes of frameworks' errors."""
+"""Start adapters' collectives, wait for several, and find the causes of frameworks' errors."""
 
 from __future__ import annotations
 
@@ -6,103 +6,27 @@ import threading
 import weakref
 from collections import deque
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Callable, Deque, Iterator, List, Optional, Sequence, Tuple
 
 from .. import api
-from ..arrays.operands import Operand, mirrors
-from ..calls.async_calls import deliverer, finisher
+from ..calls import async_calls
+from ..calls.async_calls import wire_name
 from ..calls.process_set import ProcessSet, number_of
-from ..collective.options import Options
-from ..engine.request import Handle
 from ..errors import HostsUpdatedInterrupt, RingcommError
 
-Operands = Sequence[Operand]
-
-
-def start_allreduce(
-    operands: Operands, options: Options, urgent: bool, grouped: bool,
-    convert: Optional[Callable[[Any], Any]] = None, **more: Any,
-) -> Handle:  # fmt: skip
-    """Start a reduction; a list as result if ``grouped``. ``more`` is for ``Engine.allreduce``."""
-    return api.context().engine.allreduce(
-        [item.flat for item in operands], options, wire_name("allreduce", options.name),
-        [item.shape for item in operands], number_of(options.process_set), urgent,
-        convert or finisher(operands, grouped), mirrors=mirrors(operands), **more,
-    )  # fmt: skip
+# As of :mod:`ringcomm.calls.async_calls`, under names that contain the kind.
+start_allreduce = partial(async_calls.start_allreduce, kind="allreduce")
+start_reducescatter = partial(async_calls.start_reducescatter, kind="reducescatter")
+start_allgather = partial(async_calls.start_allgather, kind="allgather")
+start_broadcast = partial(async_calls.start_broadcast, kind="broadcast")
+start_alltoall = partial(async_calls.start_alltoall, kind="alltoall")
 
 
 def finish_earlier(kind: str, name: Optional[str], process_set: Optional[ProcessSet]) -> None:
     """Wait for a reduction of gradients that the program has left unfinished: its name is free then."""
     if name:
         api.context().engine.finish_earlier(wire_name(kind, name), number_of(process_set))
-
-
-def start_broadcast(
-    operands: Operands,
-    root_rank: int,
-    name: Optional[str],
-    process_set: ProcessSet,
-    urgent: bool,
-    grouped: bool = False,
-) -> Handle:
-    """Start copying the root's elements to all ranks; a list as result if ``grouped``."""
-    return api.context().engine.broadcast(
-        [item.flat for item in operands], root_rank, wire_name("broadcast", name),
-        [item.shape for item in operands], number_of(process_set), urgent, finisher(operands, grouped),
-        mirrors=mirrors(operands),
-    )  # fmt: skip
-
-
-def start_reducescatter(operands: Operands, options: Options, urgent: bool, grouped: bool) -> Handle:
-    """Start a reduction of which every rank gets its rows; a list as result if ``grouped``."""
-    return api.context().engine.reducescatter(
-        [item.flat for item in operands], [item.shape for item in operands],
-        options._replace(name=wire_name("reducescatter", options.name)), number_of(options.process_set),
-        urgent, deliverer(operands, grouped), mirrors=mirrors(operands),
-    )  # fmt: skip
-
-
-def start_allgather(
-    operands: Operands, name: Optional[str], process_set: ProcessSet, urgent: bool, grouped: bool
-) -> Handle:
-    """Start gathering the rows of all ranks; a list as result if ``grouped``."""
-    return api.context().engine.allgather(
-        [item.flat for item in operands], [item.shape for item in operands], wire_name("allgather", name),
-        number_of(process_set), urgent, deliverer(operands, grouped), mirrors=mirrors(operands),
-    )  # fmt: skip
-
-
-def start_alltoall(
-    operand: Operand,
-    splits: Optional[Sequence[int]],
-    name: Optional[str],
-    process_set: ProcessSet,
-    urgent: bool,
-    counted: Callable[[Any], Any],
-) -> Handle:
-    """Start exchanging rows; the result is the rows, and what ``counted`` makes of their number by rank."""
-    return api.context().engine.alltoall(
-        operand.flat, operand.shape, splits, wire_name("alltoall", name), number_of(process_set), urgent,
-        lambda result: (operand.deliver(result[0]), counted(result[1])), mirrors=mirrors([operand]),
-    )  # fmt: skip
-
-
-class SequenceName(str):
-    """The common name of operations that run one after another, in the same order on all ranks.
-
-    All kinds share it, so that ranks get an error if the kinds of their next operations differ. Unlike
-    operations without a name, they may run beside others that have none.
-    """
-
-
-def wire_name(kind: str, name: Optional[str]) -> str:
-    """Return the name by which ranks match an operation: its kind and the caller's name.
-
-    Without the caller's name it is empty: operations are matched by their order.
-    """
-    if isinstance(name, SequenceName):
-        return str(name)
-    return f"{kind}.{name}" if name else ""
 
 
 def run_all(steps: Sequence[Callable[[], Any]]) -> List[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from copy import copy
 from math import prod
+from operator import attrgetter
 from typing import Any, Optional, Sequence, Tuple
 
 import numpy as np
@@ -266,7 +267,7 @@ def submitted(
     """Return an array as the argument of an asynchronous collective that overwrites it, or a copy of it, so
     that the caller may change the array at once. ``read``: the collective reads the array on this rank.
     """
-    kind = device_kind(value)
+    kind = None if type(value) is ndarray else device_kind(value)
     if kind is None:
         return InPlace(value, in_place) if in_place else HostOperand(*flat_copy(value))
     operand = DeviceOperand(pool, kind, value, in_place, rows)
@@ -280,7 +281,7 @@ def submitted(
 
 def mirrors(arguments: Sequence[Any]) -> Sequence[Optional[BlockMirror]]:
     """Return the ``mirror`` of each argument, for a request of the engine; empty if there are none."""
-    found = [argument.mirror for argument in arguments]
+    found = [*map(attrgetter("mirror"), arguments)]
     return found if found.count(None) < len(found) else ()
 
 

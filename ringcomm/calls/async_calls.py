@@ -1,21 +1,137 @@
-"""Asynchronous collectives on NumPy arrays: matched by name among the ranks, with a handle as result.
+"""Collectives on NumPy arrays that ranks match by name, asynchronous or grouped, and messages.
 
 Functions without a trailing underscore copy their input before they return, so the caller may change it at
-once. Functions with one work in the caller's own array, which must not be used until the handle is done.
+once. Functions with one work in the caller's own arrays, which must not be used until the handle is done. A
+group is one operation: all of its arrays are reduced, or none.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, ContextManager, Optional, Sequence
+from operator import attrgetter
+from typing import Any, Callable, ContextManager, List, Optional, Sequence
 
 from .. import api
-from ..arrays.operands import Operand, mirrors, submitted
+from ..arrays.operands import HostOperand, Operand, flat_view, mirrors, submitted
 from ..collective.options import Options, takes
 from ..docstrings import documented
 from ..dtypes import Array
 from ..engine.request import Handle
 from ..errors import Misuse
 from .process_set import ProcessSet, number_of
+
+Operands = Sequence[Operand]
+_flat_of, _shape_of = attrgetter("flat"), attrgetter("shape")
+
+# ---- operations on operands, of adapters too ---------------------------------------------------------------
+
+# Of all of them: ``urgent``: the caller waits at once; ``grouped``: the result is a list; ``kind``: a part of
+# the name by which ranks match the operation.
+
+
+class SequenceName(str):
+    """The common name of operations that run one after another, in the same order on all ranks.
+
+    All kinds share it, so that ranks get an error if the kinds of their next operations differ. Unlike
+    operations without a name, they may run beside others that have none.
+    """
+
+
+def wire_name(kind: str, name: Optional[str]) -> str:
+    """Return the name by which ranks match an operation: its kind and the caller's name.
+
+    Without the caller's name it is empty: operations are matched by their order.
+    """
+    if isinstance(name, SequenceName):
+        return str(name)
+    return f"{kind}.{name}" if name else ""
+
+
+def start_allreduce(
+    operands: Operands, options: Options, urgent: bool = False, grouped: bool = False,
+    convert: Optional[Callable[[Any], Any]] = None, kind: str = "",
+) -> Handle:  # fmt: skip
+    """Start a reduction; ``convert`` makes the result otherwise."""
+    name, process_set = options.name, options.process_set
+    return api.context().engine.allreduce(
+        [*map(_flat_of, operands)], options, wire_name(kind, name) if kind else name,
+        [*map(_shape_of, operands)], 0 if process_set is None else number_of(process_set), urgent,
+        convert or (_finisher(operands) if grouped else operands[0].finish), mirrors=mirrors(operands),
+    )  # fmt: skip
+
+
+def start_reducescatter(
+    operands: Operands, options: Options, urgent: bool = False, grouped: bool = False, kind: str = ""
+) -> Handle:
+    """Start a reduction of which every rank gets its rows."""
+    if kind:
+        options = options._replace(name=wire_name(kind, options.name))
+    return api.context().engine.reducescatter(
+        [*map(_flat_of, operands)], [*map(_shape_of, operands)], options, number_of(options.process_set),
+        urgent, _deliverer(operands, grouped), mirrors(operands),
+    )  # fmt: skip
+
+
+def start_allgather(
+    operands: Operands, name: Optional[str], process_set: Optional[ProcessSet], urgent: bool = False,
+    grouped: bool = False, bounds: Sequence[int] = (), kind: str = "",
+) -> Handle:  # fmt: skip
+    """Start gathering the rows of all ranks; with ``bounds``, the ranks' row boundaries, in place."""
+    return api.context().engine.allgather(
+        [*map(_flat_of, operands)], [item.shape if kind else item.shape or (1,) for item in operands],
+        wire_name(kind, name) if kind else name, number_of(process_set), urgent,
+        _deliverer(operands, grouped), mirrors(operands), bounds,
+    )  # fmt: skip
+
+
+def start_broadcast(
+    operands: Operands, root_rank: int, name: Optional[str], process_set: Optional[ProcessSet],
+    urgent: bool = False, grouped: bool = False, kind: str = "",
+) -> Handle:  # fmt: skip
+    """Start copying the root's elements to all ranks."""
+    return api.context().engine.broadcast(
+        [*map(_flat_of, operands)], root_rank, wire_name(kind, name) if kind else name,
+        [*map(_shape_of, operands)], number_of(process_set), urgent,
+        _finisher(operands) if grouped else operands[0].finish, mirrors(operands),
+    )  # fmt: skip
+
+
+def start_alltoall(
+    operand: Operand, splits: Optional[Sequence[int]], name: Optional[str], process_set: Optional[ProcessSet],
+    urgent: bool = False, counted: Callable[[Any], Any] = lambda numbers: numbers, in_place: bool = False,
+    kind: str = "",
+) -> Handle:  # fmt: skip
+    """Start exchanging rows; the result is the rows, and what ``counted`` makes of their number by rank.
+
+    ``in_place``: the received rows replace those that were sent.
+    """
+    return api.context().engine.alltoall(
+        operand.flat, operand.shape, splits, wire_name(kind, name) if kind else name, number_of(process_set),
+        urgent, lambda result: (operand.deliver(result[0]), counted(result[1])), mirrors([operand]), in_place,
+    )  # fmt: skip
+
+
+def _finisher(operands: Operands) -> Callable[[Any], Any]:
+    """Return the function that makes the results of operands that have been overwritten, of nothing."""
+    return lambda _: [operand.finish() for operand in operands]
+
+
+def _deliverer(operands: Operands, grouped: bool) -> Callable[[Any], Any]:
+    """Return the function that shapes the engine's results, whose rows differ from the operands'."""
+
+    def convert(arrays: Sequence[Array]) -> Any:
+        results = [operand.deliver(rows) for operand, rows in zip(operands, arrays)]
+        return results if grouped else results[0]
+
+    return convert
+
+
+def all_submitted(arrays: Sequence[Any], in_place: str = "", rows: bool = False) -> List[Operand]:
+    """Return operands; ``in_place`` is the function's name if the arrays are overwritten, else ""."""
+    staging = api.context().staging
+    return [submitted(staging, array, in_place, rows=rows) for array in arrays]
+
+
+# ---- single arrays -----------------------------------------------------------------------------------------
 
 
 @takes("allreduce", texts="core")
@@ -34,7 +150,7 @@ def allreduce_async(array: Any, options: Options) -> Handle:
     Raises:
         {start_errors}
     """
-    return start_allreduce([array], options)
+    return start_allreduce([submitted(api.context().staging, array)], options)
 
 
 @takes("allreduce", texts="core")
@@ -52,19 +168,7 @@ def allreduce_async_(array: Array, options: Options) -> Handle:
         Misuse: it is not a NumPy array, or it is read-only.
         {start_errors}
     """
-    return start_allreduce([array], options, "allreduce_async_")
-
-
-def start_allreduce(
-    arrays: Sequence[Any], options: Options, in_place: str = "", grouped: bool = False
-) -> Handle:
-    """Start an allreduce; ``in_place`` is the function's name if the arrays are overwritten, else ""."""
-    context = api.context()
-    operands = [submitted(context.staging, array, in_place) for array in arrays]
-    return context.engine.allreduce(
-        [item.flat for item in operands], options, options.name, [item.shape for item in operands],
-        number_of(options.process_set), convert=finisher(operands, grouped), mirrors=mirrors(operands),
-    )  # fmt: skip
+    return start_allreduce([submitted(api.context().staging, array, "allreduce_async_")], options)
 
 
 @takes("reducescatter", texts="core")
@@ -83,17 +187,7 @@ def reducescatter_async(array: Any, options: Options) -> Handle:
         Misuse: the array has no first dimension.
         {start_errors}
     """
-    return start_reducescatter([array], options)
-
-
-def start_reducescatter(arrays: Sequence[Any], options: Options, grouped: bool = False) -> Handle:
-    """Start a reducescatter of copies of arrays; a list as result if ``grouped``."""
-    context = api.context()
-    operands = [submitted(context.staging, array, rows=True) for array in arrays]
-    return context.engine.reducescatter(
-        [item.flat for item in operands], [item.shape for item in operands], options,
-        number_of(options.process_set), convert=deliverer(operands, grouped), mirrors=mirrors(operands),
-    )  # fmt: skip
+    return start_reducescatter(all_submitted([array], rows=True), options)
 
 
 @documented
@@ -113,27 +207,7 @@ def allgather_async(
     Raises:
         {start_errors}
     """
-    return start_allgather([array], name, process_set)
-
-
-def start_allgather(
-    arrays: Sequence[Any],
-    name: Optional[str],
-    process_set: Optional[ProcessSet],
-    grouped: bool = False,
-    bounds: Sequence[int] = (),
-) -> Handle:
-    """Start an allgather of copies.
-
-    ``bounds`` are the ranks' row boundaries if it completes arrays in place.
-    """
-    context = api.context()
-    operands = [submitted(context.staging, array, rows=True) for array in arrays]
-    return context.engine.allgather(
-        [item.flat for item in operands], [item.shape or (1,) for item in operands], name,
-        number_of(process_set), convert=deliverer(operands, grouped), mirrors=mirrors(operands),
-        bounds=bounds,
-    )  # fmt: skip
+    return start_allgather(all_submitted([array], rows=True), name, process_set)
 
 
 @documented
@@ -154,11 +228,8 @@ def broadcast_async(
         {start_errors}
     """
     context = api.context()
-    argument = submitted(context.staging, array, read=context.rank == root_rank)
-    return context.engine.broadcast(
-        [argument.flat], root_rank, name, [argument.shape], number_of(process_set),
-        convert=finisher([argument], False), mirrors=mirrors([argument]),
-    )  # fmt: skip
+    operand = submitted(context.staging, array, read=context.rank == root_rank)
+    return start_broadcast([operand], root_rank, name, process_set)
 
 
 @documented
@@ -180,20 +251,15 @@ def broadcast_async_(
         {start_errors}
     """
     context = api.context()
-    target = submitted(context.staging, array, "broadcast_async_", read=context.rank == root_rank)
-    return context.engine.broadcast(
-        [target.flat], root_rank, name, [target.shape], number_of(process_set),
-        convert=finisher([target], False), mirrors=mirrors([target]),
-    )  # fmt: skip
+    operand = submitted(context.staging, array, "broadcast_async_", read=context.rank == root_rank)
+    return start_broadcast([operand], root_rank, name, process_set)
 
 
 @documented
 def alltoall_async(
-    array: Any,
-    splits: Optional[Sequence[int]] = None,
-    name: Optional[str] = None,
+    array: Any, splits: Optional[Sequence[int]] = None, name: Optional[str] = None,
     process_set: Optional[ProcessSet] = None,
-) -> Handle:
+) -> Handle:  # fmt: skip
     """Start sending a part of the rows to every rank, and receiving a part of the rows of every rank.
 
     Args:
@@ -209,45 +275,285 @@ def alltoall_async(
         Misuse: the splits do not fit the array, or it has no first dimension.
         {start_errors}
     """
-    return start_alltoall(array, splits, name, process_set)
+    operand = submitted(api.context().staging, array, rows=True)
+    return start_alltoall(operand, splits, name, process_set)
 
 
-def start_alltoall(
-    array: Any,
-    splits: Optional[Sequence[int]],
-    name: Optional[str],
-    process_set: Optional[ProcessSet],
-    in_place: bool = False,
+# ---- groups ------------------------------------------------------------------------------------------------
+
+
+@takes("allreduce", texts="core")
+def grouped_allreduce_async(arrays: Sequence[Any], options: Options) -> Handle:
+    """Start an allreduce of copies of several arrays as one operation: all are reduced, or none.
+
+    Args:
+        {arrays_in}
+        {options}
+
+    Returns:
+        a handle; its ``wait()`` returns a list of new arrays.
+
+    Raises:
+        {start_errors}
+    """
+    return start_allreduce(all_submitted(arrays), options, grouped=True)
+
+
+@takes("allreduce", texts="core")
+def grouped_allreduce_async_(arrays: Sequence[Array], options: Options) -> Handle:
+    """Start an allreduce of several arrays in place as one operation: all are reduced, or none.
+
+    Args:
+        {arrays_pending}
+        {options}
+
+    Returns:
+        a handle; its ``wait()`` returns a list of the arrays themselves.
+
+    Raises:
+        Misuse: it is not a NumPy array, or it is read-only.
+        {start_errors}
+    """
+    return start_allreduce(all_submitted(arrays, "grouped_allreduce_async_"), options, grouped=True)
+
+
+@takes("allreduce", texts="core")
+def grouped_allreduce(arrays: Sequence[Any], options: Options) -> List[Array]:
+    """Reduce several arrays over all ranks as one operation: all are reduced, or none.
+
+    Example: ``weights, bias = rc.grouped_allreduce([weights, bias], op=rc.Sum)``.
+
+    Args:
+        {arrays_in}
+        {options}
+
+    Returns:
+        a list of new arrays.
+
+    Raises:
+        {call_errors}
+    """
+    result: List[Array] = start_allreduce(all_submitted(arrays), options, grouped=True).wait()
+    return result
+
+
+@takes("allreduce", texts="core")
+def grouped_allreduce_(arrays: Sequence[Array], options: Options) -> List[Array]:
+    """Reduce several arrays over all ranks in place as one operation: all are reduced, or none.
+
+    Example: ``rc.grouped_allreduce_([weights, bias], op=rc.Sum, name="layer1")``.
+
+    Args:
+        {arrays_pending}
+        {options}
+
+    Returns:
+        a list of the arrays themselves.
+
+    Raises:
+        Misuse: it is not a NumPy array, or it is read-only.
+        {call_errors}
+    """
+    operands = all_submitted(arrays, "grouped_allreduce_")
+    result: List[Array] = start_allreduce(operands, options, grouped=True).wait()
+    return result
+
+
+@takes("reducescatter", texts="core")
+def grouped_reducescatter_async(arrays: Sequence[Any], options: Options) -> Handle:
+    """Start a reducescatter of copies of several arrays as one operation.
+
+    Args:
+        {arrays_in}
+        {options}
+
+    Returns:
+        a handle; its ``wait()`` returns a list of new arrays with this rank's rows of each.
+
+    Raises:
+        Misuse: an array has no first dimension.
+        {start_errors}
+    """
+    return start_reducescatter(all_submitted(arrays, rows=True), options, grouped=True)
+
+
+@takes("reducescatter", texts="core")
+def grouped_reducescatter(arrays: Sequence[Any], options: Options) -> List[Array]:
+    """Reduce several arrays over all ranks as one operation; every rank gets only its rows of each.
+
+    Args:
+        {arrays_in}
+        {options}
+
+    Returns:
+        a list of new arrays: of ``n`` rows every member of the set gets ``n // size``, the first
+        ``n % size`` members one more.
+
+    Raises:
+        Misuse: an array has no first dimension.
+        {call_errors}
+    """
+    operands = all_submitted(arrays, rows=True)
+    result: List[Array] = start_reducescatter(operands, options, grouped=True).wait()
+    return result
+
+
+@documented
+def grouped_allgather_async(
+    arrays: Sequence[Any], name: Optional[str] = None, process_set: Optional[ProcessSet] = None
 ) -> Handle:
-    """Start an alltoall of a copy; ``in_place`` if the received rows replace the array's."""
-    context = api.context()
-    rows = submitted(context.staging, array, rows=True)
-    return context.engine.alltoall(
-        rows.flat, rows.shape, splits, name, number_of(process_set),
-        convert=lambda result: (rows.deliver(result[0]), result[1]), mirrors=mirrors([rows]),
-        in_place=in_place,
-    )  # fmt: skip
+    """Start an allgather of copies of several arrays as one operation.
+
+    Args:
+        {arrays_rows}
+        {matching}
+
+    Returns:
+        a handle; its ``wait()`` returns a list of new arrays with the rows of all ranks, in rank order.
+
+    Raises:
+        {start_errors}
+    """
+    return start_allgather(all_submitted(arrays, rows=True), name, process_set, grouped=True)
 
 
-def finisher(operands: Sequence[Operand], grouped: bool) -> Callable[[Any], Any]:
-    """Return the function that makes the results of operands that have been overwritten."""
+@documented
+def grouped_allgather(
+    arrays: Sequence[Any], name: Optional[str] = None, process_set: Optional[ProcessSet] = None
+) -> List[Array]:
+    """Concatenate every rank's arrays along the first dimension, several of them as one operation.
 
-    def convert(_: Any) -> Any:
-        if not grouped:
-            return operands[0].finish()
-        return [operand.finish() for operand in operands]
+    Args:
+        {arrays_rows}
+        {matching}
 
-    return convert
+    Returns:
+        a list of new arrays with the rows of all ranks, in rank order. The number of rows may differ from
+        rank to rank; a zero-dimensional array counts as one row.
+
+    Raises:
+        {call_errors}
+    """
+    result: List[Array] = grouped_allgather_async(arrays, name, process_set).wait()
+    return result
 
 
-def deliverer(operands: Sequence[Operand], grouped: bool) -> Callable[[Any], Any]:
-    """Return the function that shapes the engine's results, whose rows differ from the operands'."""
+# ---- messages between two ranks, matched by tag ------------------------------------------------------------
 
-    def convert(arrays: Sequence[Array]) -> Any:
-        results = [operand.deliver(rows) for operand, rows in zip(operands, arrays)]
-        return results if grouped else results[0]
 
-    return convert
+@documented
+def send(
+    array: Any, dest: int, tag: int = 0, name: Optional[str] = None, process_set: Optional[ProcessSet] = None
+) -> None:
+    """Send an array to another rank; returns when that rank has received it.
+
+    The other rank calls :func:`recv`. Messages between two ranks with the same tag are received in the order
+    in which they were sent. Other ranks take no part.
+
+    Example::
+
+        if rc.rank() == 0:
+            rc.send(batch, dest=1)
+        elif rc.rank() == 1:
+            rc.recv(batch, source=0)
+
+    Args:
+        array: NumPy array, or what converts to one.
+        dest: the rank that receives it: its rank in the job.
+        {message}
+
+    Raises:
+        {message_errors}
+    """
+    flat, shape = flat_view(array)
+    operand = HostOperand(flat if flat.flags.writeable else flat.copy(), shape)
+    _start_message(operand, api.rank(), dest, tag, name, process_set, True).wait()
+
+
+@documented
+def send_async(
+    array: Any, dest: int, tag: int = 0, name: Optional[str] = None, process_set: Optional[ProcessSet] = None
+) -> Handle:
+    """Start sending a copy of an array to another rank, as :func:`send` does.
+
+    Args:
+        array: array of any kind, or what converts to one.
+        dest: the rank that receives it: its rank in the job.
+        {message}
+
+    Returns:
+        a handle; its ``wait()`` returns when the other rank has received it.
+
+    Raises:
+        {message_errors}
+    """
+    operand = submitted(api.context().staging, array)
+    return _start_message(operand, api.rank(), dest, tag, name, process_set, False)
+
+
+@documented
+def recv(
+    array: Array, source: int, tag: int = 0, name: Optional[str] = None,
+    process_set: Optional[ProcessSet] = None,
+) -> Array:  # fmt: skip
+    """Receive an array that another rank sends with :func:`send` or :func:`send_async`.
+
+    Args:
+        array: of the same shape and dtype as the one that is sent; it is overwritten.
+        source: the rank that sends it: its rank in the job.
+        {message}
+
+    Returns:
+        ``array`` itself.
+
+    Raises:
+        Misuse: ``array`` is not a NumPy array, or it is read-only.
+        {message_errors}
+    """
+    operand = submitted(api.context().staging, array, "recv", read=False)
+    received: Array = _start_message(operand, source, api.rank(), tag, name, process_set, True).wait()
+    return received
+
+
+@documented
+def recv_async(
+    array: Array, source: int, tag: int = 0, name: Optional[str] = None,
+    process_set: Optional[ProcessSet] = None,
+) -> Handle:  # fmt: skip
+    """Start receiving an array that another rank sends, as :func:`recv` does.
+
+    Args:
+        array: of the same shape and dtype as the one that is sent; it is overwritten, and must not be used
+            until the handle is done.
+        source: the rank that sends it: its rank in the job.
+        {message}
+
+    Returns:
+        a handle; its ``wait()`` returns ``array`` itself.
+
+    Raises:
+        Misuse: ``array`` is not a NumPy array, or it is read-only.
+        {message_errors}
+    """
+    operand = submitted(api.context().staging, array, "recv_async", read=False)
+    return _start_message(operand, source, api.rank(), tag, name, process_set, False)
+
+
+def _start_message(
+    operand: Operand, source: int, dest: int, tag: int, name: Optional[str],
+    process_set: Optional[ProcessSet], urgent: bool,
+) -> Handle:  # fmt: skip
+    """Start a message: a broadcast from its sender in the set of the two ranks."""
+    engine, number = api.context().engine, number_of(process_set)
+    pair = engine.sets.pair(dest if source == engine.rank else source, number)
+    where = f" in process set {number}" if number else ""
+    label = f"message from rank {source} to rank {dest}{where}, tag {tag}{f', {name}' if name else ''}"
+    return engine.broadcast(
+        [operand.flat], source, label, [operand.shape], pair, urgent, operand.finish, mirrors([operand])
+    )
+
+
+# ---- the program as a whole, and handles -------------------------------------------------------------------
 
 
 @documented

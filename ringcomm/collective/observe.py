@@ -113,9 +113,18 @@ def site_text(site: Site) -> str:
     return f"{code.co_filename}:{found}"
 
 
-def call_site() -> str:
-    """Return file and line of the caller's code that led here, at once."""
-    frame = _outside(2)
+def call_site(known: Optional[List[Any]] = None) -> str:
+    """Return file and line of the caller's code that led here, at once. ``known``: see :func:`find_site`."""
+    frame = None
+    if known is not None and known[0]:
+        try:  # a context manager would cost more than all the rest
+            frame = sys._getframe(known[0])
+        except ValueError:
+            pass  # the stack is not that deep this time
+    if frame is None or known is None or frame.f_code is not known[1]:
+        frame = _outside(2)
+        if known is not None:
+            known[:] = _depth_of(frame), frame.f_code
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 

@@ -241,7 +241,10 @@ _MAX_TALLIES = 1000
 
 
 class BucketRunner:
-    """Executes the buckets that responses name; ``repeated`` has what runs without one (:mod:`.repeats`)."""
+    """Executes the buckets that responses name; ``repeated`` has what runs without one (:mod:`.repeats`).
+
+    ``count`` is the number of all buckets, also of those in which this rank has no part.
+    """
 
     def __init__(self, fabric: Fabric, make_runner: Callable[[Fabric], Runner], sets: ProcessSets) -> None:
         self.may_poll: Optional[Callable[[], bool]] = None
@@ -250,7 +253,7 @@ class BucketRunner:
         self._make_runner = make_runner
         self.sets = sets
         self._runners: Dict[Tuple[int, ...], Runner] = {}
-        self._buckets = 0
+        self.count = 0
         self._active: Optional[Runner] = None
         self._buffer = FusionBuffer()
         self._residuals = FusionBuffer()
@@ -291,13 +294,9 @@ class BucketRunner:
             found = self._tallies[key] = Tally(bucket_text(bucket))
         return found
 
-    def next_bucket(self) -> None:
-        """Count a bucket that is to be run, also if this rank has no part in it."""
-        self._buckets += 1
-
     def progress(self) -> Progress:
         """Return how far this rank is, in buckets. For any thread, and at any time."""
-        active, sequence = self._active, 2 * self._buckets
+        active, sequence = self._active, 2 * self.count
         if active is None:
             return Progress(sequence)
         progress = active.progress()

@@ -18,16 +18,21 @@ from ..errors import ProtocolError, RingcommError
 from ..ops import Collective, ReduceOp
 from ..wire.messages import Message
 from ..wire.signature import Key, Signature
-from .deadlocks import BlockedRanks
-from .fusion import Ready, fuse
-from .mismatch import deadlock_text, last_seen_text, mismatch_text, ranks_text, whereabouts
+from .deadlocks import (
+    BlockedRanks,
+    deadlock_text,
+    last_seen_text,
+    mismatch_text,
+    ranks_text,
+    whereabouts,
+)  # fmt: skip
 from .observer import Observer
-from .pending import MAX_NUMBERS, MAX_SITES, settle
 from .process_sets import GLOBAL_SET, ProcessSets, UnknownProcessSetError
-from .repeats import RepeatPolicy, may_repeat
+from .repeats import At, RepeatPolicy, What, may_repeat
+from .request import MAX_NUMBERS, MAX_SITES, settle
 
-_CHANGES = ("ready", "blocked", "unblocked", "joined", "paused", "resumed", "repeat")
-"""Messages after which ranks that wait may get on; after the others they wait as before."""
+_CHANGES = ("ready", "blocked", "unblocked", "joined", "paused", "resumed")
+"""Messages after which ranks that wait may get on, as after the begin of a repeat."""
 
 
 class Tuning(NamedTuple):
@@ -42,6 +47,46 @@ class Tuning(NamedTuple):
     stall_warning_s: float = 60.0
     stall_limit_s: float = 600.0
     one_round: Callable[[Sequence[Signature]], bool] = lambda signatures: True
+
+
+FUSIBLE = (Collective.ALLREDUCE, Collective.REDUCESCATTER, Collective.ALLGATHER)
+
+
+class Ready(NamedTuple):
+    """An operation that is ready on every rank; ``more`` is what ranks are told of it besides."""
+
+    signature: Signature
+    number: int
+    nbytes: int
+    more: Dict[str, Any]
+
+
+def fuse(ready: Sequence[Ready], threshold_bytes: int) -> List[List[Ready]]:
+    """Divide operations into buckets, in the order in which they became ready.
+
+    An operation joins the last bucket of its kind if there is room, also past others that do not fit
+    in between: the order of execution is free as long as it is the same on every rank. With a threshold of
+    0 bytes no operations share a bucket.
+    """
+    buckets: List[List[Ready]] = []
+    open_buckets: Dict[Tuple[object, ...], Tuple[List[Ready], int]] = {}
+    for member in ready:
+        signature, nbytes = member.signature, member.nbytes
+        if signature.kind not in FUSIBLE or signature.op == ReduceOp.ADASUM or not threshold_bytes:
+            buckets.append([member])
+            continue
+        alike = (
+            signature.kind, signature.process_set, signature.op,
+            signature.prescale, signature.postscale, signature.weighted, frozenset(signature.dtypes),
+            signature.codec,
+        )  # fmt: skip
+        bucket, filled = open_buckets.get(alike, ([], 0))
+        if not bucket or filled + nbytes > threshold_bytes:
+            bucket, filled = [], 0
+            buckets.append(bucket)
+        bucket.append(member)
+        open_buckets[alike] = (bucket, filled + nbytes)
+    return buckets
 
 
 class Announced:
@@ -195,7 +240,7 @@ class Coordinator:
         if take is None:
             raise ProtocolError(f"rank {rank} may not send {kind!r} to rank 0")
         if kind in _CHANGES:
-            self._blocked.changed(now_s)
+            self._blocked.changed_s = now_s
         try:
             take(self, rank, message, now_s)
         except (LookupError, ValueError, TypeError, OverflowError) as problem:
@@ -256,28 +301,19 @@ class Coordinator:
         numbers = bool(message["for_good"]), int(message["heard"]), now_s, int(message["calls"])
         self._blocked.blocked(rank, *numbers, message["call"])
 
-    def _take_unblocked(self, rank: int, message: Message, now_s: float) -> None:
-        self._blocked.goes_on(rank)
+    def repeat_begun(self, rank: int, at: At, what: What, now_s: float) -> None:
+        """A rank has begun a repeat."""
+        self._blocked.changed_s = now_s
+        if self._blocked.reports:
+            self._blocked.goes_on(rank)
+        late_s = self.repeats.begun(rank, at, what, now_s)
+        if late_s > 0.0:
+            self.reports.waited_for(rank, now_s - late_s, now_s)
 
     def _take_joined(self, rank: int, message: Message, now_s: float) -> None:
         self._joined.append(rank)
         for entry in list(self._entries.values()):
             self._complete(entry, now_s)
-
-    def _take_paused(self, rank: int, message: Message, now_s: float) -> None:
-        self.reports.paused[rank] = str(message["reason"])
-
-    def _take_resumed(self, rank: int, message: Message, now_s: float) -> None:
-        self.reports.paused.pop(rank, None)
-
-    def _take_stack(self, rank: int, message: Message, now_s: float) -> None:
-        self.reports.take_stack(rank, str(message["text"]))
-
-    def _take_repeat(self, rank: int, message: Message, now_s: float) -> None:
-        self._blocked.goes_on(rank)
-        late_s = self.repeats.begun(rank, message, now_s)
-        if late_s > 0.0:
-            self.reports.waited_for(rank, now_s - late_s, now_s)
 
     def _take_stuck(self, rank: int, message: Message, now_s: float) -> None:
         if message["epoch"] == self.repeats.epoch:
@@ -527,15 +563,14 @@ def _nbytes(signature: Signature) -> int:
     return signature.nbytes
 
 
-_TAKE: Dict[str, Callable[[Coordinator, int, Message, float], None]] = {
+_TAKE: Dict[str, Callable[[Coordinator, int, Message, float], Any]] = {
     "ready": Coordinator._take_ready,
     "blocked": Coordinator._take_blocked,
-    "unblocked": Coordinator._take_unblocked,
+    "unblocked": lambda self, rank, message, now_s: self._blocked.goes_on(rank),
     "joined": Coordinator._take_joined,
-    "paused": Coordinator._take_paused,
-    "resumed": Coordinator._take_resumed,
-    "stack": Coordinator._take_stack,
-    "repeat": Coordinator._take_repeat,
+    "paused": lambda self, rank, message, now_s: self.reports.paused.update({rank: str(message["reason"])}),
+    "resumed": lambda self, rank, message, now_s: self.reports.paused.pop(rank, None),
+    "stack": lambda self, rank, message, now_s: self.reports.take_stack(rank, str(message["text"])),
     "stuck": Coordinator._take_stuck,
     "stopped": Coordinator._take_stopped,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from math import inf
-from typing import Any, Collection, List, NamedTuple, Optional, Sequence
+from typing import Any, Collection, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -20,15 +20,13 @@ from ..group.failures import FailureReporter
 from ..transport.base import Fabric, Link, StoppableWatch, Stopped
 from ..wire.messages import Message
 from ..wire.signature import Key
-from .bucket_runner import BucketRunner, Work
+from .bucket_runner import BucketRunner
 from .coordinator import Coordinator, RankReports
 from .observer import labels_of
 from .peer_channels import PeerChannels
-from .pending import Pending, unpack
 from .repeats import Repeats
-from .request import Handle, OperationHistory, Request
-from .stacks import main_stack
-from .waiters import NOTHING_REPORTED, Waiters
+from .request import Handle, OperationHistory, Pending, Request, Work, unpack
+from .stacks import NOTHING_REPORTED, Waiters, main_stack
 
 logger = logging.getLogger("ringcomm.engine")
 
@@ -38,12 +36,8 @@ _DECIDE_S = 1e-3
 """How often a rank that only repeats does the rest of a cycle."""
 
 
-class Rest(NamedTuple):
-    """What to wait for, and how long."""
-
-    timeout_s: float
-    reading: Sequence[Link]
-    writing: Sequence[Link]
+Rest = Tuple[Sequence[Link], Sequence[Link], float]
+"""What to wait for, and how long: readable links, writable links, seconds."""
 
 
 class EngineState:
@@ -54,17 +48,10 @@ class EngineState:
     """
 
     def __init__(
-        self,
-        fabric: Fabric,
-        peers: PeerChannels,
-        bucket_runner: BucketRunner,
-        coordinator: Optional[Coordinator],
-        watch: StoppableWatch,
-        reporter: FailureReporter,
-        clock: Clock,
+        self, fabric: Fabric, peers: PeerChannels, bucket_runner: BucketRunner,
+        coordinator: Optional[Coordinator], watch: StoppableWatch, reporter: FailureReporter, clock: Clock,
         history: OperationHistory,
-    ) -> None:
-        self._reporter = reporter
+    ) -> None:  # fmt: skip
         self.rank = fabric.rank
         self.lock = threading.Lock()
         self.pending = Pending()
@@ -75,21 +62,17 @@ class EngineState:
         self.busy = True
         self.asleep = False
         self.repeats = Repeats(fabric.rank, fabric.size)
+        self.broken: Optional[BaseException] = None
+        self.executed = 0  # responses
+        self.history, self.peers, self.bucket_runner = history, peers, bucket_runner
+        self.coordinator = coordinator
+        bucket_runner.repeated = self.repeats.all_sets
+        bucket_runner.may_poll = lambda: bool(self.waiters.waits)  # otherwise the program computes
+        self._fabric, self._watch, self._reporter, self._clock = fabric, watch, reporter, clock
         self._repeat_began_s = 0.0
         self._given_up = (-1, 0)
         self._decide_s = 0.0
         self._skipped = False
-        self.broken: Optional[BaseException] = None
-        self.executed = 0  # responses
-        self.history = history
-        self.peers = peers
-        self.bucket_runner = bucket_runner
-        bucket_runner.repeated = self.repeats.all_sets
-        bucket_runner.may_poll = lambda: bool(self.waiters.waits)  # otherwise the program computes
-        self.coordinator = coordinator
-        self._fabric = fabric
-        self._watch = watch
-        self._clock = clock
         self._responses: List[Message] = []
         self._cut_short: List[Request] = []
         self._reported = NOTHING_REPORTED
@@ -110,28 +93,36 @@ class EngineState:
 
     def cycle(self) -> bool:
         """Do what can be done now; whether anything was."""
+        peers = self.peers
         self._watch.check_here()
         now_s = self._clock()
-        begun = self._begin_repeat(now_s)
-        moved = hurries = self._announce(now_s)
+        moved = bool(self.pending.unannounced) and self._begin_repeat(now_s)
+        hurries = bool(self.outbox or self.pending.unannounced) and self._announce(now_s)
         if self.repeats.current is not None:
-            self.peers.awake()  # which is between all ranks
-            self.peers.messages.flush()
-        self.peers.pulse()
-        if self.peers.waits_in:
-            self._report_call(self.peers.waits_in)
-            self.peers.waits_in = None
-        received = self.peers.take_received()
+            peers.awake = True  # a repeat is between all ranks
+            if not moved:
+                peers.messages.flush()
+        peers.pulse()
+        if peers.waits_in:
+            self._report_call(peers.waits_in)
+            peers.waits_in = None
+        received, peers.received = peers.received, []
+        moved = moved or hurries or bool(received)
         for peer, message in received:
             hurries = hurries or message["type"] != "repeat"
             self._take(peer, message, now_s)
-        ended = self.repeats.current is not None and self._end_repeat()
-        moved = moved or begun or ended or bool(received)
-        if self._give_up_in_s(now_s) <= 0.0:
-            self._give_up_repeat()
-            hurries = True
+        current = self.repeats.current
+        if current is not None:
+            if self._end_repeat():
+                moved = True
+            elif now_s - self._repeat_began_s >= GIVE_UP_S and current.at != self._given_up:
+                # Rank 0 finds out what the others do; it is told whether they are late, or lost.
+                self._given_up = current.at
+                with self.lock:
+                    self.outbox.append({"type": "stuck", "epoch": current.at[0]})
+                hurries = True
         repeating = self.repeats.current is not None or moved
-        if repeating and not hurries and now_s < self._decide_s and not self.peers.messages.gone:
+        if repeating and not hurries and now_s < self._decide_s and not peers.messages.gone:
             self._skipped = True
             return moved
         self._decide_s, self._skipped = now_s + _DECIDE_S, False
@@ -140,22 +131,25 @@ class EngineState:
         while self._responses:
             moved = True
             self._execute(self._responses.pop(0))
-        if self.peers.messages.gone:
+        if peers.messages.gone:
             self._check_gone()  # after what it had sent before it left
-        self.peers.tracing.flush(now_s)
+        peers.tracing.flush(now_s)
         return moved
 
     def _take(self, peer: int, message: Message, now_s: float) -> None:
         kind = message["type"]
         if kind == "repeat":
-            self.repeats.take(peer, message)
-        if kind == "explain":
+            at, what = (message["epoch"], message["number"]), (message["set"], message["count"])
+            self.repeats.take(peer, at, what, message["payload"])
+            if self.coordinator is not None:
+                self.coordinator.repeat_begun(peer, at, what, now_s)
+        elif kind == "explain":
             self.peers.messages.send({"type": "stack", "text": main_stack()})
         elif self.coordinator is not None:
             self.coordinator.take(peer, message, now_s)
-        elif kind != "repeat":
-            if peer != 0 or kind not in ("responses", "stop", "negotiate"):
-                raise ProtocolError(f"rank {peer} may not send {kind!r} to rank {self.rank}")
+        elif peer != 0 or kind not in ("responses", "stop", "negotiate"):
+            raise ProtocolError(f"rank {peer} may not send {kind!r} to rank {self.rank}")
+        else:
             self._take_decision(message)
 
     def _take_decision(self, message: Message) -> None:
@@ -176,25 +170,23 @@ class EngineState:
 
     def _begin_repeat(self, now_s: float) -> bool:
         """Begin a repeat, if just what repeats is pending; return whether it has begun."""
-        if not self.pending.unannounced or self.peers.tracing.observer is not None:
+        if self.peers.tracing.observer is not None:
             return False
         with self.lock:
-            requests = self.pending.new()
-            if not requests or self.outbox or self.join is not None:
+            if self.outbox or self.join is not None or self.pending.announced:
                 return False
-            chosen = self.repeats.find(requests)
-            if chosen is None:
+            repeat = self.repeats.begin(self.pending.unannounced)
+            if repeat is None:
                 return False
-            self.pending.hold()
+            self.pending.unannounced = []
             self.urgent = False
-        for request in requests:
-            request.begin()
-        repeat = self.repeats.begin(chosen, requests)
+        for request in repeat.requests:
+            if request.operation is not None:
+                request.operation.began_s = now_s
         self._repeat_began_s = now_s
-        message = repeat.message()
-        self.peers.messages.send_repeat(message, repeat.elements.view(np.uint8).data)
+        self.peers.messages.send_repeat(repeat.message, repeat.elements.view(np.uint8).data)
         if self.coordinator is not None:
-            self.coordinator.take(self.rank, message, now_s)
+            self.coordinator.repeat_begun(self.rank, repeat.at, repeat.what, now_s)
         return True
 
     def _end_repeat(self) -> bool:
@@ -202,8 +194,9 @@ class EngineState:
         ended = self.repeats.end()
         if ended is None:
             return False
-        self.bucket_runner.next_bucket()
-        ended.set.total.add(1, self._clock() - self._repeat_began_s, 0)
+        self.bucket_runner.count += 1
+        ended.set.total.runs += 1
+        ended.set.total.took_s += self._clock() - self._repeat_began_s
         with self.lock:
             for request in ended.requests:
                 self.pending.take(request.key)
@@ -211,20 +204,14 @@ class EngineState:
             request.finish()
         return True
 
-    def _give_up_in_s(self, now_s: float) -> float:
+    def _give_up_in_s(self) -> float:
         """Return in how many seconds to give up the repeat under way; infinite without one to give up."""
         current = self.repeats.current
         if current is None or current.at == self._given_up:
             return inf
-        return self._repeat_began_s + GIVE_UP_S - now_s
+        return max(0.0, self._repeat_began_s + GIVE_UP_S - self._clock())
 
-    def _give_up_repeat(self) -> None:
-        """Let rank 0 find out what the others do, and report to it that they are late, or lost."""
-        current = self.repeats.current
-        if current is not None:
-            self._given_up = current.at
-            with self.lock:
-                self.outbox.append({"type": "stuck", "epoch": current.at[0]})
+    # ---- rank 0 ---------------------------------------------------------------------------------
 
     def _report_call(self, calls: Progress) -> None:
         """Report to rank 0 if this rank does nothing but wait in a direct call."""
@@ -255,7 +242,7 @@ class EngineState:
             if rank == self.rank:
                 reports.take_stack(rank, main_stack())
             else:
-                self.peers.messages.send({"type": "explain"}, rank)
+                self.peers.messages.send({"type": "explain"}, [rank])
         reports.to_explain.clear()
 
     def _look_for_late(self, reports: RankReports) -> None:
@@ -271,8 +258,7 @@ class EngineState:
         reports.warn(f"{late.text}.", late.ranks)
 
     def _announce(self, now_s: float) -> bool:
-        if not self._has_work():
-            return False  # What is added meanwhile wakes this thread, if it sleeps, to another cycle.
+        """Tell rank 0 what is new. What is added meanwhile wakes a thread that sleeps to another cycle."""
         with self.lock:
             ready = self.pending.announce(self.urgent or bool(self.waiters.waits), self.rank)
             self.urgent = False
@@ -284,21 +270,21 @@ class EngineState:
             if message["type"] in ("trace", "clock"):
                 self.peers.tracing.deliver(message)
         messages = [message for message in messages if message["type"] not in ("trace", "clock")]
-        if ready is not None:
-            messages.insert(0, ready)
-        for message in messages:
+        for message in messages if ready is None else [ready, *messages]:
             if self.coordinator is None:
                 self.peers.messages.send(message)
             else:
                 self.coordinator.take(0, message, now_s)
         return worked
 
+    # ---- between cycles -------------------------------------------------------------------------
+
     def prepare_to_sleep(self, most_s: float = 3600.0, thread: bool = False) -> Rest:
         """Return what to wait for, and for how long (0.0: there is work).
 
         What is submitted later wakes the thread that sleeps. ``thread``: that is the engine's.
         """
-        timeout_s = min(most_s, self.peers.alarm_s(), max(0.0, self._give_up_in_s(self._clock())))
+        timeout_s = min(most_s, self.peers.alarm_s(), self._give_up_in_s())
         if self.coordinator is not None:
             alarm_s = self.coordinator.next_alarm_s(self._clock())
             timeout_s = timeout_s if alarm_s is None else min(timeout_s, alarm_s)
@@ -306,19 +292,19 @@ class EngineState:
         self._decide_s = 0.0
         with self.lock:
             self.busy, self.asleep = False, thread
-            return Rest(0.0 if self._skipped or self._has_work() else timeout_s, reading, writing)
+            return reading, writing, 0.0 if self._skipped or self._has_work() else timeout_s
 
     def sleep(self, rest: Rest) -> None:
         """Wait for the links. The one part that another thread may run meanwhile."""
-        if rest.timeout_s > 0.0:
-            self._fabric.wait(rest.reading, rest.writing, rest.timeout_s)
+        if rest[2] > 0.0:
+            self._fabric.wait(*rest)
 
     def wake_up(self) -> None:
         """Begin a cycle, after sleeping."""
         with self.lock:
             self.busy = True
         self.peers.messages.flush()
-        self.peers.awake()
+        self.peers.awake = True
         self._watch.check()
 
     def hand_over(self) -> bool:
@@ -326,7 +312,7 @@ class EngineState:
         alarm_s = None if self.coordinator is None else self.coordinator.next_alarm_s(self._clock())
         with self.lock:
             self.busy = False
-            left = self._has_work() or len(self.pending) > 0 or self.join is not None
+            left = bool(self.pending.requests or self.outbox) or self.join is not None
             return left or alarm_s is not None or len(self.waiters.waits) > 1
 
     def wake_if_needed(self) -> None:
@@ -356,7 +342,7 @@ class EngineState:
             if self.join is not None:
                 return True
             if self.coordinator is None:  # the ranks that have gone include rank 0
-                return bool(self.pending.waiting())
+                return len(self.pending) > 0
         return self.coordinator.waits_for(gone)
 
     def doing(self) -> str:
@@ -421,20 +407,11 @@ class EngineState:
             raise
         request.finish()
 
-    def _check_submitted(self, bucket: Sequence[Work]) -> None:
-        """Without this, a rank would take part with neutral numbers, and its program would wait for ever."""
-        missing = [signature for signature, request in bucket if request is None]
-        if missing and self.join is None:
-            raise ProtocolError(
-                f"Rank 0's responses run {missing[0].describe(named=False)} {missing[0].name!r}, which this "
-                f"rank ({self.rank}) has not submitted."
-            )
-
     def _run(self, run: Sequence[Sequence[Any]]) -> None:
         with self.lock:
             bucket = self.pending.take_bucket(run)
             members = self.bucket_runner.sets.members(bucket[0][0].process_set)
-        self.bucket_runner.next_bucket()
+        self.bucket_runner.count += 1
         if self.rank not in members:
             return
         self._check_submitted(bucket)
@@ -466,3 +443,12 @@ class EngineState:
             if work[1] is not None:
                 failed = isinstance(result, RingcommError)  # this operation alone, on all ranks
                 work[1].finish(None if failed else result, result if failed else None)
+
+    def _check_submitted(self, bucket: Sequence[Work]) -> None:
+        """Without this, a rank would take part with neutral numbers, and its program would wait for ever."""
+        missing = [signature for signature, request in bucket if request is None]
+        if missing and self.join is None:
+            raise ProtocolError(
+                f"Rank 0's responses run {missing[0].describe(named=False)} {missing[0].name!r}, which this "
+                f"rank ({self.rank}) has not submitted."
+            )

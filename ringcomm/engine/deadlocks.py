@@ -20,6 +20,7 @@ until nothing has changed for :data:`BUSY_FACTOR` times the time until a warning
 
 from __future__ import annotations
 
+import re
 from typing import (
     Any,
     Callable,
@@ -34,6 +35,8 @@ from typing import (
     Set,
     Tuple,
 )  # fmt: skip
+
+from ..wire.signature import Key, Signature, first_difference
 
 DEADLOCK_S = 0.5
 """How long ranks must have waited for each other, with no thread left that could submit anything, before they
@@ -83,7 +86,7 @@ class Deadlock(NamedTuple):
 
 
 class _Blocked(NamedTuple):
-    """See :class:`.waiters.BlockedReport`."""
+    """See :class:`.stacks.BlockedReport`."""
 
     for_good: bool
     since_s: float
@@ -93,41 +96,41 @@ class _Blocked(NamedTuple):
 
 
 class BlockedRanks:
-    """Which ranks are blocked, and since when; ``look_at_s``: when :meth:`find` may find something."""
+    """Which ranks are blocked, and since when: their ``reports``.
+
+    ``look_at_s``: when :meth:`find` may find something. ``changed_s``: when a rank has sent something after
+    which ranks that wait may go on.
+    """
 
     def __init__(self, size: int, stall_warning_s: float) -> None:
         self._size = size
         self._stall_warning_s = stall_warning_s
-        self._blocked: Dict[int, _Blocked] = {}
+        self.reports: Dict[int, _Blocked] = {}
         self._counts_from: Dict[int, int] = {}
         self._issued = 0  # responses
-        self._changed_s = 0.0
+        self.changed_s = 0.0
         self.look_at_s: Optional[float] = None
-
-    def changed(self, now_s: float) -> None:
-        """A rank has sent something after which ranks that wait may go on."""
-        self._changed_s = now_s
 
     def blocked(
         self, rank: int, for_good: bool, heard: int, now_s: float, calls: int = 0, call: Sequence[Any] = ()
     ) -> None:
-        """Take the report of a rank that all its threads wait (see :class:`.waiters.BlockedReport`).
+        """Take the report of a rank that all its threads wait (see :class:`.stacks.BlockedReport`).
 
         If a response that it had not ``heard`` contains an operation of its own, it may have waited for that.
         ``call`` is (description, needs) of the direct call in which it waits.
         """
-        before = self._blocked.get(rank)
+        before = self.reports.get(rank)
         doing, needs = call or ("", NO_RANK)
         item = _Blocked(for_good, now_s, calls, str(doing), int(needs))
         if heard < self._counts_from.get(rank, 0) or (before and before._replace(since_s=now_s) == item):
             return
-        self._blocked[rank] = item
+        self.reports[rank] = item
         at_s = now_s + DEADLOCK_S
         self.look_at_s = at_s if self.look_at_s is None else min(self.look_at_s, at_s)
 
     def goes_on(self, rank: int) -> None:
         """A rank has submitted something, or reports that it is no longer blocked."""
-        self._blocked.pop(rank, None)
+        self.reports.pop(rank, None)
 
     def responded(self) -> None:
         """Rank 0 has issued responses."""
@@ -136,17 +139,13 @@ class BlockedRanks:
     def will_go_on(self, ranks: Collection[int]) -> None:
         """Note that operations of these ranks end, or may run, from the next response on."""
         self._counts_from.update(dict.fromkeys(ranks, self._issued + 1))
-        for rank in ranks if self._blocked else ():
-            self._blocked.pop(rank, None)
+        for rank in ranks if self.reports else ():
+            self.reports.pop(rank, None)
 
     def find(
-        self,
-        joined: Collection[int],
-        ready: bool,
-        paused: bool,
-        operations: Callable[[], Operations],
+        self, joined: Collection[int], ready: bool, paused: bool, operations: Callable[[], Operations],
         now_s: float,
-    ) -> Optional[Deadlock]:
+    ) -> Optional[Deadlock]:  # fmt: skip
         """Return the ranks of which none can go on before another one of them does, once it is time.
 
         Looks once after a rank has become blocked: nothing else can make ranks wait for each other.
@@ -155,34 +154,134 @@ class BlockedRanks:
         if self.look_at_s is None or now_s < self.look_at_s:
             return None
         self.look_at_s = None
-        blocked = {rank for rank, item in self._blocked.items() if item.for_good and rank not in joined}
-        direct = [((rank,), self._lacks(rank)) for rank in blocked if self._blocked[rank].doing]
+        blocked = {rank for rank, item in self.reports.items() if item.for_good and rank not in joined}
+        direct = [((rank,), self._lacks(rank)) for rank in blocked if self.reports[rank].doing]
         stuck: Collection[int] = waiting_for_each_other(blocked, [*operations(), *direct])
         busy: List[int] = []
         if stuck:
-            at_s = max(self._blocked[rank].since_s for rank in stuck) + DEADLOCK_S
+            at_s = max(self.reports[rank].since_s for rank in stuck) + DEADLOCK_S
         else:
             stuck = range(self._size)
-            busy = sorted(rank for rank, item in self._blocked.items() if not item.for_good)
+            busy = sorted(rank for rank, item in self.reports.items() if not item.for_good)
             limit_s = 0.0 if paused or ready else BUSY_FACTOR * self._stall_warning_s
             if not (busy and limit_s and all(self._waits(rank) or rank in joined for rank in stuck)):
                 return None
-            at_s = self._changed_s + limit_s
+            at_s = self.changed_s + limit_s
         if now_s < at_s:
             self.look_at_s = at_s
             return None
-        waited_s = now_s - (self._changed_s if busy else at_s - DEADLOCK_S)
-        calls = {rank: item.doing for rank, item in self._blocked.items() if rank in stuck and item.doing}
+        waited_s = now_s - (self.changed_s if busy else at_s - DEADLOCK_S)
+        calls = {rank: item.doing for rank, item in self.reports.items() if rank in stuck and item.doing}
         return Deadlock(stuck, busy, waited_s, calls)
 
     def _lacks(self, rank: int) -> List[int]:
         """Blocked ranks that have not entered the direct call in which this rank waits."""
-        item = self._blocked[rank]
-        needed: Iterable[int] = self._blocked if item.needs == EVERY_RANK else (item.needs,)
+        item = self.reports[rank]
+        needed: Iterable[int] = self.reports if item.needs == EVERY_RANK else (item.needs,)
         return [
-            other for other in needed if other in self._blocked and self._blocked[other].calls < item.calls
+            other for other in needed if other in self.reports and self.reports[other].calls < item.calls
         ]
 
     def _waits(self, rank: int) -> bool:
         """Return whether a rank is blocked, and not in a direct call that goes on without blocked ranks."""
-        return rank in self._blocked and (not self._blocked[rank].doing or bool(self._lacks(rank)))
+        return rank in self.reports and (not self.reports[rank].doing or bool(self._lacks(rank)))
+
+
+# ---- texts about ranks that disagree, or do not come -----------------------------------------------------
+
+
+def ranks_text(ranks: Sequence[int], hosts: Sequence[str], most: int = 8) -> str:
+    """Like ``ranks 1 (jetson1) and 2 (jetson2)``."""
+    names = [f"{rank} ({hosts[rank]})" for rank in ranks[:most]]
+    if len(ranks) > most:
+        names.append(f"{len(ranks) - most} more")
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
+
+
+def mismatch_text(
+    what: str, signatures: Mapping[int, Signature], sites: Mapping[int, str], hosts: Sequence[str]
+) -> str:
+    """Return what every rank is told when the same operation is not the same everywhere."""
+    some = list(signatures.values())
+    field, _, differing = first_difference(some)
+    kind = f"{some[0].verb} " if field in ("root", "shapes") else ""
+    differing = f"{kind}{differing or 'calls'}"
+    return f"Mismatched {differing} for the operation {what}: {calls_text(signatures, sites, hosts)}."
+
+
+def calls_text(signatures: Mapping[int, Signature], sites: Mapping[int, str], hosts: Sequence[str]) -> str:
+    """Return which ranks made which call, and where; ranks with the same call are named together."""
+    alike: Dict[str, List[int]] = {}
+    for rank in sorted(signatures):
+        site = f" at {sites[rank]}" if sites.get(rank) else ""
+        name = f" named {signatures[rank].name!r}" if signatures[rank].name else ""
+        alike.setdefault(f"{signatures[rank].describe(named=False)}{name}{site}", []).append(rank)
+    return "; ".join(f"{ranks_text(ranks, hosts)}: {call}" for call, ranks in alike.items())
+
+
+def deadlock_text(
+    found: Deadlock, calls: Iterable[Tuple[Mapping[int, Signature], Mapping[int, str]]], hosts: Sequence[str]
+) -> str:
+    """Return what ranks are told that wait for each other.
+
+    ``calls``: of each operation that fails, what ranks have submitted, and from where.
+    """
+    signatures: Dict[int, Signature] = {}
+    sites: Dict[int, str] = {}
+    for announced, places in calls:
+        for rank in announced.keys() - signatures.keys():
+            signatures[rank], sites[rank] = announced[rank], places[rank]
+    what = "every rank waits for something that the others have not called"
+    if len(found.ranks) < len(hosts):
+        some = ranks_text(sorted(found.ranks), hosts)
+        what = f"{some} wait for each other, each for something that another one of them has not called"
+    text = f"Mismatched calls: {what}: {calls_text(signatures, sites, hosts)}."
+    if found.calls:
+        direct = sorted(found.calls.items())
+        others = "; ".join(f"{ranks_text([rank], hosts)}: {call}" for rank, call in direct)
+        text = (
+            f"{text[:-1]}; {others}, which returns the result itself and is matched by order, not by name. "
+            "Every rank has to make the same kind of call."
+        )
+    if found.busy:
+        text += (
+            f" (Other threads of {ranks_text(found.busy, hosts)} could still call it, but no thread has "
+            f"called anything for {found.waited_s:.0f} s, {10 * BUSY_FACTOR:g} % of RINGCOMM_LATE_AFTER.)"
+        )
+    return text
+
+
+_FRAME = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)
+
+
+def innermost(stack: str) -> str:
+    """The file and line that a stack ends in, like ``train.py:22``; empty if there is none."""
+    frames = _FRAME.findall(stack)
+    return "{}:{}".format(*frames[-1]) if frames else ""
+
+
+def whereabouts(rank: int, host: str, stack: str) -> str:
+    """Return what is logged of a rank that does not come: where its main thread is."""
+    return f"Rank {rank} ({host}), for which others wait, is here:\n{stack}"
+
+
+def last_seen_text(
+    missing: Sequence[int], last: Mapping[int, Tuple[Signature, Key, float]], stacks: Mapping[int, str],
+    now_s: float,
+) -> str:  # fmt: skip
+    """Return what is known of ranks that have not come to an operation; of the first six only."""
+    seen = []
+    for rank in missing[:6]:
+        if rank in last:
+            signature, key, when_s = last[rank]
+            seen.append(
+                f"rank {rank} last submitted {signature.describe(named=False)} {key}, "
+                f"{now_s - when_s:.0f} s ago"
+            )
+        else:
+            seen.append(f"rank {rank} has submitted nothing yet")
+        place = innermost(stacks.get(rank, ""))
+        if place:
+            seen.append(f"its main thread was last seen at {place}")
+    return "; ".join(seen)

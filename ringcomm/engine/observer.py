@@ -28,8 +28,8 @@ Event = Tuple[str, str, str, float, Optional[Dict[str, Any]]]
 Sink = Callable[[int, Sequence[Sequence[Any]]], None]
 """Takes a rank's events."""
 
-Send = Callable[[Message, int], None]
-"""Sends a message to a rank."""
+Send = Callable[[Message, Sequence[int]], None]
+"""Sends a message to ranks."""
 
 
 def now_us() -> float:
@@ -175,7 +175,7 @@ class Tracing:
         elif message["type"] != "clock":
             return False
         elif self._rank == 0:
-            self._send({**message, "there_us": now_us()}, peer)
+            self._send({**message, "there_us": now_us()}, [peer])
         else:
             self._learn_time(message)
         return True
@@ -187,7 +187,7 @@ class Tracing:
             self._quickest_us = took_us
             self.observer.offset_us = float(answer["there_us"]) + took_us / 2.0 - now
         if self._asked < CLOCK_ASKS:
-            self._send(self._ask_time(), 0)
+            self._send(self._ask_time(), [0])
 
     def flush(self, now_s: float) -> None:
         """Send what was collected, if it is time."""
@@ -200,7 +200,7 @@ class Tracing:
     def deliver(self, message: Message) -> None:
         """Bring a message of :meth:`attach` to rank 0."""
         if self._rank:
-            self._send(message, 0)
+            self._send(message, [0])
         else:
             self.take(0, message)
 

@@ -22,6 +22,7 @@ operations. Rank 0 tells them which. Sets have to be seen again before they repe
 from __future__ import annotations
 
 from contextlib import nullcontext
+from operator import attrgetter
 from typing import Collection, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -48,7 +49,11 @@ _KINDS = (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.P
 
 At = Tuple[int, int]
 """(epoch, number) of a repeat."""
+What = Tuple[int, int]
+"""What a rank has begun: the number of the set, and of the operation in it that has no name (0: none)."""
 Members = FrozenSet[Signature]
+
+_signature_of = attrgetter("signature")
 
 
 class RepeatedSet:
@@ -59,6 +64,7 @@ class RepeatedSet:
         dtype = dtype_named(first.dtypes[0])
         self.number, self.signatures = number, tuple(signatures)
         self.fold = kernel(ReduceOp(first.op), dtype, size, first.prescale, first.postscale)
+        self.warns = self.fold.warns
         self.nbytes = sum(item.nbytes for item in signatures)
         self.total = OperationTotal()
 
@@ -66,38 +72,32 @@ class RepeatedSet:
 class Repeat:
     """A repeat that this rank has begun.
 
-    ``what`` is the number of the set, and of the operation in it that has no name (0: there is none); if a
-    peer has another in place of it, the repeat ``differs`` and cannot end. ``arrived`` has the elements by
-    peer.
+    If a peer has begun something else in place of it, it ``differs`` and cannot end. ``arrived`` has the
+    elements by peer; peers get the ``message`` in front of this rank's.
     """
 
-    __slots__ = ("arrived", "at", "differs", "elements", "requests", "set", "what")
+    __slots__ = ("arrived", "at", "differs", "elements", "message", "requests", "set", "what")
 
     def __init__(self, at: At, chosen: RepeatedSet, requests: Sequence[Request]) -> None:
-        self.at = at
+        self.at, self.set, self.requests = at, chosen, requests
         self.arrived: Dict[int, bytearray] = {}
         self.differs = False
-        self.set = chosen
-        self.requests = requests
-        count = 0
+        count, arrays = 0, []
         for request in requests:
             count = count or request.key.number
+            arrays += request.arrays
         self.what = chosen.number, count & (_LAST_NUMBER - 1)
         # A copy: the arrays stay as they are until the end.
-        arrays = [array for request in requests for array in request.arrays]
         self.elements: Array = arrays[0].copy() if len(arrays) == 1 else np.concatenate(arrays)
         if chosen.fold.prescale != 1.0:
             with np.errstate(all="ignore"):
                 chosen.fold.prepare(self.elements)
-
-    def message(self) -> Message:
-        """As the peers get it, in front of the elements."""
-        return {
-            "type": "repeat", "epoch": self.at[0], "number": self.at[1], "set": self.what[0],
-            "count": self.what[1], "bytes": self.elements.nbytes,
+        self.message: Message = {
+            "type": "repeat", "epoch": at[0], "number": at[1], "set": self.what[0], "count": self.what[1],
+            "bytes": self.elements.nbytes,
         }  # fmt: skip
 
-    def take(self, peer: int, what: Tuple[int, int], elements: bytearray) -> None:
+    def take(self, peer: int, what: What, elements: bytearray) -> None:
         """Take the elements of a peer that has begun this repeat, or something else in its place."""
         self.differs = self.differs or what != self.what
         if what == self.what and len(elements) != self.elements.nbytes:
@@ -108,10 +108,11 @@ class Repeat:
 
     def end(self, rank: int) -> None:
         """Overwrite the arrays with the result, once all elements have arrived."""
-        operands = [np.frombuffer(self.arrived[peer], self.elements.dtype) for peer in sorted(self.arrived)]
+        operands, fold = [], self.set.fold
+        for peer in sorted(self.arrived):
+            operands.append(np.frombuffer(self.arrived[peer], self.elements.dtype))
         operands.insert(rank, self.elements)
-        fold = self.set.fold
-        with np.errstate(all="ignore") if fold.warns else nullcontext():
+        with np.errstate(all="ignore") if self.set.warns else nullcontext():
             fold.fold(self.elements, operands, final=True)
         start = 0
         for request in self.requests:
@@ -129,10 +130,10 @@ class Repeats:
         self.current: Optional[Repeat] = None
         self._epoch = 0
         self._begun: At = (0, 0)
-        self._what = (0, 0)  # of the last repeat begun
+        self._what: What = (0, 0)  # of the last repeat begun
         self._stopped = False
         self._sets: Dict[Members, RepeatedSet] = {}
-        self._early: Dict[int, Dict[At, Tuple[Tuple[int, int], bytearray]]] = {}
+        self._early: Dict[int, Dict[At, Tuple[What, bytearray]]] = {}
 
     def learn(self, epoch: int, number: int, signatures: Sequence[Signature]) -> None:
         """A set of operations repeats from now on."""
@@ -141,36 +142,35 @@ class Repeats:
             self._sets[frozenset(signatures)] = learnt
             self.all_sets.append(learnt)
 
-    def find(self, pending: Sequence[Request]) -> Optional[RepeatedSet]:
-        """Return the set that these requests are, if they may begin a repeat."""
+    def begin(self, pending: Sequence[Request]) -> Optional[Repeat]:
+        """Begin a repeat if these requests, and no others, are a set that repeats."""
         if not self._sets or self._stopped or self.current is not None:
+            return None
+        chosen = self._sets.get(frozenset(map(_signature_of, pending)))
+        # Of two without a name the signatures may be equal.
+        if chosen is None or len(chosen.signatures) != len(pending):
             return None
         for request in pending:
             if request.absent or request.mirrors:
                 return None
-        return self._sets.get(frozenset([request.signature for request in pending]))
-
-    def begin(self, chosen: RepeatedSet, requests: Sequence[Request]) -> Repeat:
-        """Begin a repeat of a set that :meth:`find` has returned."""
-        if len(requests) > 1:
-            by_signature = {request.signature: request for request in requests}
-            requests = [by_signature[item] for item in chosen.signatures]
+        if len(pending) > 1:
+            by_signature = {request.signature: request for request in pending}
+            pending = [by_signature[item] for item in chosen.signatures]
         self._begun = (self._epoch, self._begun[1] + 1)
-        current = self.current = Repeat(self._begun, chosen, requests)
+        current = self.current = Repeat(self._begun, chosen, pending)
         self._what = current.what
         for peer, early in self._early.items():
             if current.at in early:
                 current.take(peer, *early.pop(current.at))
         return current
 
-    def take(self, peer: int, message: Message) -> None:
-        """Take the message of a peer that has begun a repeat."""
-        at, what = (message["epoch"], message["number"]), (message["set"], message["count"])
+    def take(self, peer: int, at: At, what: What, elements: bytearray) -> None:
+        """Take the elements of a peer that has begun a repeat."""
         if self.current is not None and at == self.current.at:
-            self.current.take(peer, what, message["payload"])
+            self.current.take(peer, what, elements)
         elif at[0] >= self._epoch:  # otherwise it was called off
             early = self._early.setdefault(peer, {})
-            early[at] = what, message["payload"]
+            early[at] = what, elements
             if len(early) > 2:  # the next one, or the first one of the next epoch
                 raise ProtocolError(
                     f"rank {peer} has begun repeats that this rank ({self.rank}) has not ended"
@@ -227,9 +227,9 @@ class RepeatPolicy:
         self.since_s: Optional[float] = None  # when it has told all ranks to stop
         self._size = size
         self._begun: List[At] = [(0, 0)] * size
-        self._what_of = (0, 0)  # the latest repeat
+        self._what_of: What = (0, 0)  # the latest repeat
         self._arrived_s = 0.0
-        self._stopped: Dict[int, Tuple[int, Tuple[int, int]]] = {}
+        self._stopped: Dict[int, Tuple[int, What]] = {}
         self._wanted = self._deviated = False
         self._times = TIMES
         self._seen: Dict[Members, int] = {}
@@ -257,12 +257,11 @@ class RepeatPolicy:
 
     # ---- when they stop ----------------------------------------------------------------------
 
-    def begun(self, rank: int, message: Message, now_s: float) -> float:
+    def begun(self, rank: int, at: At, what: What, now_s: float) -> float:
         """A rank has begun a repeat; return for how long all others have waited for it, in seconds."""
-        at, what = (message["epoch"], message["number"]), (message["set"], message["count"])
         differs = self._what_of != what and self._begun.count(at) > 0
         self._begun[rank], self._what_of = at, what
-        if differs or message["number"] >= _LAST_NUMBER:
+        if differs or at[1] >= _LAST_NUMBER:
             self.want_stop(deviated=differs)
         self.active = self._begun.count(at) < self._size
         waited_s = 0.0 if self.active else now_s - self._arrived_s

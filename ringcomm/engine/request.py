@@ -1,20 +1,36 @@
-"""What is submitted to the engine, what the submitter holds meanwhile, and what the flight recorder keeps."""
+"""What this rank has submitted: requests, their handles, the bookkeeping until they run, and their record.
+
+**Piggybacked values.** A rank whose caller waits for a few bytes sends them with the announcement of the
+operation. If every member has done so, rank 0 combines them, and its responses have the result: only the
+messages of the negotiation are sent. If one of them has not (its caller did not wait, or it has joined), the
+operation runs as any other, and the piggybacked bytes are dropped. So no rank depends on what the others do.
+"""
 
 from __future__ import annotations
 
 import threading
+from binascii import a2b_base64, b2a_base64
 from collections import deque
-from typing import Any, Callable, Deque, List, Optional, Sequence
+from itertools import chain
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ..arrays.kinds import BlockMirror
 from ..clock import monotonic
 from ..collective.observe import DONE, FAILED, RUNNING, SUBMITTED, Row
-from ..collective.reduce import Total
-from ..errors import fresh_copy
-from ..ops import Collective
+from ..collective.reduce import Total, kernel, weigh, weighable
+from ..dtypes import Array, dtype_named
+from ..errors import DuplicateNameError, ProtocolError, fresh_copy
+from ..ops import Collective, ReduceOp
+from ..wire.messages import Message
 from ..wire.signature import Key, Signature
+
+MAX_SITES = 4096
+"""For how many lines of the program rank 0 is told where they are, so that a number stands for each."""
+MAX_NUMBERS = 4096
+"""Signatures with a higher number are not remembered: they are announced in full each time, as those of a
+program that gives each step's tensors new names."""
 
 
 class Handle:
@@ -24,80 +40,64 @@ class Handle:
     requested. ``absent`` has, at the end of a reduction, a bit for each part of it that no rank had.
     """
 
-    __slots__ = ("_convert", "_finished", "_gate", "_on_wait", "_result", "absent", "error", "label")
+    __slots__ = ("_convert", "_gate", "_on_wait", "_result", "absent", "error", "finished", "label")
 
     def __init__(
-        self,
-        label: str,
-        on_wait: Optional[Callable[[Handle, Optional[float], bool], None]] = None,
+        self, label: str, on_wait: Optional[Callable[[Handle, Optional[float], bool], Any]] = None,
         convert: Optional[Callable[[Any], Any]] = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.label = label
         self.absent = 0
         self.error: Optional[BaseException] = None  # with which it has failed
+        self.finished = False
         self._convert = convert
         # A bare lock, held until the end: a tenth of what an Event costs to make.
         self._gate = threading.Lock()
         self._gate.acquire()
-        self._finished = False
         self._result: Any = None
-        self._on_wait = on_wait
+        self._on_wait = on_wait or Handle.block
 
     def done(self) -> bool:
         """Return whether the operation has come to its end, good or bad."""
-        return self._finished
+        return self.finished
 
     def wait(self, timeout_s: Optional[float] = None) -> Any:
         """Return the result, as soon as it is there; TimeoutError: it was not, and the operation goes on."""
-        if not self._finished:
-            self.wait_for_end(timeout_s)
+        if not self.finished:
+            self._on_wait(self, timeout_s, True)
+            if not self.finished:
+                raise TimeoutError(f"{self.label} did not finish within {timeout_s:g} s")
         if self.error is not None:
             raise fresh_copy(self.error)
         if self._convert is not None:
-            self._carry_out_conversion()
+            # Once, in the thread that requests the result. Others sleep meanwhile, and convert it themselves
+            # if that has failed. The gate is free since the operation has come to its end.
+            with self._gate:
+                convert = self._convert
+                if convert is not None:
+                    self._result = convert(self._result)
+                    self._convert = None
         return self._result
-
-    def wait_for_end(self, timeout_s: Optional[float] = None) -> None:
-        """Wait without taking the result or :attr:`error`; TimeoutError as :meth:`wait`."""
-        if self._on_wait is None:
-            self.block(timeout_s)
-        elif not self._finished:
-            self._on_wait(self, timeout_s, True)
-        if not self._finished:
-            raise TimeoutError(f"{self.label} did not finish within {timeout_s:g} s")
 
     def attend(self) -> None:
         """Wait for the end as :meth:`wait`, but of no interest to rank 0, and without result or error."""
-        if self._on_wait is None:
-            self.block(None)
-        elif not self._finished:
+        if not self.finished:
             self._on_wait(self, None, False)
 
-    def _carry_out_conversion(self) -> None:
-        """Convert the result, once: in the thread that requests it, not in the engine's.
-
-        Other threads that wait sleep until it is converted. Only a conversion that has succeeded is over,
-        so that none of them gets what is not converted.
-        """
-        with self._gate:  # free since the operation has come to its end
-            convert = self._convert
-            if convert is not None:
-                self._result = convert(self._result)
-                self._convert = None
-
-    def block(self, timeout_s: Optional[float]) -> bool:
+    def block(self, timeout_s: Optional[float], reports: bool = False) -> bool:
         """Sleep until the end, or for so long; whether it has come."""
-        if self._finished:
-            return True
-        if self._gate.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+        if not self.finished and self._gate.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
             self._gate.release()
-        return self._finished
+        return self.finished
 
     def finish(self, result: Any = None, error: Optional[BaseException] = None) -> None:
         """The end, called once."""
         self._result, self.error = result, error
-        self._finished = True
+        self.finished = True
         self._gate.release()
+
+
+_new = tuple.__new__  # of a named tuple: a quarter of the time
 
 
 class Request:
@@ -117,27 +117,19 @@ class Request:
     )  # fmt: skip
 
     def __init__(
-        self,
-        signature: Signature,
-        arrays: Sequence[np.ndarray[Any, Any]],
-        handle: Handle,
-        site: str = "",
-        weight: float = 1.0,
-    ) -> None:
-        self.weight = weight
-        self.absent = 0
-        self.total: Optional[Total] = None
+        self, signature: Signature, arrays: Sequence[Array], handle: Handle, site: str = "",
+        weight: float = 1.0, absent: int = 0, rows: Sequence[int] = (), splits: Sequence[int] = (),
+        residuals: Sequence[Array] = (), mirrors: Sequence[Optional[BlockMirror]] = (),
+    ) -> None:  # fmt: skip
         self.signature = signature
-        self.key = Key(signature.process_set, signature.name, 0)
+        self.key = _new(Key, (signature.process_set, signature.name, 0))
         self.arrays = list(arrays)
-        self.handle = handle
-        self.rows: Sequence[int] = ()
-        self.splits: Sequence[int] = ()
-        self.site = site
+        self.handle, self.site = handle, site
+        self.weight, self.absent, self.rows, self.splits = weight, absent, rows, splits
+        self.residuals, self.mirrors = residuals, mirrors
+        self.total: Optional[Total] = None
         self.urgent = False
         self.operation: Optional[RecordedOperation] = None
-        self.residuals: Sequence[np.ndarray[Any, Any]] = ()
-        self.mirrors: Sequence[Optional[BlockMirror]] = ()
 
     def begin(self) -> None:
         """Record that the operation is being run."""
@@ -154,6 +146,225 @@ class Request:
         self.handle.absent = self.absent
         self.arrays = []  # before a waiting thread counts the references to its memory
         self.handle.finish(result, error)
+
+
+Work = Tuple[Signature, Optional[Request]]
+"""A member of a bucket; without a request if this rank has joined, and contributes nothing."""
+
+
+class Pending:
+    """What this rank has submitted and not finished.
+
+    :meth:`add` is called by any thread under the engine's lock, as is everything else here. ``requests`` are
+    by key; ``unannounced`` is what :meth:`announce` has to tell, ``signatures`` are by number.
+    """
+
+    def __init__(self) -> None:
+        self.signatures: Dict[int, Signature] = {}
+        self.unannounced: List[Request] = []
+        self._numbers: Dict[Signature, int] = {}
+        self.requests: Dict[Key, Request] = {}
+        self._later: Dict[Key, Deque[Request]] = {}
+        self._counts: Dict[int, int] = {}
+        self._sites: Dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def announced(self) -> bool:
+        """Whether rank 0 knows of an operation that has not ended."""
+        return len(self.requests) > len(self.unannounced) or bool(self._later)
+
+    def add(self, request: Request) -> None:
+        """Add an operation. Of messages between two ranks with one name, each waits for the one before it."""
+        signature, key = request.signature, request.key
+        if not signature.name:
+            count = self._counts.get(signature.process_set, 0) + 1
+            self._counts[signature.process_set] = count
+            key = request.key = signature.key(count)
+        elif key in self.requests:
+            if key.process_set < 0:
+                self._later.setdefault(key, deque()).append(request)
+                return
+            raise DuplicateNameError(
+                f"The operation {signature.name!r} at {request.site} has the same name as another one that "
+                f"is currently being processed, submitted at {self.requests[key].site}. Wait for that one "
+                "first, or give them different names."
+            )
+        self.requests[key] = request
+        self.unannounced.append(request)
+
+    def named(self, name: str, process_set: int) -> Optional[Request]:
+        """Return the operation of this name that is on its way, or None."""
+        return self.requests.get(Key(process_set, name, 0))
+
+    def announce_again(self, requests: Sequence[Request]) -> None:
+        """Announce operations that were held back."""
+        self.unannounced = [*requests, *self.unannounced]
+
+    def announce(self, urgent: bool, rank: int) -> Optional[Message]:
+        """Return what rank 0 has not been told yet. ``rank`` is this one."""
+        if not self.unannounced:
+            return None
+        operations: List[List[Any]] = []
+        sites: List[str] = []
+        for request in self.unannounced:
+            signature = request.signature
+            number = self._numbers.get(signature, 0)
+            site = self._sites.get(request.site, 0)
+            if not site and len(self._sites) < MAX_SITES:
+                site = self._sites[request.site] = len(self._sites) + 1
+                sites.append(request.site)
+            operation = [number or signature.to_json(), request.key.number, site]
+            more: Dict[str, Any] = {}
+            if number and request.urgent and may_piggyback(request):
+                more["values"] = pack(request, rank)
+            if signature.weighted:
+                more["weight"] = request.weight
+            if request.absent:
+                more["absent"] = format(request.absent, "x")
+            operations.append([*operation, more] if more else operation)
+        self.unannounced = []
+        return {"type": "ready", "operations": operations, "sites": sites, "urgent": urgent}
+
+    def learn(self, fresh: Sequence[Sequence[Any]]) -> None:
+        """Rank 0 has given signatures numbers."""
+        for number, data in fresh:
+            signature = self.signatures[int(number)] = Signature.from_json(data)
+            if number <= MAX_NUMBERS:
+                self._numbers[signature] = number
+
+    def forget(self, fresh: Sequence[Sequence[Any]]) -> None:
+        """Responses have been executed: drop the numbers that were for these only."""
+        for number, _ in fresh:
+            if number > MAX_NUMBERS:
+                del self.signatures[number]
+
+    def take_bucket(self, run: Sequence[Sequence[Any]]) -> List[Work]:
+        """Return the members of a bucket, no longer pending; without a request if this rank has joined.
+
+        ``run`` has the numbers of signature and operation of each member, and perhaps the sum of all weights
+        and the parts that are absent on all ranks.
+        """
+        bucket: List[Work] = []
+        for number, count, *more in run:
+            signature = self.signatures[number]
+            absent, total = int(more[0].get("absent", "0"), 16) if more else 0, None
+            if signature.weighted:
+                part, exponent = more[0]["total"]
+                total = Total(float(part), int(exponent))
+            request = self.take(Key(signature.process_set, signature.name, count))
+            if request is not None:
+                request.absent, request.total = absent, total
+            bucket.append((signature, request))
+        return bucket
+
+    def take(self, key: Key) -> Optional[Request]:
+        """One operation, which is no longer pending; None if this rank has not submitted it.
+
+        It has joined then, and counts operations without a name as if it had submitted them.
+        """
+        if key.number:
+            self._counts[key.process_set] = max(self._counts.get(key.process_set, 0), key.number)
+        request = self.requests.pop(key, None)
+        if key in self._later:
+            later = self._later[key]
+            self.requests[key] = later.popleft()
+            self.unannounced.append(self.requests[key])
+            if not later:
+                del self._later[key]
+        return request
+
+    def take_all(self) -> List[Request]:
+        """Everything, in the order of submission."""
+        requests = self.waiting()
+        self.requests.clear()
+        self._later.clear()
+        self.unannounced = []
+        return requests
+
+    def waiting(self) -> List[Request]:
+        """Everything, in the order of submission; it stays. Messages that wait for others are the last."""
+        return [*self.requests.values(), *chain(*self._later.values())]
+
+
+PIGGYBACK_BYTES = 512
+"""Maximum bytes of an operation. Rank 0 handles those of all ranks, so this is for losses and accuracies."""
+
+_KINDS = (int(Collective.ALLREDUCE), int(Collective.BROADCAST), int(Collective.BARRIER))
+
+
+def may_piggyback(request: Request) -> bool:
+    """Return whether the numbers of an operation may travel with its announcement."""
+    signature, arrays = request.signature, request.arrays
+    if signature.kind not in _KINDS or signature.op == ReduceOp.ADASUM or signature.codec:
+        return False
+    # With a mirror the device has still to copy the numbers; a settled result does not say which parts all
+    # ranks lack.
+    if request.mirrors or request.absent:
+        return False
+    return len(arrays) <= 1 and sum(array.nbytes for array in arrays) <= PIGGYBACK_BYTES
+
+
+def pack(request: Request, rank: int) -> str:
+    """This rank's contribution as text. Of a broadcast only the root has one."""
+    signature = request.signature
+    if not request.arrays or (signature.kind == Collective.BROADCAST and signature.root != rank):
+        return ""
+    return b2a_base64(request.arrays[0].view(np.uint8).data, newline=False).decode("ascii")
+
+
+def settle(
+    signature: Signature, members: Sequence[int], packed: Mapping[int, str], weights: Mapping[int, float]
+) -> str:
+    """Return what the operation comes to, from what every member has sent along.
+
+    Contributions are combined in the order of ranks, once for all, so every rank gets the same bits.
+    """
+    if not signature.dtypes:  # a barrier, or an operation of no arrays
+        return ""
+    if signature.kind == Collective.BROADCAST:
+        return packed[signature.root]
+    operands = [_numbers(signature, packed[rank], rank) for rank in members]
+    if signature.weighted:
+        total = Total.of(weights.values())
+        operands = [weighable(operand) for operand in operands]
+        for rank, operand in zip(members, operands):
+            weigh(operand, total.share(weights[rank], len(members)))
+    fold = kernel(
+        ReduceOp(signature.op), operands[0].dtype, len(members), signature.prescale, signature.postscale
+    )
+    for operand in operands:
+        fold.prepare(operand)
+    out = operands[0]
+    with np.errstate(all="ignore"):
+        if len(operands) == 1:
+            fold.finish_alone(out)
+        elif out.size:
+            fold.fold(out, operands, final=True)
+        out = out.astype(dtype_named(signature.dtypes[0]), copy=False)
+    return b2a_base64(out.view(np.uint8).data, newline=False).decode("ascii")
+
+
+def unpack(request: Request, text: str) -> None:
+    """Write the result over this rank's numbers."""
+    if request.arrays:
+        request.arrays[0][:] = _numbers(request.signature, text, 0)
+
+
+def _numbers(signature: Signature, text: str, rank: int) -> Array:
+    try:
+        data = bytearray(a2b_base64(text))
+    except ValueError:
+        data = bytearray()
+    if len(data) != signature.nbytes:
+        raise ProtocolError(
+            f"rank {rank} sent {len(data)} bytes along with {signature.describe(named=False)}, "
+            f"which has {signature.nbytes}"
+        )
+    numbers: Array = np.frombuffer(data, dtype_named(signature.dtypes[0]))
+    return numbers
 
 
 class RecordedOperation:

@@ -1,4 +1,4 @@
-"""Where the threads of this process are just now, as :mod:`faulthandler` writes it.
+"""Where the threads of this process are just now, as :mod:`faulthandler` writes it, and which of them wait.
 
 ``sys._current_frames()`` is not used: a Python frame of another thread can end while this one goes from frame
 to frame, and CPython 3.11 has crashed and hung on that (https://github.com/python/cpython/issues/99110 and
@@ -13,7 +13,13 @@ import re
 import tempfile
 import threading
 import traceback
-from typing import Any, Dict, List, NamedTuple, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from weakref import WeakKeyDictionary
+
+from ..collective import runner
+from ..collective.observe import Progress
+from ..wire.messages import Message
+from .request import Handle
 
 _MAX_FRAMES = 30
 _THREAD = re.compile(r"(?:Current t|T)hread 0x([0-9a-f]+)")
@@ -112,3 +118,97 @@ def thread_stacks() -> List[Dict[str, Any]]:
         for ident, frames in dump().frames.items()
     ]  # fmt: skip
     return sorted(found, key=lambda thread: not thread["main"])
+
+
+# ---- which threads of a rank submit operations, and which wait ---------------------------------------------
+
+_OWN_THREADS = "ringcomm-"
+"""How the names of ringcomm's own threads begin. They submit nothing of the program's."""
+
+_owners: WeakKeyDictionary[threading.Thread, object] = WeakKeyDictionary()
+
+
+def set_owner(thread: threading.Thread, owner: object) -> None:
+    """Say that a thread submits operations of one rank only, where several ranks are in one process.
+
+    Threads without an owner may submit operations of any rank.
+    """
+    _owners[thread] = owner
+
+
+Wait = Tuple[int, Handle, bool, bool]
+"""A thread that waits: identifier, handle, limited, reports. If the time is limited it may then submit
+something else. It does not count as waiting unless it reports: other threads may go on instead of it."""
+
+
+class BlockedReport(NamedTuple):
+    """The report to rank 0 of a rank whose threads all wait.
+
+    It had executed so many responses by then; -1: nothing was reported. ``for_good``: no thread is left that
+    could submit anything. ``calls`` is the number of direct calls entered, and ``call`` the last one and what
+    it needs (:attr:`.Progress.root`), if a thread waits in it.
+    """
+
+    executed: int
+    for_good: bool
+    calls: int = 0
+    call: Tuple[Any, ...] = ()
+
+    def message(self) -> Message:
+        """As rank 0 gets it."""
+        return {
+            "type": "blocked", "heard": self.executed, "for_good": self.for_good, "calls": self.calls,
+            "call": list(self.call),
+        }  # fmt: skip
+
+
+NOTHING_REPORTED = BlockedReport(-1, False)
+
+
+class Waiters:
+    """Used under the engine's lock. Made in a thread of its rank.
+
+    ``submitters`` are the threads that have submitted operations.
+    """
+
+    def __init__(self) -> None:
+        self.submitters: Set[int] = set()
+        self.waits: List[Wait] = []
+        self._owner: Optional[object] = _owners.get(threading.current_thread())
+
+    def all_wait(self) -> bool:
+        """Return whether every live thread that ever submitted anything waits for what is not done."""
+        alive, whole = threads_in_python()
+        if whole:
+            self.submitters &= alive
+        return self.submitters <= self._waiting(limited=True)
+
+    def report(self, executed: int, calls: Progress) -> BlockedReport:
+        """Return the report to rank 0, if all threads that have submitted anything wait.
+
+        No thread can submit anything if all wait without a limit: also the main thread, threads that have not
+        submitted anything yet, and threads of a framework that are in Python now.
+        """
+        in_call = bool(calls.doing) and calls.sequence % 2 == 0 and calls.root >= -1
+        waiting = self._waiting(limited=False)
+        if in_call:
+            waiting |= threads_in_python(runner.__file__)[0]
+        foreign = {thread.ident for thread in threading.enumerate() if self._is_foreign(thread)}
+        alive, whole = threads_in_python()
+        for_good = whole and alive <= waiting | foreign
+        call = (calls.doing, calls.root) if in_call and for_good else ()
+        return BlockedReport(executed, for_good, calls.number, call)
+
+    def _waiting(self, limited: bool) -> Set[int]:
+        """Threads that wait for what is not done; ``limited``: also those that wait for a limited time."""
+        threads: Dict[bool, Set[int]] = {True: set(), False: set()}
+        for ident, handle, is_limited, reports in self.waits:
+            threads[not handle.finished and reports and (limited or not is_limited)].add(ident)
+        return threads[True] - threads[False]
+
+    def _is_foreign(self, thread: threading.Thread) -> bool:
+        """Return whether a thread submits nothing of this rank's."""
+        if thread.name.startswith(_OWN_THREADS):
+            return True
+        owner = _owners.get(thread)
+        return owner is not None and owner is not self._owner

@@ -12,9 +12,10 @@ import logging
 import os
 import threading
 import time
+from operator import attrgetter
 from typing import Any, Callable, List, Optional, Sequence
 
-from ..clock import POLLING, Deadline, Stopwatch, monotonic
+from ..clock import POLLING, Deadline, monotonic
 from ..collective.observe import Progress
 from ..errors import (
     BrokenInvariantError,
@@ -34,11 +35,11 @@ from ..wire.messages import Message
 from .bucket_runner import BucketRunner
 from .coordinator import Coordinator
 from .cycle import EngineState
-from .failure_detector import SilenceLimits
 from .observer import Observer, Sink
-from .peer_channels import PeerChannels
+from .peer_channels import PeerChannels, SilenceLimits
+from .process_sets import GLOBAL_SET
 from .request import Handle, OperationHistory, Request
-from .waiters import NOTHING_REPORTED, BlockedReport, Wait
+from .stacks import NOTHING_REPORTED, BlockedReport
 
 logger = logging.getLogger("ringcomm.engine")
 
@@ -52,6 +53,8 @@ after a small operation was submitted."""
 SMALL_BYTES = 256 * 1024
 """Of a larger operation the transfer takes longer than to wake the thread, and runs beside the program."""
 
+_nbytes_of = attrgetter("nbytes")
+
 
 class EngineThread:
     """Owns the thread; ``calls`` returns how far this rank is in direct calls.
@@ -60,22 +63,14 @@ class EngineThread:
     """
 
     def __init__(
-        self,
-        channels: Channels,
-        bucket_runner: BucketRunner,
-        coordinator: Optional[Coordinator],
-        watch: StoppableWatch,
-        reporter: FailureReporter,
-        calls: Callable[[], Progress],
-        hosts: Sequence[str],
-        spin_s: float,
-        limits: SilenceLimits,
-        history: OperationHistory,
-    ) -> None:
+        self, channels: Channels, bucket_runner: BucketRunner, coordinator: Optional[Coordinator],
+        watch: StoppableWatch, reporter: FailureReporter, calls: Callable[[], Progress],
+        hosts: Sequence[str], spin_s: float, limits: SilenceLimits, history: OperationHistory,
+    ) -> None:  # fmt: skip
         control = channels.control
         self.rank = control.rank
-        self._channels = channels
-        self._watch = watch
+        self.waited_s = 0.0  # by threads of this rank, for operations
+        self._channels, self._watch, self._reporter, self._calls = channels, watch, reporter, calls
         self._spin_s = spin_s
 
         def lost(peer: int, why: str, kind: str) -> BaseException:
@@ -89,13 +84,11 @@ class EngineThread:
         watch.pulse = peers.pulse
         watch.interval_s = min(peers.interval_s, LOOK_S)
         reporter.heard_and_silent = peers.divided
-        self._reporter, self._calls = reporter, calls
         self._state = EngineState(
             control, peers, bucket_runner, coordinator, watch, reporter, monotonic, history
         )
         self._turn = Turn(control.wake, PAUSE_S)
         self._stopped = False
-        self.waited = Stopwatch()
         self._pid = os.getpid()
         control.make_wakeable()
         channels.background.make_wakeable()
@@ -106,7 +99,7 @@ class EngineThread:
 
     def submit(self, request: Request, urgent: bool = False) -> Handle:
         """Accept an operation; an ``urgent`` one does not wait for others to be fused with."""
-        state = self._state
+        state, handle = self._state, request.handle
         request.urgent = urgent
         with state.lock:
             self._check_usable()
@@ -117,16 +110,16 @@ class EngineThread:
             state.waiters.submitters.add(threading.get_ident())
             busy, asleep = state.busy, state.asleep
         if not busy and not urgent:
-            if attended or sum([array.nbytes for array in request.arrays]) > SMALL_BYTES:
+            if attended or sum(map(_nbytes_of, request.arrays)) > SMALL_BYTES:
                 self._turn.hurry()
             else:
                 self._turn.expect()
                 if asleep:
                     self._channels.control.wake()  # to a pause, after which it does the work if no caller has
-        return request.handle
+        return handle
 
     def join(self) -> Handle:
-        """Say that this rank has no more to submit; the handle gives the rank that joined last."""
+        """Say that this rank has no more data; the handle gives the rank that joined last, once all have."""
         handle = Handle("join", self.wait)
         with self._state.lock:
             self._check_usable()
@@ -158,8 +151,12 @@ class EngineThread:
         with self._state.lock:
             return self._state.pending.waiting()
 
-    def finish_earlier(self, name: str, process_set: int) -> None:
-        """Wait until no operation of this name is on its way; its result or error is not needed."""
+    def finish_earlier(self, name: str, process_set: int = GLOBAL_SET) -> None:
+        """Wait for this rank's own operation of this name, if one is on its way that its program has left.
+
+        For names that a program cannot change, such as those of a model's gradients: ranks then match the
+        next operation of the name with each other's next one.
+        """
         with self._state.lock:
             request = self._state.pending.named(name, process_set)
         if request is not None:
@@ -171,13 +168,16 @@ class EngineThread:
         return self._state.peers.tracing.observer
 
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
-        """Set the observer, or none; send what the last one has collected. ``sink`` is for rank 0's."""
-        state, tracing = self._state, self._state.peers.tracing
+        """Report what happens from now on to an observer, or none; send what the last one has collected.
+
+        ``sink`` is for rank 0's.
+        """
+        state = self._state
         if state.coordinator is not None:
             state.coordinator.observer = observer
         with state.lock:
             self._check_usable()
-            state.outbox += tracing.attach(observer, sink)
+            state.outbox += state.peers.tracing.attach(observer, sink)
             if observer is None:
                 state.bucket_runner.on_activity = None
         self._turn.hurry()
@@ -223,12 +223,12 @@ class EngineThread:
         """Wait until a handle is done; ``reports``: rank 0 may be told that this thread waits."""
         if os.getpid() != self._pid:
             raise used_in_fork(self.rank, self._pid)
-        state = self._state
-        wait, told, began_s = Wait(handle, timeout_s is not None, reports), False, 0.0
+        state, waits, told, began_s = self._state, self._state.waiters.waits, False, 0.0
+        wait = (threading.get_ident(), handle, timeout_s is not None, reports)
         try:  # Ctrl-C may interrupt every one of these calls.
             with state.lock:
-                state.waiters.enter(wait)
-            began_s = self.waited.start()
+                waits.append(wait)
+            began_s = time.perf_counter()
             if timeout_s is None and self._turn.take(at_once=True):
                 try:
                     told = self._drive(handle)
@@ -239,16 +239,17 @@ class EngineThread:
                 self._turn.hurry()
                 told = self._block(handle, timeout_s)
         except BaseException as problem:
-            if not handle.done():
+            if not handle.finished:
                 self.abandon(describe_error(problem))
                 handle.block(None)  # until no peer can read the operation's arrays any more
             raise
         finally:
+            unfinished = told and not handle.finished
             with state.lock:
-                state.waiters.leave(wait)
+                if wait in waits:
+                    waits.remove(wait)
                 if began_s:
-                    self.waited.stop(began_s)
-                unfinished = told and not handle.done()
+                    self.waited_s += time.perf_counter() - began_s
                 if unfinished:
                     state.outbox.append({"type": "unblocked"})
             if unfinished:
@@ -278,7 +279,7 @@ class EngineThread:
         moved_s, told = began_s, NOTHING_REPORTED
         with state.lock:
             state.busy = True
-        while not handle.done() and state.broken is None:
+        while not handle.finished and state.broken is None:
             if self._guarded(state.cycle):
                 moved_s = time.perf_counter()
                 continue
@@ -291,7 +292,8 @@ class EngineThread:
                 began_s = now_s
             state.sleep(state.prepare_to_sleep(BLOCKED_S))
             self._guarded(state.wake_up)
-        handle.block(None)
+        if not handle.finished:
+            handle.block(None)
         return told != NOTHING_REPORTED
 
     def _report_if_blocked(self, told: BlockedReport) -> BlockedReport:

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._adapter.graph_callbacks import Operation
+from .._adapter.graph_callbacks import Operation, TreeCollectives
 from .._adapter.objects import broadcast_object
 from .._adapter.reduction import Reduction
-from .._adapter.trees import TreeCollectives
 from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..collective.observe import look_through, this_site
 from ..collective.options import Options, takes

@@ -21,10 +21,17 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from .. import api
-from .._adapter import calls_in_order
-from .._adapter.graph_callbacks import Batch, Operation
+from .._adapter.graph_callbacks import (
+    Batch,
+    Operation,
+    can_be_in_order,
+    is_in_order,
+    overwrite_in_order,
+    run_in_order,
+)
 from .._adapter.reduction import Reduction
-from .._adapter.submit import SequenceName, cause_of, record_cause, with_causes
+from .._adapter.submit import cause_of, record_cause, with_causes
+from ..calls.async_calls import SequenceName
 from ..calls.process_set import number_of, rank_in, size_of
 from ..collective.observe import Site, this_site
 from ..collective.rows import scatter_layout
@@ -109,7 +116,7 @@ class HostCall(NamedTuple):
     @property
     def is_in_order(self) -> bool:
         """Return whether it is a call in order. Otherwise ranks match it by name."""
-        return calls_in_order.can_be_in_order(self.operation)
+        return can_be_in_order(self.operation)
 
     def run_now(self, arrays: Sequence[Array]) -> List[Array]:
         """Execute it outside of compiled programs, where ranks may have different numbers of rows.
@@ -118,7 +125,7 @@ class HostCall(NamedTuple):
         """
         if self.overwrites:
             if self.is_in_order:
-                calls_in_order.overwrite(self.operation, arrays, self.site)
+                overwrite_in_order(self.operation, arrays, self.site)
             else:
                 Batch([self.operation]).overwrite(arrays)
             return list(arrays)
@@ -127,7 +134,7 @@ class HostCall(NamedTuple):
 
     def _execute(self, arrays: Sequence[Array], name: Optional[str] = SEQUENCE) -> List[Array]:
         if self.is_in_order:
-            return calls_in_order.run(self.operation, arrays, self.site)
+            return run_in_order(self.operation, arrays, self.site)
         operation = self.operation if self.operation.name else self.operation._replace(name=name)
         return Batch([operation]).run(arrays)
 
@@ -554,7 +561,7 @@ def _programs_first() -> None:
 
     RingcommError (or an error of JAX): one of these programs has failed.
     """
-    if not calls_in_order.is_inside():
+    if not is_in_order():
         with with_causes():
             wait_for_programs()
 

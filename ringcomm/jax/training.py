@@ -7,8 +7,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Union
 import jax
 import jax.numpy as jnp
 
-from .._adapter.choice import configured, refuse_local_steps
-from .._adapter.compression import Compression
+from .._adapter.compression import Compression, configured, refuse_local_steps
 from .._adapter.gradients import Gradient, plan_buckets
 from .._adapter.graph_callbacks import CompressionState, Operation
 from .._adapter.reduction import Reduction, checked_passes, is_coded, predivided

@@ -68,7 +68,7 @@ class Activity:
     @property
     def waited_s(self) -> float:
         """Return the seconds that this rank spent in collectives and in waits for messages."""
-        engine_s = 0.0 if self._engine is None else self._engine.waited.total_s
+        engine_s = 0.0 if self._engine is None else self._engine.waited_s
         messages_s = 0.0 if self.messages is None else self.messages.waited_s
         return self._runner.waited_s + engine_s + messages_s
 

@@ -24,10 +24,10 @@ if int(_version.partition(".")[0]) < 3:
     )
 
 # isort: split
-from .._adapter.common import *  # noqa: F403
+from .._adapter.basics import *  # noqa: F403
 from .._adapter.graph_callbacks import load_residual_state_dict as load_residual_state_dict
 from .._adapter.graph_callbacks import residual_state_dict as residual_state_dict
-from ..calls.exports import export as _export
+from ..docstrings import export as _export
 from . import callbacks as callbacks
 from . import elastic as elastic
 from .balanced import BalancedDataset as BalancedDataset

@@ -10,7 +10,7 @@ import keras
 from .. import api
 from .._adapter.callbacks import Multiplier, Schedule, averaged, warmup
 from ..docstrings import documented
-from ..elastic.parts import build, variables_of
+from ..elastic.state import build, variables_of
 from .collectives import broadcast_variables
 from .optimizer import check_not_scaled_outside, check_reached, samples_of
 

@@ -9,9 +9,8 @@ import keras
 import numpy as np
 
 from .. import api
-from .._adapter.graph_callbacks import Batch, Operation
+from .._adapter.graph_callbacks import Batch, Operation, TreeCollectives
 from .._adapter.reduction import Reduction
-from .._adapter.trees import TreeCollectives
 from ..calls.process_set import ProcessSet, global_process_set, size_of
 from ..collective.options import Options, takes
 from ..docstrings import documented

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Sequence
 
 from ..docstrings import documented
-from ..elastic.parts import PartsState, VariablesPart, check_built
 from ..elastic.samples import ElasticSampler
-from ..elastic.state import ObjectState, State, run
+from ..elastic.state import ObjectState, PartsState, State, VariablesPart, check_built, run
 from .callbacks import Callback
 from .collectives import as_array, broadcast_variables
 

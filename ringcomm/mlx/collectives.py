@@ -11,13 +11,18 @@ import numpy as np
 from mlx.nn import Module
 from mlx.utils import tree_flatten
 
-from .._adapter.choice import AutoCompression
-from .._adapter.compression import Compression, register_cast
+from .._adapter.compression import AutoCompression, Compression, register_cast
 from .._adapter.gradients import Gradient, bucket_name, check_start, plan_buckets
-from .._adapter.graph_callbacks import Batch, CompressionState, Operation
+from .._adapter.graph_callbacks import (
+    Batch,
+    CompressionState,
+    Operation,
+    TreeCollectives,
+    put_together,
+    take_apart,
+)
 from .._adapter.objects import broadcast_object
 from .._adapter.reduction import Reduction, of_gradients, wrapped
-from .._adapter.trees import TreeCollectives, put_together, take_apart
 from ..calls.process_set import ProcessSet, global_process_set
 from ..collective.observe import look_through
 from ..collective.options import Options, takes

@@ -12,8 +12,8 @@
 Everything else in the training loop stays as it is.
 """
 
-from .._adapter.common import *  # noqa: F403
-from ..calls.exports import export as _export
+from .._adapter.basics import *  # noqa: F403
+from ..docstrings import export as _export
 from .collectives import *  # noqa: F403
 from .training import *  # noqa: F403
 

@@ -18,6 +18,7 @@ from .._adapter import submit
 from .._adapter.compression import register_cast
 from .._adapter.reduction import Reduction
 from ..arrays.operands import Operand
+from ..calls.async_calls import Operands
 from ..calls.process_set import ProcessSet, global_process_set
 from ..collective.observe import look_through
 from ..collective.options import Options, takes
@@ -112,7 +113,7 @@ def grouped_allreduce_(tensors: Sequence[mx.nd.NDArray], options: Options) -> Li
     return _reduce([NDArrayOperand(dense(tensor, "allreduce_")) for tensor in tensors], options)
 
 
-def _reduce(operands: submit.Operands, options: Options) -> List[mx.nd.NDArray]:
+def _reduce(operands: Operands, options: Options) -> List[mx.nd.NDArray]:
     if not operands:
         return []
     reduced: List[mx.nd.NDArray] = submit.start_allreduce(operands, options, True, True).wait()

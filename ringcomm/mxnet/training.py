@@ -17,7 +17,8 @@ from .._adapter.gradients import Gradient, bucket_name, check_start, plan_bucket
 from .._adapter.graph_callbacks import Batch, CompressionState, Operation
 from .._adapter.objects import allgather_object
 from .._adapter.reduction import Reduction, of_gradients
-from .._adapter.submit import start_broadcast, wire_name
+from .._adapter.submit import start_broadcast
+from ..calls.async_calls import wire_name
 from ..calls.process_set import ProcessSet, global_process_set, number_of, size_of
 from ..docstrings import documented
 from ..dtypes import Array

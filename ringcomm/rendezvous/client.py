@@ -403,8 +403,7 @@ class Joiner:
                 SocketFabric(
                     rank,
                     make_links(
-                        {peer: sock for peer, (sock, _) in found[purpose].items()},
-                        settings.transport, settings.measure,
+                        {peer: sock for peer, (sock, _) in found[purpose].items()}, settings.transport
                     ),
                     control, size,
                 )

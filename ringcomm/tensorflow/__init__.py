@@ -19,12 +19,12 @@ compiled with ``jit_compile=True``: XLA cannot call Python.
 import sys as _sys
 
 from .._adapter import compression
-from .._adapter.common import *  # noqa: F403
+from .._adapter.basics import *  # noqa: F403
 from .._adapter.graph_callbacks import load_residual_state_dict as load_residual_state_dict
 from .._adapter.graph_callbacks import residual_state_dict as residual_state_dict
 from ..balance.batches import BalancedBatches as BalancedBatches
 from ..calls.async_calls import join as join
-from ..calls.exports import export as _export
+from ..docstrings import export as _export
 from . import elastic as elastic
 from . import mpi_ops as mpi_ops
 from .collectives import *  # noqa: F403

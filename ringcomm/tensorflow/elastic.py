@@ -6,9 +6,8 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
-from ..elastic.parts import PartsState, StatePart, VariablesPart, check_built
 from ..elastic.samples import ElasticSampler
-from ..elastic.state import ObjectState, State, run
+from ..elastic.state import ObjectState, PartsState, State, StatePart, VariablesPart, check_built, run
 from .functions import broadcast_variables
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]

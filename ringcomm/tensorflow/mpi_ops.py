@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
+from .._adapter.basics import *  # noqa: F403
 from .._adapter.basics import HorovodBasics
-from .._adapter.common import *  # noqa: F403
 from ..calls.async_calls import join as join
 from .collectives import *  # noqa: F403
 from .functions import *  # type: ignore[assignment]  # noqa: F403

@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Optional, Sequence
 
 from ..clock import Deadline
 from ..config import Membership, Settings, Slot
-from ..engine.waiters import set_owner
+from ..engine.stacks import set_owner
 from ..errors import RingcommError
 from ..group.group import Peer
 from ..job.context import Context

@@ -12,9 +12,9 @@
 Everything else in the training loop stays as it is.
 """
 
-from .._adapter.common import *  # noqa: F403
+from .._adapter.basics import *  # noqa: F403
 from ..balance.batches import BalancedBatches as BalancedBatches
-from ..calls.exports import export as _export
+from ..docstrings import export as _export
 from . import elastic as elastic
 from . import mpi_ops as mpi_ops
 from .collectives import allgather as allgather

@@ -16,9 +16,9 @@ from .. import api
 from .._adapter.compression import BLOCKWISE, NoneCompressor, Residuals, codec_for, is_elementwise
 from .._adapter.gradients import bucket_name
 from .._adapter.reduction import Reduction
-from .._adapter.submit import wire_name
 from ..arrays.kinds import device_kind
 from ..arrays.operands import Operand, mirrors
+from ..calls.async_calls import wire_name
 from ..calls.process_set import number_of
 from ..codec.codecs import BLOCK_ITEMS
 from ..dtypes import Array

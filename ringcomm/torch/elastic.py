@@ -8,8 +8,7 @@ import torch
 from torch.utils.data import Sampler
 
 from ..elastic import samples
-from ..elastic.parts import DictPart, PartsState, SamplerPart, StatePart
-from ..elastic.state import ObjectState, State, run
+from ..elastic.state import DictPart, ObjectState, PartsState, SamplerPart, State, StatePart, run
 from .local_sgd import LocalSGD
 from .optimizer import LocalDistributed
 from .state import broadcast_optimizer_state, broadcast_parameters

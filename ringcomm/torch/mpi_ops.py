@@ -1,7 +1,7 @@
 """The collectives, under the name of Horovod's module ``mpi_ops``."""
 
+from .._adapter.basics import *  # noqa: F403
 from .._adapter.basics import HorovodBasics
-from .._adapter.common import *  # noqa: F403
 from .collectives import *  # noqa: F403
 from .handles import *  # noqa: F403
 

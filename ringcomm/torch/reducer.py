@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 from .. import api
-from .._adapter.choice import AutoCompression
-from .._adapter.compression import Residuals
+from .._adapter.compression import AutoCompression, Residuals
 from .._adapter.gradients import Gradient, bucket_name, check_start, plan_buckets, plan_groups
 from .._adapter.reduction import Reduction
-from .._adapter.submit import wire_name
+from ..calls.async_calls import wire_name
 from ..calls.process_set import included_in, number_of
 from ..errors import ConfigError, NotInitializedError, RingcommError
 from ..job.context import Context

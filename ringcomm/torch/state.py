@@ -7,9 +7,9 @@ from typing import Any, Iterable, List, Mapping, Sequence, Tuple, Union
 import torch
 
 from .. import api
+from .._adapter.graph_callbacks import put_together, take_apart
 from .._adapter.objects import broadcast_object
 from .._adapter.submit import start_broadcast
-from .._adapter.trees import put_together, take_apart
 from ..calls.process_set import ProcessSet, global_process_set
 from ..configuration import settings
 from ..docstrings import documented

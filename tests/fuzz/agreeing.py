@@ -9,18 +9,19 @@ job, and says its family and seed; with these it runs again (``… SEED 1 FAMILY
 
 from __future__ import annotations
 
-import importlib
 import random
 import sys
+import time
 import zlib
+from fractions import Fraction
 from typing import Any, Dict, List, NamedTuple, Sequence
 
 import numpy as np
 
 import ringcomm as rc
+from ringcomm.dtypes import dtype_named
 from ringcomm.ops import ReduceOp
 from ringcomm.schedule.steps import even_bounds
-from tests.fuzz.agreeing_weights import delay
 from tests.support.reference import all_dtypes, assert_reduced, contributions, ops_for
 
 DTYPES = all_dtypes()
@@ -31,6 +32,12 @@ KINDS = (
 BY_ROWS = ("allgather", "gathers", "alltoall")
 MANY = 5000
 WAYS = ("direct", "in place", "async", "async", "async")
+
+
+def delay(rng: random.Random) -> None:
+    """Now and then, wait for a few milliseconds."""
+    if rng.random() < 0.1:
+        time.sleep(rng.uniform(0.0, 0.004))
 
 
 class Step(NamedTuple):
@@ -221,19 +228,86 @@ class NumpyFamily:
                 self.digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), self.digest)
 
 
-FAMILIES = {
-    "numpy": "agreeing:NumpyFamily", "weight": "agreeing_weights:WeightFamily",
-    "facts": "agreeing_facts:FactsFamily",
-}  # fmt: skip
-"""By name, its module, of which the last one imports PyTorch, and its class."""
+WEIGHTS = (0.0, 0.0, 5e-324, 1e-308, 1e-46, 1e-9, 1.0, 3, 50, 1e9, 1e39, 1e308, 1.7976931348623157e308)
+BITS = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
+
+
+class WeightFamily:
+    """``weight=`` in direct calls, in place and by name, with weights of all magnitudes.
+
+    Expected is the average in exact arithmetic, rounded to the type; or one error on all ranks.
+    """
+
+    def run(self, seed: int) -> int:
+        """Run a program; a digest of its results."""
+        pick, rank, size = random.Random(f"weights {seed}"), rc.rank(), rc.size()
+        digest = 0
+        for number in range(4):
+            kind, way = pick.choice(list(BITS)), pick.choice(("direct", "in place", "named", "grouped"))
+            count = pick.choice((0, 1, 2, 7, 300))
+            alike = pick.choice(WEIGHTS) if pick.random() < 0.2 else None
+            weights = [pick.choice(WEIGHTS) if alike is None else alike for _ in range(size)]
+            arrays = [_values(seed * 10 + number, other, count, kind) for other in range(size)]
+            own = arrays[rank].copy() if weights[rank] else np.full_like(arrays[rank], np.nan)
+            delay(random.Random(f"{seed} {number} {rank}"))
+            case = f"{kind}, {way}, {count} elements, weights {weights}"
+            try:
+                found = _average(way, own, weights[rank])
+            except rc.RingcommError as error:
+                assert not any(weights) and "weights of all ranks are 0" in str(error), (case, error)
+                continue
+            assert any(weights), f"{case}: no error"
+            _check(found, arrays, weights, BITS[kind], case)
+            digest = zlib.crc32(found.tobytes(), digest)
+        return digest
+
+
+def _values(seed: int, rank: int, count: int, kind: str) -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng((seed, rank))
+    return rng.uniform(-9.0, 9.0, count).astype(dtype_named(kind))
+
+
+def _average(way: str, array: np.ndarray[Any, Any], weight: float) -> np.ndarray[Any, Any]:
+    if way == "in place":
+        rc.allreduce_(array, weight=weight)
+        return array
+    if way == "named":
+        return rc.allreduce_async(array, name="average", weight=weight).wait()
+    if way == "grouped":
+        return rc.grouped_allreduce([array, array[:1]], name="both", weight=weight)[0]
+    return rc.allreduce(array, weight=weight)
+
+
+def _check(
+    found: np.ndarray[Any, Any], arrays: List[Any], weights: List[float], bits: int, case: str
+) -> None:
+    total = sum(map(Fraction, weights))
+    shares = [Fraction(weight) / total for weight in weights]
+    wide = [array.astype(np.float64) for array in arrays]
+    for place, value in enumerate(found.astype(np.float64).tolist()):
+        parts = [share * Fraction(float(array[place])) for share, array in zip(shares, wide)]
+        # Each part is rounded, and so is every sum; a part may be multiplied by the number of ranks first.
+        bound = 4 * len(parts) * sum(map(abs, parts)) * Fraction(1, 2**bits) + Fraction(1, 10**6) / 2**bits
+        assert abs(Fraction(value) - sum(parts)) <= bound, (case, place, value, float(sum(parts)))
+
+
+FAMILIES = ["numpy", "weight", "facts"]
+
+
+def made(name: str) -> Any:
+    """The family of this name."""
+    if name == "facts":
+        from tests.fuzz.agreeing_facts import FactsFamily  # which needs PyTorch
+
+        return FactsFamily()
+    return NumpyFamily() if name == "numpy" else WeightFamily()
 
 
 def main(first: int, count: int, names: Sequence[str]) -> None:
     """Run programs of these families one after another."""
     rc.init()
     for name in names:
-        module, _, kind = FAMILIES[name].partition(":")
-        family = getattr(importlib.import_module(f"tests.fuzz.{module}"), kind)()
+        family = made(name)
         for seed in range(first, first + count):
             try:
                 digest = family.run(seed)
@@ -247,4 +321,4 @@ def main(first: int, count: int, names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or list(FAMILIES))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or FAMILIES)

@@ -17,7 +17,7 @@ from torch import nn
 
 import ringcomm as rc
 import ringcomm.torch as hvd
-from tests.fuzz.agreeing_weights import delay
+from tests.fuzz.agreeing import delay
 
 STEPS, ROWS = 4, 7
 OPTIMIZERS: Dict[str, Dict[str, Any]] = {"SGD": {"lr": 0.05, "momentum": 0.5}, "Adagrad": {"lr": 0.05}}

@@ -217,7 +217,7 @@ rc.init()
 loop = rc.api.context().engine._thread
 values = np.ones(100_000)
 if rc.rank() == 0:
-    interrupt_when(lambda: threading.main_thread().ident in loop._state.waiters.waits)
+    interrupt_when(lambda: threading.main_thread().ident in [item[0] for item in loop._state.waiters.waits])
     try:
         WAIT
     except KeyboardInterrupt:

@@ -16,8 +16,7 @@ from ringcomm.collective.execute import SegmentPool
 from ringcomm.collective.observe import Progress
 from ringcomm.collective.short import make_execution
 from ringcomm.dtypes import code_of
-from ringcomm.engine.failure_detector import SilenceLimits
-from ringcomm.engine.peer_channels import PeerChannels
+from ringcomm.engine.peer_channels import PeerChannels, SilenceLimits
 from ringcomm.errors import PeerLostError, PeerStalledError, RingcommError
 from ringcomm.ops import Collective
 from ringcomm.rendezvous.control import error_from
@@ -369,7 +368,7 @@ class Rank:
                 return self.end(self.own_view)
             return bool(arrived)
         try:
-            self.peers.awake()
+            self.peers.awake = True
             self.peers.pulse()
             self.peers.messages.flush()
             for peer in set(self.peers.messages.gone) - self._noted:

@@ -39,7 +39,7 @@ def test_everything_that_can_go_wrong_does():
 def test_the_simulation_notices_mistakes(monkeypatch, broken):
     """... of the two kinds that matter: no rank raises an error, or the wrong rank is named."""
     if broken == "no beats":
-        monkeypatch.setattr("ringcomm.engine.failure_detector.FailureDetector.due", lambda self, now_s: False)
+        monkeypatch.setattr("ringcomm.engine.peer_channels.FailureDetector.due", lambda self, now_s: False)
     else:
         monkeypatch.setattr("ringcomm.rendezvous.epoch.RootCauseAnalysis._cut_from", lambda *_: set())
     with pytest.raises(AssertionError, match="seed"):

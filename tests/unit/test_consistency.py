@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringcomm.calls.consistency import difference, hash_of
+from ringcomm.calls.direct import difference, hash_of
 
 HOSTS = {rank: f"host{rank}" for rank in range(20)}
 

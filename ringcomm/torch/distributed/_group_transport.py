@@ -18,9 +18,8 @@ from torch.optim import optimizer as torch_optimizer
 from ... import api
 from ...clock import StepClock
 from ...config import Settings
-from ...engine.failure_detector import SilenceLimits
 from ...engine.observer import EventSource, Observer, OwnTrace
-from ...engine.peer_channels import HeartbeatThread
+from ...engine.peer_channels import HeartbeatThread, SilenceLimits
 from ...errors import RingcommError
 from ...group.failures import GroupWatch
 from ...group.group import Group, Peer

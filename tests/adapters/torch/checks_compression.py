@@ -137,7 +137,7 @@ def check_the_choice_is_made_for_all_ranks() -> None:
     """On fast links nothing is gained; where sending takes long, all ranks change over in the same step."""
     from unittest import mock
 
-    from ringcomm._adapter import choice
+    from ringcomm._adapter import compression as choice
 
     if hvd.size() == 1:
         return

@@ -7,8 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from ringcomm._adapter.choice import STEPS, AutoCompression
-from ringcomm._adapter.compression import Compression, NoneCompressor
+from ringcomm._adapter.compression import STEPS, AutoCompression, Compression, NoneCompressor
 from ringcomm._adapter.graph_callbacks import (
     CompressionState,
     Operation,

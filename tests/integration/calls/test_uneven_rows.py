@@ -16,18 +16,6 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_each_rank_gets_the_rows_of_the_list(ranks_of, form):
-    def work(context):
-        array = np.arange(8.0).reshape(4, 2) + context.rank
-        found = FORMS[form](array, op="sum", splits=np.array([3, 0, 1]))
-        return found.tolist()
-
-    assert ranks_of(3, work) == [
-        [[3.0, 6.0], [9.0, 12.0], [15.0, 18.0]], [], [[21.0, 24.0]],
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("splits", "words"),
     [

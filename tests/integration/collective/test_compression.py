@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import ringcomm
-from ringcomm._adapter.choice import configured
-from ringcomm._adapter.compression import Compression
+from ringcomm._adapter.compression import Compression, configured
 from ringcomm.config import Settings
 from ringcomm.ops import Average, Max, Sum
 from ringcomm.testing.cluster import errors_of, run_ranks

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from ringcomm.engine import coordinator, pending
+from ringcomm.engine import coordinator, request
 from ringcomm.errors import ShapeError
 from ringcomm.ops import Adasum, Average, Sum
 from ringcomm.testing.cluster import run_ranks
@@ -94,7 +94,7 @@ class TestOrder:
     def test_each_rank_has_an_order_of_its_own(self, on_ranks, monkeypatch):
         """Names hit and miss the cache, shapes change, sets and groups are mixed in."""
         rounds, names = 4, 40
-        for module in (coordinator, pending):
+        for module in (coordinator, request):
             monkeypatch.setattr(module, "MAX_NUMBERS", 25)
 
         def work(context):

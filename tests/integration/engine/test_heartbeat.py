@@ -9,9 +9,8 @@ import threading
 import pytest
 
 from ringcomm.collective.observe import Progress
-from ringcomm.engine.failure_detector import SilenceLimits
 from ringcomm.engine.observer import Observer
-from ringcomm.engine.peer_channels import HeartbeatThread
+from ringcomm.engine.peer_channels import HeartbeatThread, SilenceLimits
 from ringcomm.errors import BrokenInvariantError
 from ringcomm.group.failures import Reporter
 from ringcomm.transport.tcp import SocketFabric, SocketLink

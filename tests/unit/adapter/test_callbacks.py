@@ -1,7 +1,9 @@
-"""Learning rates as functions of epoch and batch."""
+"""Learning rates as functions of epoch and batch, and the refusal of Keras 2."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any, List, Optional
 
 import pytest
@@ -47,3 +49,19 @@ def test_a_warm_up_rises_from_that_of_one_rank_to_that_of_all(size: int) -> None
     assert multiplier(5) == pytest.approx(1)
     assert multiplier(2.5) == pytest.approx((1 / size + 1) / 2)
     assert warmup(size, 0)(3) == 1
+
+
+PROGRAM = """
+import sys, types
+sys.modules["keras"] = keras = types.ModuleType("keras")
+keras.__version__ = "2.15.0"
+import ringcomm.keras
+"""
+
+
+def test_what_is_needed_in_place_of_keras_2_is_named() -> None:
+    """TensorFlow 2.15 and older bring it."""
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert "ImportError: ringcomm.keras and ringcomm.tensorflow.keras need Keras 3" in done.stderr
+    assert "TensorFlow 2.16" in done.stderr and "this is Keras 2.15.0" in done.stderr

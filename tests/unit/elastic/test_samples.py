@@ -9,8 +9,8 @@ from typing import Any, Dict, List
 import pytest
 
 from ringcomm import api
-from ringcomm.elastic.parts import PartsState
 from ringcomm.elastic.samples import ElasticSampler
+from ringcomm.elastic.state import PartsState
 
 SCHEDULES = 200
 

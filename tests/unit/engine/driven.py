@@ -12,8 +12,7 @@ from ringcomm.config import Settings
 from ringcomm.engine.bucket_runner import BucketRunner
 from ringcomm.engine.coordinator import Coordinator, Tuning
 from ringcomm.engine.cycle import EngineState
-from ringcomm.engine.failure_detector import SilenceLimits
-from ringcomm.engine.peer_channels import PeerChannels
+from ringcomm.engine.peer_channels import PeerChannels, SilenceLimits
 from ringcomm.engine.process_sets import ProcessSets
 from ringcomm.engine.request import Handle, OperationHistory, Request
 from ringcomm.errors import PeerLostError

@@ -123,17 +123,28 @@ def test_programs_from_seeds_get_the_right_sums_whatever_repeats_and_deviates(si
     assert repeated > 100 and called_off > 5
 
 
-def repeating(size: int = 2) -> Job:
-    """A job in which the set of the one operation "a" repeats from now on."""
-    job = Job(size)
+def repeating(name: str = "a") -> Job:
+    """A job of two ranks in which the set of this one operation repeats from now on."""
+    job = Job(2)
     for number in range(4):
-        job.submit_known(size, "a") if not number else [job.submit(r, "a", 1.0) for r in range(size)]
-        for state in job.states:
-            state.urgent = True
-        job.turn()
-    for state in job.states:
-        assert state.repeats.find([job.request("a")]) is not None
+        job.submit_known(2, name) if not number else [job.submit(rank, name, 1.0) for rank in range(2)]
+        wait(job)
+    assert all(state.repeats._sets for state in job.states)
     return job
+
+
+def wait(job: Job) -> None:
+    """Callers wait on all ranks."""
+    for state in job.states:
+        state.urgent = True
+    job.turn()
+
+
+def test_two_without_a_name_of_one_kind_are_not_the_set_of_one():
+    job = repeating("")
+    both = [job.submit(rank, "", rank + 1.0) for rank in range(2) for _ in range(2)]
+    wait(job)
+    assert [request.handle.done() for request in both] == [True] * 4
 
 
 def test_elements_that_do_not_fit_are_an_error_of_the_peer():
@@ -141,7 +152,7 @@ def test_elements_that_do_not_fit_are_an_error_of_the_peer():
     job.submit(1, "a", 1.0)
     job.states[1].cycle()
     current = job.states[1].repeats.current
-    message = {**current.message(), "bytes": 3}
+    message = {**current.message, "bytes": 3}
     job.states[0].peers.messages.send_repeat(message, memoryview(b"abc"))
     with pytest.raises(ProtocolError, match="3 bytes for operations that have 16"):
         job.states[1].cycle()
@@ -169,8 +180,7 @@ def test_what_is_not_a_small_plain_all_reduce_of_all_ranks_does_not_repeat(chang
 
 class TestPolicy:
     def begun(self, policy: RepeatPolicy, rank: int, number: int, now_s: float = 0.0) -> float:
-        message = {"epoch": policy.epoch, "number": number, "set": 1, "count": 0}
-        return policy.begun(rank, message, now_s)
+        return policy.begun(rank, (policy.epoch, number), (1, 0), now_s)
 
     def stopped(self, policy: RepeatPolicy, *numbers: int, sets: Tuple[int, ...] = (1, 1, 1)) -> Any:
         policy.want_stop()
