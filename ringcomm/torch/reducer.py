@@ -281,8 +281,8 @@ class GradientReducer:
         try:
             self._add_unfrozen()
             self._submit_remaining()
-            count = len(self.parameters)
-            label = f"{self._names_of([0])[0] if count else ''} of {count}"
+            first = self._names[id(self.parameters[0])] if self.parameters else ""
+            label = f"{first} of {len(self.parameters)}"
             check_start(self.reduction.process_set, label, lambda: map(first_elements, self.parameters))
             layouts = self._own_layouts(self._unseen)
             self._finish_all()
