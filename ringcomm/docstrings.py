@@ -263,6 +263,12 @@ def _fill(names: str) -> str:
 
 SHARED["set_errors"] = SHARED["direct_errors"] + "\nPeerLostError: a rank ended, or is silent for too long."
 SHARED["message_errors"] += "\n" + SHARED["set_errors"]
+_TENSOR = "ConfigError: it is not a dense tensor, or arguments contradict each other.\n"
+SHARED["tensor_call_raises"] = _section("Raises", _TENSOR + SHARED["call_errors"])
+SHARED["tensor_start_raises"] = _section("Raises", _TENSOR + SHARED["start_errors"])
+SHARED["tensor_handle"] = _section(
+    "Returns", "a handle; ``synchronize(handle)`` returns what the function without ``_async`` returns."
+) + "\n\n" + SHARED["tensor_start_raises"]  # fmt: skip
 SHARED["matching"] = _fill("name process_set")
 SHARED["mx_matching"] = _fill("name mx_priority process_set")
 SHARED["tf_gradients_options"] = _fill(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 import torch
 import torch.distributed as dist
@@ -167,23 +167,15 @@ def shard(model: Any, mesh: Any) -> Any:
     return model
 
 
-class Distribution(NamedTuple):
-    """A distribution of Lightning: its top-level package, and the packages of Fabric and the Trainer."""
-
-    package: str
-    fabric: str
-    trainer: str
-
-
-DISTRIBUTIONS = (
-    Distribution("lightning", "lightning.fabric", "lightning.pytorch"),
-    Distribution("pytorch_lightning", "lightning_fabric", "pytorch_lightning"),
-)
+# By distribution of Lightning: the packages of Fabric and of the Trainer.
+DISTRIBUTIONS = {
+    "lightning": ("lightning.fabric", "lightning.pytorch"),
+    "pytorch_lightning": ("lightning_fabric", "pytorch_lightning"),
+}
 DDP: Tuple[Tuple[str, Dict[str, Any]], ...] = (
     ("ddp_ringcomm", {}),
     ("ddp_ringcomm_find_unused_parameters_true", {"find_unused_parameters": True}),
 )
-FSDP2 = "fsdp2_ringcomm"
 _registered: Set[str] = set()
 
 
@@ -200,25 +192,24 @@ def register() -> List[str]:
     Raises:
         ImportError: neither is installed.
     """
-    found = [item for item in DISTRIBUTIONS if item.package in sys.modules]
-    found = found or [item for item in DISTRIBUTIONS if find_spec(item.package) is not None]
+    found = [package for package in DISTRIBUTIONS if package in sys.modules]
+    found = found or [package for package in DISTRIBUTIONS if find_spec(package) is not None]
     if not found:
         raise ImportError(
             "ringcomm.lightning needs PyTorch Lightning, which is not installed here. Install it: "
             f"{sys.executable} -m pip install lightning"
         )
-    for item in found:
-        if item.package not in _registered:
-            _register(item)
-            _registered.add(item.package)
-    return [item.package for item in found]
+    for package in found:
+        if package not in _registered:
+            _register(*DISTRIBUTIONS[package])
+            _registered.add(package)
+    return found
 
 
-def _register(distribution: Distribution) -> None:
-    environments = import_module(f"{distribution.fabric}.plugins.environments")
+def _register(of_fabric: str, of_trainer: str) -> None:
+    environments = import_module(f"{of_fabric}.plugins.environments")
     environments.ClusterEnvironment.register(RingcommEnvironment)
-    fabric = import_module(f"{distribution.fabric}.strategies")
-    trainer = import_module(f"{distribution.trainer}.strategies")
+    fabric, trainer = import_module(f"{of_fabric}.strategies"), import_module(f"{of_trainer}.strategies")
     for strategies, registry, sharding in (
         (fabric, fabric.STRATEGY_REGISTRY, {"parallelize_fn": shard}),
         (trainer, trainer.StrategyRegistry, {}),
@@ -228,11 +219,10 @@ def _register(distribution: Distribution) -> None:
             registry.register(name, ddp, description="DDP over ringcomm", **options)
         if hasattr(strategies, "ModelParallelStrategy"):  # Lightning 2.3 and newer have it
             fsdp2 = _strategy(strategies.ModelParallelStrategy)
-            registry.register(FSDP2, fsdp2, description="FSDP2 over ringcomm", **sharding)
+            registry.register("fsdp2_ringcomm", fsdp2, description="FSDP2 over ringcomm", **sharding)
 
 
 def _strategy(base: type) -> type:
-    """Return a strategy of Lightning's with the ranks of the job."""
     return type(f"Ringcomm{base.__name__}", (JobRanks, base), {"__doc__": JobRanks.__doc__})
 
 

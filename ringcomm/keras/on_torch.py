@@ -10,8 +10,8 @@ from .._adapter.gradients import check_start, group_name
 from .._adapter.graph_callbacks import state_of
 from .._adapter.reduction import VariableReducer, is_coded
 from .._adapter.submit import finish_earlier
-from ..torch.collectives import reduced
-from ..torch.tensors import first_elements
+from ..torch.mpi_ops import reduced
+from ..torch.reducer import first_elements
 
 
 class GradientReducer(VariableReducer):

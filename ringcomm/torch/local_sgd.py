@@ -55,18 +55,11 @@ class LocalSGD(OuterOptimizer):
     _of_distributed = False
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        sync_every: Union[int, str, Sequence[int]] = AUTO,
-        outer_lr: float = 1.0,
-        outer_momentum: float = 0.0,
-        compression: Any = None,
-        process_set: ProcessSet = global_process_set,
-        fragments: int = 1,
-        overlap: int = 0,
-        max_drift: Optional[float] = None,
-    ) -> None:
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer,
+        sync_every: Union[int, str, Sequence[int]] = AUTO, outer_lr: float = 1.0, outer_momentum: float = 0.0,
+        compression: Any = None, process_set: ProcessSet = global_process_set, fragments: int = 1,
+        overlap: int = 0, max_drift: Optional[float] = None,
+    ) -> None:  # fmt: skip
         if hasattr(optimizer, "skip_synchronize") and not self._of_distributed:
             raise ConfigError(
                 "LocalSGD needs the original optimizer: a DistributedOptimizer averages gradients."
@@ -80,7 +73,6 @@ class LocalSGD(OuterOptimizer):
             compression=compression, process_set=process_set, name="torch.local_sgd", fragments=fragments,
             overlap=overlap, max_drift=max_drift,
         )  # fmt: skip
-        self._pairs: List[Tuple[torch.Tensor, Array]] = []
         self._hooks: List[Any] = []
         self._began = self._prepared = self._shared = False
         self._start()
@@ -88,10 +80,10 @@ class LocalSGD(OuterOptimizer):
     def _start(self) -> None:
         parameters = [item for item in self._model.parameters() if item.requires_grad]
         buffers = [item for item in self._model.buffers() if item.is_floating_point()]
-        self._parameters: List[torch.Tensor] = list(parameters)
+        self._parameters: List[torch.Tensor] = parameters
         self._dense = not any(getattr(module, "sparse", False) for module in self._model.modules())
         own = [_host_array(item) for item in (*parameters, *buffers)]
-        self._pairs = list(zip((*parameters, *buffers), own))
+        self._pairs: List[Tuple[torch.Tensor, Array]] = list(zip((*parameters, *buffers), own))
         # The outer optimizer, on NumPy copies of the parameters.
         self.core: Core = self._core_of(own[: len(parameters)], averaged=own[len(parameters) :])
 
@@ -128,11 +120,8 @@ class LocalSGD(OuterOptimizer):
     def _added(self) -> List[str]:
         """Return the parameters that have become trainable since this object was made or its block began."""
         known = {id(tensor) for tensor, _ in self._pairs}
-        return [
-            name
-            for name, item in self._model.named_parameters()
-            if item.requires_grad and id(item) not in known
-        ]
+        named = self._model.named_parameters()
+        return [name for name, item in named if item.requires_grad and id(item) not in known]
 
     def _stepping(self, optimizer: Any, arguments: Sequence[Any], options: Dict[str, Any]) -> None:
         given = [*(item for item in arguments if item is not optimizer), options.get("closure")]
@@ -187,21 +176,17 @@ class LocalSGD(OuterOptimizer):
             self._read(touched)
             self.core.advance()
             self._write(touched)
-            self._average_state(state)
+            self.core.average([array for _, array in state])
+            self._write(state)
 
-    def _state(self) -> List[torch.Tensor]:
+    def _state(self) -> List[Tuple[torch.Tensor, Array]]:
         """Return the optimizer's tensors with a value for each element of a parameter, such as momenta."""
         return [
-            value
+            (value, _host_array(value))
             for parameter in self._parameters
             for _, value in sorted(self._optimizer.state.get(parameter, {}).items())
             if torch.is_tensor(value) and value.shape == parameter.shape and value.is_floating_point()
         ]
-
-    def _average_state(self, tensors: Sequence[torch.Tensor]) -> None:
-        pairs = [(tensor, _host_array(tensor)) for tensor in tensors]
-        self.core.average([array for _, array in pairs])
-        self._write(pairs)
 
     def _refuse_added(self) -> None:
         """Refuse parameters that this object does not average."""

@@ -24,11 +24,10 @@ from ..configuration.settings import use
 from ..docstrings import documented
 from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, op_of
-from . import handles
 from .compression import Compression
 from .local_sgd import LocalSGD
-from .reducer import GradientReducer
-from .tensors import first_elements
+from .mpi_ops import allreduce_async_
+from .reducer import GradientReducer, first_elements
 
 _ZEROED_TOO_EARLY = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
@@ -64,10 +63,8 @@ class _Distributed(OwnOptimizer):
     """Mixin before the user's optimizer class: reduce gradients before each step."""
 
     _reducer: GradientReducer
-    _reduction: Reduction
-    _named: Optional[Named]
     _should_synchronize: bool
-    _for_scaler = False
+    _for_scaler = False  # the gradients are reduced because a scaler has asked
 
     def _before_unscaling(self) -> None:
         """Reduce the gradients that a ``GradScaler`` tests and unscales, as :meth:`synchronize` does.
@@ -130,15 +127,8 @@ class _Distributed(OwnOptimizer):
     def step(self, closure: Optional[Callable[[], Any]] = None, **options: Any) -> Any:
         """Reduce the gradients that are not reduced yet, and make the optimizer's own step.
 
-        Args:
-            closure: recomputes the loss and the gradients; they are reduced after each call.
-            **options: passed to the optimizer's own ``step()``.
-
-        Returns:
-            what the optimizer's own ``step()`` returns.
-
-        Raises:
-            PeerLostError: a rank ended, or is silent for too long.
+        ``closure`` recomputes the loss and the gradients; they are reduced after each call. PeerLostError: a
+        rank ended, or is silent for too long.
         """
         if not self._should_synchronize:
             self._reducer.synchronized = False
@@ -248,11 +238,11 @@ class _AdasumDistributed(OwnOptimizer):
         deltas = [parameter.detach() - start for parameter, start in zip(parameters, starts)]
         pairs = [self._compression.compress(delta) for delta in deltas]
         pending = [
-            handles.allreduce_async_(compressed, name=f"adasum.{name}", op=ReduceOp.ADASUM)
+            allreduce_async_(compressed, name=f"adasum.{name}", op=ReduceOp.ADASUM)
             for (compressed, _), name in zip(pairs, names)
         ]
         for parameter, start, handle, (_, context) in zip(parameters, starts, pending, pairs):
-            combined = self._compression.decompress(handles.synchronize(handle), context)
+            combined = self._compression.decompress(handle.wait(), context)
             parameter.detach().copy_(start + combined)
         return loss
 
@@ -310,19 +300,13 @@ class LocalDistributed(OwnOptimizer):
 
 
 @documented
-def DistributedOptimizer(  # noqa: N802 - Horovod's name for it
-    optimizer: torch.optim.Optimizer,
-    named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
-    compression: Any = Compression.none,
-    backward_passes_per_step: int = 1,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0,
-    groups: Groups = None,
-    sparse_as_dense: bool = False,
-    process_set: ProcessSet = global_process_set,
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer, named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
+    compression: Any = Compression.none, backward_passes_per_step: int = 1, op: ReduceOp = ReduceOp.AVERAGE,
+    gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Groups = None,
+    sparse_as_dense: bool = False, process_set: ProcessSet = global_process_set,
     batches: Optional[Balanced] = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Wrap an optimizer so that it reduces gradients over all ranks before each step.
 
     Reductions start during ``loss.backward()``, as soon as gradients have been computed; ``step()`` waits for

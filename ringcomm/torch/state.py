@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Mapping, Sequence, Tuple, Union
+from typing import Any, Iterable, List, Mapping, Tuple, Union
 
 import torch
 
@@ -14,8 +14,8 @@ from ..calls.process_set import ProcessSet, global_process_set
 from ..configuration import settings
 from ..docstrings import documented
 from ..errors import ConfigError
-from . import handles
-from .tensors import like_parameter, operand_of
+from .mpi_ops import broadcast_async_, operand_of
+from .reducer import like_parameter
 
 Named = Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]
 
@@ -40,22 +40,21 @@ def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet 
     if any(name.endswith("running_mean") for name, _ in pairs):
         api.context().batch_norm = True
     pending = [
-        handles.broadcast_async_(tensor, root_rank, f"parameters.{name}", process_set)
+        broadcast_async_(tensor, root_rank, f"parameters.{name}", process_set)
         for name, tensor in pairs
         if isinstance(tensor, torch.Tensor)
     ]
     for handle in pending:
-        handles.synchronize(handle)
+        handle.wait()
 
 
 def _pairs(params: Named) -> List[Tuple[str, Any]]:
     if isinstance(params, Mapping):
         return sorted(params.items())
-    if isinstance(params, (str, bytes, torch.Tensor)) or not isinstance(params, Iterable):
-        raise ConfigError(f"invalid params of type: {type(params).__name__}")
-    pairs = list(params)
+    iterable = isinstance(params, Iterable) and not isinstance(params, (str, bytes, torch.Tensor))
+    pairs: List[Any] = list(params) if iterable else [None]
     if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
-        raise ConfigError(f"invalid params of type: {type(params).__name__}, not of pairs of name and tensor")
+        raise ConfigError(f"invalid params of type: {type(params).__name__}, not pairs of name and tensor")
     return pairs
 
 
@@ -84,13 +83,17 @@ def broadcast_optimizer_state(
     """
     root = api.rank() == root_rank
     if settings.aliases and not optimizer.state:
-        _fill_gradients(optimizer)
+        for parameter in (item for group in optimizer.param_groups for item in group["params"]):
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
     tree, tensors = take_apart(optimizer.state_dict() if root else None, _is_strided)
     facts = [(tuple(item.shape), item.dtype, item.device.type == "cpu") for item in tensors]
     tree, facts = broadcast_object((tree, facts), root_rank, "optimizer", process_set)
     if not root:
         tensors = [torch.empty(shape, dtype=dtype) for shape, dtype, _ in facts]
-    _broadcast_all(tensors, root_rank, process_set)
+    if tensors:  # all as one operation
+        operands = [operand_of(tensor, "broadcast_optimizer_state", True, root) for tensor in tensors]
+        start_broadcast(operands, root_rank, "optimizer_state", process_set, True).wait()
     if not root:
         stays = {id(tensor): on_cpu for tensor, (_, _, on_cpu) in zip(tensors, facts)}
         _install(optimizer, put_together(tree, tensors), stays)
@@ -99,22 +102,6 @@ def broadcast_optimizer_state(
 def _is_strided(value: Any) -> bool:
     """Return whether it is a tensor that is sent as its elements; sparse ones are pickled."""
     return isinstance(value, torch.Tensor) and value.layout == torch.strided
-
-
-def _fill_gradients(optimizer: torch.optim.Optimizer) -> None:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-
-
-def _broadcast_all(tensors: Sequence[torch.Tensor], root_rank: int, process_set: ProcessSet) -> None:
-    """Overwrite the tensors with the root's, all as one operation."""
-    if not tensors:
-        return
-    read = api.rank() == root_rank
-    operands = [operand_of(tensor, "broadcast_optimizer_state", True, read) for tensor in tensors]
-    start_broadcast(operands, root_rank, "optimizer_state", process_set, True).wait()
 
 
 def _install(optimizer: torch.optim.Optimizer, state: Any, stays: Mapping[int, bool]) -> None:

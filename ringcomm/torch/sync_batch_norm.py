@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .. import api
 from ..calls.process_set import ProcessSet, global_process_set
 from ..ops import ReduceOp
-from . import handles
+from .mpi_ops import allgather_async, allreduce_async
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -29,52 +29,34 @@ class SyncBatchNorm(_BatchNorm):
     """
 
     def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: Optional[float] = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        process_set: ProcessSet = global_process_set,
-    ) -> None:
+        self, num_features: int, eps: float = 1e-5, momentum: Optional[float] = 0.1, affine: bool = True,
+        track_running_stats: bool = True, process_set: ProcessSet = global_process_set,
+    ) -> None:  # fmt: skip
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self._process_set = process_set
 
-    def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 - torch's name for it
+    def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name for it
-        """Normalize a batch. In training mode this is a collective: all ranks must call it.
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalize a batch of shape ``(batch, num_features, ...)``. All ranks must call it in training mode.
 
-        In evaluation mode it is not; without running statistics the batch of this rank alone then counts, as
-        in ``torch.nn.SyncBatchNorm``.
-
-        Args:
-            input: shape ``(batch, num_features, ...)``.
-
-        Returns:
-            a tensor of the input's shape and dtype.
+        In evaluation mode it is no collective; without running statistics the batch of this rank alone then
+        counts, as in ``torch.nn.SyncBatchNorm``.
         """
         if not self.training or api.size() == 1:
-            result: torch.Tensor = super().forward(input)
-            return result
+            return super().forward(input)
         self._check_input_dim(input)
         factor = 0.0 if self.momentum is None else self.momentum
         if self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 factor = 1.0 / float(self.num_batches_tracked)
-        normalized: torch.Tensor = _Normalize.apply(
+        return _Normalize.apply(
             input, self.weight, self.bias, self.running_mean, self.running_var,
             self.eps, factor, self._process_set,
         )  # fmt: skip
-        return normalized
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which statistics are computed."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def _reduced_dims(tensor: torch.Tensor) -> List[int]:
@@ -91,17 +73,10 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        batch: torch.Tensor,
-        weight: Optional[torch.Tensor],
-        bias: Optional[torch.Tensor],
-        running_mean: Optional[torch.Tensor],
-        running_var: Optional[torch.Tensor],
-        eps: float,
-        factor: float,
-        process_set: ProcessSet,
-    ) -> torch.Tensor:
-        wide = batch.to(_wide(batch.dtype))
+        ctx: Any, batch: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any,
+        eps: float, factor: float, process_set: ProcessSet,
+    ) -> torch.Tensor:  # fmt: skip
+        wide = batch.to(torch.float32) if batch.dtype in (torch.float16, torch.bfloat16) else batch
         mean, variance, total = _statistics(wide, process_set)
         if running_mean is not None and running_var is not None:
             unbiased = variance * (total / max(total - 1.0, 1.0))
@@ -126,10 +101,10 @@ class _Normalize(torch.autograd.Function):
         dims = _reduced_dims(gradient)
         plain_sum, moment = gradient.sum(dims), (gradient * centered).sum(dims)
         both = torch.cat([plain_sum, moment])
-        handle = handles.allreduce_async(
+        handle = allreduce_async(
             both, name="sync_batch_norm.backward", op=ReduceOp.SUM, process_set=ctx.process_set, urgent=True
         )
-        total_sum, total_moment = handles.synchronize(handle).chunk(2)
+        total_sum, total_moment = handle.wait().chunk(2)
         count = max(ctx.total, 1.0)
         correction = centered * _spread(inverse * inverse * total_moment / count, centered)
         scale = inverse if weight is None else inverse * weight.to(inverse.dtype)
@@ -147,8 +122,7 @@ def _statistics(batch: torch.Tensor, process_set: ProcessSet) -> Any:
     mean = batch.mean(dims) if count else batch.new_zeros(channels)
     deviations = (batch - _spread(mean, batch)).square().sum(dims)
     mine = torch.cat([mean.double(), deviations.double(), mean.new_tensor([count], dtype=torch.float64)])
-    handle = handles.allgather_async(mine.unsqueeze(0), "sync_batch_norm.forward", process_set, urgent=True)
-    gathered = handles.synchronize(handle)
+    gathered = allgather_async(mine.unsqueeze(0), "sync_batch_norm.forward", process_set, urgent=True).wait()
     counts = gathered[:, -1:]
     means, squares = gathered[:, :channels], gathered[:, channels:-1]
     total = float(counts.sum())

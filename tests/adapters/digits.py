@@ -2,7 +2,7 @@
 
 The data, the first weights and the global batches are fixed, so any number of ranks in any framework must
 have the same loss curve, up to the rounding of float32: see the adapters' ``checks_training.py`` and
-``checks_digits.py``, and ``keras/training.py``.
+``keras/training.py``.
 """
 
 from __future__ import annotations

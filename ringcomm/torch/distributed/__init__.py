@@ -31,9 +31,9 @@ def _check(version: str) -> None:
 _check(_torch.__version__)
 
 # isort: split
-from . import _dispatch  # noqa: E402
 from ._group import BACKEND, ProcessGroupRingcomm, create, monitored_barrier  # noqa: E402
 from ._hooks import WeightedAverage, compress_hook, weighted_average_hook  # noqa: E402
+from ._operations import register_functional as _register_functional  # noqa: E402
 from ._rendezvous import register  # noqa: E402
 from ._start import init, local_rank, make_default  # noqa: E402
 
@@ -47,4 +47,4 @@ if BACKEND not in _dist.Backend.backend_list:
     _devices = ["cpu", *(["cuda"] if _torch.cuda.device_count() else [])]
     _dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=_devices)
     register()
-    _dispatch.register()
+    _register_functional()

@@ -1,21 +1,25 @@
 """PyTorch's collectives on tensors, executed over a group's links; tensors are flat arrays that share memory.
 
 :class:`GroupOperand` and :class:`Parts` make arrays of tensors, :class:`GroupReduction` is a ``ReduceOp``,
-and :class:`Collectives` has the operations, which all block.
+and :class:`Collectives` has the operations, which all block. Operations on tensors of devices run on host
+memory, between the asynchronous copies of :class:`Staged`.
 """
 
 from __future__ import annotations
 
 import zlib
+from contextlib import nullcontext
 from functools import lru_cache
 from math import prod
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ...arrays.kinds import DeviceKind, StagingPool, Wait, device_kind
+from ...arrays.operands import DeviceOperand
 from ...arrays.torch_tensors import TensorOperand
 from ...collective.reduce import multiply
 from ...collective.rows import check_rows, cumulative, row_counts
@@ -30,28 +34,23 @@ from ...wire.signature import Signature, ahead_of, direct_call, sizes_text
 
 Tensors = Sequence[torch.Tensor]
 Divided = Union[torch.Tensor, Tensors]  # a tensor in equal parts, or one tensor for each rank
-_Item = TypeVar("_Item")
 
 _KEPT_BYTES = 64 * 1024 * 1024  # scratch memory up to this size is kept for the next operation
 # up to this size a reduce is an all-reduce: fewer rounds matter more than bytes
 _REDUCE_ALL_BYTES = 64 * 1024
 
-# The dtypes that NumPy also has.
-_PLAIN = frozenset(
-    (
-        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-        torch.uint16, torch.uint32, torch.uint64,
-        torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
-    )
-)  # fmt: skip
-
+_PLAIN = frozenset((
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint16, torch.uint32, torch.uint64,
+    torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+))  # fmt: skip
+"""The dtypes that NumPy also has."""
 _REDUCIBLE = _PLAIN | {torch.bfloat16}
-
-# The dtype by which other dtypes are moved, by their size in bytes: only their bytes matter.
 _WORDS: Dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The dtype by which other dtypes are moved, by their size in bytes: only their bytes matter."""
 
 
-def movable(tensor: torch.Tensor) -> torch.Tensor:
+def _movable(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor, or its memory as integers if NumPy does not have its dtype."""
     if tensor.dtype in _PLAIN:
         return tensor
@@ -103,7 +102,7 @@ class GroupOperand(TensorOperand):
         super().__init__(tensor)
 
     def _elements(self, host: torch.Tensor) -> Array:
-        moved = host if self._arithmetic else movable(host)
+        moved = host if self._arithmetic else _movable(host)
         self.element = host.dtype
         self.moved_as = "" if moved is host else str(host.dtype)
         return super()._elements(moved)
@@ -143,22 +142,24 @@ class Parts:
             operand.finish()
 
 
-def bounds_of(tensors: Sequence[torch.Tensor]) -> Tuple[int, ...]:
+def _bounds_of(tensors: Tensors) -> Tuple[int, ...]:
     """Return the offsets of tensors in a concatenation."""
     return cumulative(tensor.numel() for tensor in tensors)
 
 
-def even_parts(count: int, size: int) -> Tuple[int, ...]:
-    """Return the boundaries of ``size`` equal parts; Misuse if the elements cannot be divided equally."""
-    if count % size:
-        raise Misuse(f"{count} elements cannot be divided equally among the {size} ranks of this group.")
-    return tuple(range(0, count + 1, count // size)) if count else (0,) * (size + 1)
-
-
-def row_parts(tensor: torch.Tensor, rows: Sequence[Any], size: int) -> Tuple[int, ...]:
-    """Return the boundaries of parts with these numbers of rows of a tensor; Misuse if the sum is wrong."""
-    check_rows("alltoall", [tensor.shape])
-    return cumulative(row_counts(int(tensor.shape[0]), rows, size), prod(tensor.shape[1:]))
+def _parts_of(tensor: torch.Tensor, rows: Sequence[Any], size: int) -> Tuple[int, ...]:
+    """Return the boundaries of parts of so many rows, or (no ``rows``) of equal parts; Misuse if they do not
+    divide the tensor.
+    """
+    if rows:
+        check_rows("alltoall", [tensor.shape])
+        return cumulative(row_counts(int(tensor.shape[0]), rows, size), prod(tensor.shape[1:]))
+    if tensor.numel() % size:
+        raise Misuse(
+            f"{tensor.numel()} elements cannot be divided equally among the {size} ranks of this group."
+        )
+    each = tensor.numel() // size
+    return tuple(range(0, tensor.numel() + 1, each)) if each else (0,) * (size + 1)
 
 
 @lru_cache(maxsize=None)
@@ -173,20 +174,6 @@ def type_name(code: int) -> str:
         if isinstance(dtype, torch.dtype) and type_code(dtype) == code:
             return str(dtype).replace("torch.", "")
     return "a type that this PyTorch does not have"
-
-
-_KIND = dist.ReduceOp.RedOpType
-
-_OPS: Dict[Any, Union[ReduceOp, Bitwise]] = {
-    _KIND.SUM: ReduceOp.SUM,
-    _KIND.AVG: ReduceOp.AVERAGE,
-    _KIND.MIN: ReduceOp.MIN,
-    _KIND.MAX: ReduceOp.MAX,
-    _KIND.PRODUCT: ReduceOp.PRODUCT,
-    _KIND.BAND: Bitwise.BAND,
-    _KIND.BOR: Bitwise.BOR,
-    _KIND.BXOR: Bitwise.BXOR,
-}
 
 
 class GroupReduction(NamedTuple):
@@ -208,11 +195,6 @@ class GroupReduction(NamedTuple):
             return cls(ReduceOp.SUM, _number(op.factor), "PREMUL_SUM")
         raise Misuse(f"{op!r} is not a reduction that the backend 'ringcomm' supports.")
 
-    @property
-    def code(self) -> int:
-        """Return its number in message headers."""
-        return int(self.op)
-
     def labelled(self, label: str) -> GroupReduction:
         """Return the same reduction with a label appended to its name."""
         return self._replace(name=f"{self.name} {label}".strip())
@@ -222,7 +204,13 @@ class GroupReduction(NamedTuple):
         multiply(contribution, self.factor)
 
 
-_KNOWN: Dict[Any, GroupReduction] = {kind: GroupReduction(op) for kind, op in _OPS.items()}
+_KIND = dist.ReduceOp.RedOpType
+_KNOWN: Dict[Any, GroupReduction] = {
+    _KIND.SUM: GroupReduction(ReduceOp.SUM), _KIND.AVG: GroupReduction(ReduceOp.AVERAGE),
+    _KIND.MIN: GroupReduction(ReduceOp.MIN), _KIND.MAX: GroupReduction(ReduceOp.MAX),
+    _KIND.PRODUCT: GroupReduction(ReduceOp.PRODUCT), _KIND.BAND: GroupReduction(Bitwise.BAND),
+    _KIND.BOR: GroupReduction(Bitwise.BOR), _KIND.BXOR: GroupReduction(Bitwise.BXOR),
+}  # fmt: skip
 
 
 def _number(factor: Any) -> float:
@@ -274,7 +262,7 @@ class Collectives:
     def _reduce(self, data: Array, how: GroupReduction, intent: Optional[Signature] = None) -> None:
         how.prepare(data)
         if intent is None:
-            call = direct_call(Collective.ALLREDUCE, data, how.name, data.shape, how.code)
+            call = direct_call(Collective.ALLREDUCE, data, how.name, data.shape, int(how.op))
         else:
             call = intent.on(data)
         self.runner.all_reduce(data, call)
@@ -288,12 +276,8 @@ class Collectives:
             self.for_each(alone, lambda tensor, label: self.all_reduce(tensor, how.labelled(label)))
         if not together:
             return
-        parts = self._copied([GroupOperand(tensor, arithmetic=True) for tensor in small], bounds_of(small))
-        bounds = parts.bounds
-        intent = Signature.intent(
-            Collective.ALLREDUCE, how.code, NO_ROOT, how.name, bounds, sizes_text(bounds)
-        )
-        self._reduce(parts.load(), how, intent)
+        parts = self._copied([GroupOperand(tensor, arithmetic=True) for tensor in small], _bounds_of(small))
+        self._reduce(parts.load(), how, _divided(Collective.ALLREDUCE, how.name, parts, int(how.op)))
         parts.finish()
 
     def all_reduce_packed(self, tensor: torch.Tensor, parts: Sequence[Packed]) -> None:
@@ -309,7 +293,7 @@ class Collectives:
                 operand.flat[start:stop] = array[place : place + stop - start]
         operand.finish()
 
-    def for_each(self, items: Sequence[_Item], act: Callable[[_Item, str], None]) -> None:
+    def for_each(self, items: Sequence[Any], act: Callable[[Any, str], None]) -> None:
         """Call ``act`` with each tensor and a label with their number, which ranks compare."""
         if not items:
             self.runner.barrier("no tensors")
@@ -325,7 +309,7 @@ class Collectives:
         how.prepare(GroupOperand(values, arithmetic=True).flat)
         operand = GroupOperand(values)
         label = " ".join(filter(None, ("sparse", f"in {mine.sparse_dim()} dimensions", operand.moved_as)))
-        ahead = ahead_of(Collective.ALLREDUCE, operand.dtype, label, tuple(tensor.shape), how.code)
+        ahead = ahead_of(Collective.ALLREDUCE, operand.dtype, label, tuple(tensor.shape), int(how.op))
         rows = self.runner.exchange([indices.shape[1]], ahead)[:, 0].tolist()
         all_values = values.new_empty((sum(rows), *values.shape[1:]))
         # Entry by entry, so that each rank's indices are contiguous.
@@ -344,7 +328,7 @@ class Collectives:
         """Reduce a tensor to the root, in place; the other ranks' tensors do not change."""
         operand = GroupOperand(tensor, arithmetic=True)
         data = operand.flat
-        intent = Signature.intent(Collective.REDUCE, how.code, root, how.name, text=_count_text(data))
+        intent = Signature.intent(Collective.REDUCE, int(how.op), root, how.name, text=_count_text(data))
         if self.rank != root:
             data = self._scratch(operand.flat.size, operand.dtype)
             np.copyto(data, operand.flat)
@@ -367,12 +351,9 @@ class Collectives:
         target = GroupOperand(output, arithmetic=True)
         own = parts.part(self.rank)
         _check_room("output", target.element, target.flat, parts.element, own)
-        data, bounds = parts.load(), parts.bounds
+        data = parts.load()
         how.prepare(data)
-        name = how.labelled(label).name
-        intent = Signature.intent(
-            Collective.REDUCESCATTER, how.code, NO_ROOT, name, bounds, sizes_text(bounds)
-        )
+        intent = _divided(Collective.REDUCESCATTER, how.labelled(label).name, parts, int(how.op))
         self.runner.reduce_scatter(data, intent.on(data))
         target.flat[...] = own
         target.finish()
@@ -391,9 +372,8 @@ class Collectives:
     def all_gather(self, output: Divided, source: torch.Tensor, label: str = "") -> None:
         """Copy every rank's tensor to all ranks: rank r's to part r of ``output``; sizes may differ."""
         parts, own = self._parts(output), GroupOperand(source)
-        name, bounds = f"{own.moved_as} {label}".strip(), parts.bounds
-        intent = Signature.intent(Collective.ALLGATHER, NO_OP, NO_ROOT, name, bounds, sizes_text(bounds))
-        self._gather_parts(parts, own, intent)
+        name = f"{own.moved_as} {label}".strip()
+        self._gather_parts(parts, own, _divided(Collective.ALLGATHER, name, parts))
 
     def _gather_parts(self, parts: Parts, own: GroupOperand, intent: Signature) -> None:
         place = parts.part(self.rank)
@@ -405,17 +385,15 @@ class Collectives:
     def gather(self, outputs: Tensors, source: torch.Tensor, root: int) -> None:
         """Copy rank r's tensor to ``outputs[r]`` on the root; the other ranks have no outputs."""
         own = GroupOperand(source)
-        if self.rank != root:
-            intent = Signature.intent(
-                Collective.GATHER, NO_OP, root, own.moved_as, text=_count_text(own.flat)
-            )
+        parts = self._parts(outputs) if self.rank == root else None
+        text = _count_text(own.flat) if parts is None else sizes_text(parts.bounds)
+        intent = Signature.intent(Collective.GATHER, NO_OP, root, own.moved_as, text=text)
+        if parts is None:
             self._to_root(own.flat, None, (), intent)
-            return
-        parts = self._parts(outputs)
-        _check_room("input", own.element, own.flat, parts.element, parts.part(root))
-        intent = Signature.intent(Collective.GATHER, NO_OP, root, own.moved_as, text=sizes_text(parts.bounds))
-        self._to_root(own.flat, parts.array, parts.bounds, intent)
-        parts.finish()
+        else:
+            _check_room("input", own.element, own.flat, parts.element, parts.part(root))
+            self._to_root(own.flat, parts.array, parts.bounds, intent)
+            parts.finish()
 
     def _to_root(self, own: Array, data: Any, bounds: Tuple[int, ...], intent: Signature) -> None:
         """Send this rank's part to the root, which receives all parts in ``data``."""
@@ -466,13 +444,18 @@ class Collectives:
             if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
                 raise Misuse("the tensors of one collective must be of one type.")
             operands = [GroupOperand(tensor, arithmetic) for tensor in tensors]
-            return self._copied(operands, bounds_of(tensors), index)
+            return self._copied(operands, _bounds_of(tensors), index)
         operand = GroupOperand(tensors, arithmetic)
-        bounds = row_parts(tensors, rows, self.size) if rows else even_parts(operand.flat.size, self.size)
+        bounds = _parts_of(tensors, rows, self.size)
         return self._copied([operand], bounds, index) if copied else Parts([operand], bounds)
 
     def _copied(self, operands: List[GroupOperand], bounds: Tuple[int, ...], index: int = 0) -> Parts:
         return Parts(operands, bounds, self._scratch(bounds[-1], operands[0].dtype, index))
+
+
+def _divided(kind: Collective, name: str, parts: Parts, op: int = NO_OP) -> Signature:
+    """Return the request of a collective on parts, whose sizes all ranks must agree on."""
+    return Signature.intent(kind, op, NO_ROOT, name, parts.bounds, sizes_text(parts.bounds))
 
 
 def _count_text(data: Array) -> str:
@@ -489,3 +472,133 @@ def _check_room(what: str, dtype: torch.dtype, array: Array, needed: torch.dtype
         raise Misuse(
             f"the {what} tensor has {array.size} elements of {dtype}; {part.size} of {needed} are needed."
         )
+
+
+# ---- tensors of devices ------------------------------------------------------------------------------------
+
+
+class _Shadow:
+    """A tensor in host memory in place of one on a device, which the operation reads, writes or both."""
+
+    def __init__(
+        self, pool: StagingPool, kind: DeviceKind, tensor: torch.Tensor, reads: bool, writes: bool
+    ) -> None:
+        if tensor.layout is not torch.strided:
+            raise Misuse(f"The backend 'ringcomm' supports dense tensors on devices, not {tensor.layout}.")
+        self.reads, self.writes = reads, writes
+        self._tensor = tensor.detach()
+        self._operand = DeviceOperand(pool, kind, _movable(self._tensor), "the operation")
+        self.mirror = self._operand.mirror
+        self.host = torch.from_numpy(self._operand.flat).view(tensor.dtype).view(tensor.shape)
+        if reads:
+            self.mirror.preload()
+
+    def publish(self) -> None:
+        """Let the current stream wait for the result, and copy it to a tensor of another layout."""
+        self._operand.finish()
+        own, moved = self._tensor, self._operand.on_device
+        if own.is_cuda and moved.data_ptr() != own.data_ptr():  # pragma: no cover - needs a CUDA device
+            for used in (own, moved):
+                used.record_stream(torch.cuda.current_stream(own.device))
+
+
+class Staged:
+    """The tensors of one operation on a device; ``arguments`` becomes the same with host memory.
+
+    The calling thread makes it, so that copies come after the queue of its current stream. ``arguments`` may
+    hold (nested) lists and tuples of tensors; ``in_place``: the operation also reads the ``written`` tensors.
+    """
+
+    def __init__(self, pool: StagingPool, arguments: Sequence[Any], written: Tensors, in_place: bool) -> None:
+        self._pool = pool
+        self._in_place = in_place
+        self._written = {id(tensor) for tensor in written}
+        self._shadows: Dict[int, _Shadow] = {}
+        self._arrived: Optional[Any] = None
+        self._cuda: Optional[torch.device] = None
+        self.arguments: Tuple[Any, ...] = tuple(self._on_host(item) for item in arguments)
+
+    def _on_host(self, item: Any) -> Any:
+        if isinstance(item, (list, tuple)) and not hasattr(item, "_fields"):
+            return type(item)(self._on_host(part) for part in item)
+        if not isinstance(item, torch.Tensor):
+            return item
+        kind, key = device_kind(item), id(item)
+        if kind is None:
+            raise Misuse("The tensors of one operation must be on one device; this one has some on the CPU.")
+        if key not in self._shadows:
+            writes = key in self._written
+            self._shadows[key] = _Shadow(self._pool, kind, item, self._in_place or not writes, writes)
+            self._cuda = item.device if item.device.type == "cuda" else None
+        return self._shadows[key].host
+
+    def run(self, do: Callable[..., None], runner: Runner) -> None:
+        """Run the operation between the loads and the stores, in the thread that runs operations."""
+        for shadow in self._shadows.values():
+            if shadow.reads:
+                runner.fetch(shadow.mirror)
+        do(*self.arguments)
+        self.deliver()
+
+    def fetched(self, wait: Wait) -> Any:
+        """Wait for the load of the first argument, the only tensor; return it."""
+        for shadow in self._shadows.values():
+            shadow.mirror.fetch(wait)
+        return self.arguments[0]
+
+    def deliver(self) -> None:
+        """Start the stores of the written tensors."""
+        with self.stream():
+            for shadow in self._shadows.values():
+                if shadow.writes:
+                    shadow.mirror.store_all()
+                    shadow.publish()
+                else:
+                    shadow.mirror.release()
+            if self._cuda is not None:
+                self._arrived = torch.cuda.Event()
+                self._arrived.record()
+        self.arguments = ()
+        self._shadows = {}
+
+    def stream(self) -> Any:
+        """Return a stream for the stores: the program's streams do not wait until they ask for the result."""
+        if self._cuda is None:
+            return nullcontext()
+        if self._cuda not in _streams:
+            _streams[self._cuda] = torch.cuda.Stream(device=self._cuda)
+        return torch.cuda.stream(_streams[self._cuda])
+
+    def follow(self) -> None:
+        """Let the calling thread's current stream wait for the result."""
+        if self._arrived is not None:
+            torch.cuda.current_stream(self._cuda).wait_event(self._arrived)
+
+    def future(self) -> Any:
+        """Return a future whose waiting threads' streams wait for the result."""
+        return torch.futures.Future() if self._cuda is None else torch.futures.Future(devices=[self._cuda])
+
+
+_streams: Dict[torch.device, Any] = {}
+
+
+def tensors_in(value: Any) -> List[torch.Tensor]:
+    """Return all tensors in (nested) lists."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    return []
+
+
+def staged(pool: StagingPool, arguments: Sequence[Any], result: Any, in_place: bool) -> Optional[Staged]:
+    """Return the tensors of an operation on a device; None if they are on the CPU."""
+    first = arguments[0] if arguments else None
+    if not isinstance(first, torch.Tensor):
+        tensors = tensors_in(arguments)
+        if not tensors:
+            return None
+        first = tensors[0]
+    if device_kind(first) is None:
+        return None
+    return Staged(pool, arguments, tensors_in(result), in_place)

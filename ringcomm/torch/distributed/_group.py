@@ -7,6 +7,7 @@ import operator
 import sys
 import weakref
 from datetime import timedelta
+from functools import partial
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -16,9 +17,8 @@ from ...clock import Deadline
 from ...errors import Misuse, NotInitializedError, PeerStalledError, RingcommError, describe_error
 from ...group.message_channel import Address
 from ._collectives import Collectives, Divided, GroupReduction, Packed, Tensors
-from ._dispatch import uncompiled
 from ._group_transport import GroupTransport
-from ._operations import Operations, RingcommWork
+from ._operations import Operations, RingcommWork, uncompiled
 from ._rendezvous import group_settings
 
 BACKEND = "ringcomm"
@@ -32,14 +32,6 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
 
     Collectives run one after another, in the order in which they are called, which must be the same on
     all ranks. Point-to-point messages have separate links.
-
-    Args:
-        store: the group's part of PyTorch's store.
-        rank: this process's rank in the group.
-        ranks: the ranks of the whole job that the group consists of.
-        timeout: longest time without progress of operations without their own limit.
-        name: the group's name.
-        default: whether it is the group of all ranks.
     """
 
     def __init__(
@@ -62,28 +54,27 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
 
     # ---- names and abilities -----------------------------------------------------------------
 
-    def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
+    def getBackendName(self) -> str:
         """Return the backend's name."""
         return BACKEND
 
-    name = _get_backend_name = getBackendName
-
-    def getGroupName(self) -> str:  # noqa: N802
+    def getGroupName(self) -> str:
         """Return the group's name, for C++."""
         return self._name
 
-    def setGroupName(self, name: str) -> None:  # noqa: N802
+    def setGroupName(self, name: str) -> None:
         """Set the group's name, from C++."""
         self._name = name
 
-    def getGroupDesc(self) -> str:  # noqa: N802
+    def getGroupDesc(self) -> str:
         """Return the group's description, for C++."""
         return self._desc
 
-    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+    def setGroupDesc(self, desc: str) -> None:
         """Set the group's description, from C++."""
         self._desc = desc
 
+    name = _get_backend_name = getBackendName
     group_name = property(getGroupName, doc="The group's name.")
     group_desc = property(getGroupDesc, doc="The group's description.")
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
@@ -121,6 +112,11 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         do = self._ops.all_reduce_all
         return self._start("allreduce_coalesced", tensors, opts, do, tensors, how, reads=True)
 
+    def allreduce_packed(self, buffer: torch.Tensor, packed: Sequence[Packed]) -> RingcommWork:
+        """Average parts of a tensor over all ranks, each with its codec, in place."""
+        do = self._ops.all_reduce_packed
+        return self._start("allreduce", [buffer], None, do, buffer, packed, reads=True)
+
     def reduce(self, tensors: Any, opts: Any = None) -> RingcommWork:
         """Reduce a tensor; the root gets the result, in place."""
         tensor, how, root = single(tensors), reduction_of(opts), root_of(opts)
@@ -135,24 +131,17 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         how = reduction_of(opts)
         return self._start("reduce_scatter", [output], opts, self._ops.reduce_scatter, output, source, how)
 
-    def reduce_scatter_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> RingcommWork:
-        """The same for several tensors."""
-        how, ops = reduction_of(opts), self._ops
-
-        def run(output: torch.Tensor, source: torch.Tensor, label: str) -> None:
-            ops.reduce_scatter(output, source, how, label)
-
-        return self._of_each("reduce_scatter", outputs, pairs_of(outputs, inputs), run, opts)
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
+        scatter = partial(self._ops.reduce_scatter, how=reduction_of(opts))
+        return self._of_each("reduce_scatter", outputs, pairs_of(outputs, inputs), scatter, opts)
 
     def _of_each(
         self, what: str, result: Any, pairs: Sequence[Any], do: Callable[..., None], opts: Any
     ) -> RingcommWork:
-        """Start ``do(output, source, label)`` for each pair of tensors, as one collective."""
+        """Start ``do(output, source, label=label)`` for each pair of tensors, as one collective."""
 
         def run(pairs: Sequence[Any]) -> None:
-            self._ops.for_each(pairs, lambda pair, label: do(*pair, label))
+            self._ops.for_each(pairs, lambda pair, label: do(*pair, label=label))
 
         return self._start(what, list(result), opts, run, pairs)
 
@@ -176,10 +165,7 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         """The same into one tensor."""
         return self._start("allgather", [output], opts, self._ops.all_gather, output, source)
 
-    def all_gather_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> RingcommWork:
-        """The same for several tensors."""
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         return self._of_each("allgather", outputs, pairs_of(outputs, inputs), self._ops.all_gather, opts)
 
     def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> RingcommWork:
@@ -222,11 +208,7 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         return self._start("barrier", [], opts, self._ops.runner.barrier)
 
     def monitored_barrier(self, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks, and name those that do not come; see :class:`.MonitoredBarrier`.
-
-        Raises:
-            PeerStalledError: a rank has not come in time.
-        """
+        """Wait for all ranks; PeerStalledError (on every rank) names those that have not come in time."""
         limit_s = self._operations.timeout_s if timeout is None else timeout.total_seconds()
         if self.rank() == 0:
             self._judge(limit_s, wait_all_ranks)
@@ -248,15 +230,14 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
             except PeerStalledError:
                 missing.append(peer)
         if missing:
-            self._watch.report_lost(
-                missing[0], "monitored_barrier", f"not there after {limit_s:g} s", "stalled"
-            )
-            several = "s" if len(missing) > 1 else ""
-            names = ", ".join(str(self._ranks[peer]) for peer in missing)
+            why = f"not there after {limit_s:g} s"
+            self._watch.report_lost(missing[0], "monitored_barrier", why, "stalled")
+            late = "Ranks " if len(missing) > 1 else "Rank "
+            late += ", ".join(str(self._ranks[peer]) for peer in missing)
             # Gloo's words: programs search for them.
             raise PeerStalledError(
                 f"Rank {self._ranks[0]} timed out in monitoredBarrier after {limit_s:g} s: "
-                f"Rank{several} {names} failed to pass monitoredBarrier in that time.",
+                f"{late} failed to pass monitoredBarrier in that time.",
                 rank=self._ranks[missing[0]],
             )
         for work in [self._token("send", peer, limit_s) for peer in peers]:
@@ -356,7 +337,7 @@ def pairs_of(outputs: Sequence[Any], inputs: Tensors) -> List[Tuple[Any, torch.T
 
 
 def reduction_of(opts: Any) -> GroupReduction:
-    """Return the reduction that PyTorch's options name; a sum without options."""
+    """Return the reduction in PyTorch's options; a sum without options."""
     return GroupReduction.of(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
 
 
@@ -390,14 +371,6 @@ def monitored_barrier(
     chosen.monitored_barrier(limit, wait_all_ranks)
 
 
-def allreduce_packed(
-    group: ProcessGroupRingcomm, buffer: torch.Tensor, packed: Sequence[Packed]
-) -> RingcommWork:
-    """Start averaging parts of a tensor over a group's ranks, each with its codec, in place."""
-    do = group._ops.all_reduce_packed
-    return group._operations.start("allreduce", [buffer], None, do, buffer, packed, reads=True)
-
-
 def backend_of(group: Any) -> Optional[ProcessGroupRingcomm]:
     """Return a group of PyTorch, or its part for CPU tensors, if that is of this backend; otherwise None."""
     if not isinstance(group, ProcessGroupRingcomm) and hasattr(group, "_get_backend"):
@@ -410,18 +383,15 @@ def backend_of(group: Any) -> Optional[ProcessGroupRingcomm]:
 
 def create(options: Any, _: Any = None) -> ProcessGroupRingcomm:
     """Return a group for the options that ``init_process_group`` and ``new_group`` give a backend."""
-    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    default = not options.global_ranks_in_group
-    name = str(options.group_id)
-    return ProcessGroupRingcomm(options.store, options.group_rank, ranks, options.timeout, name, default)
+    own = options.global_ranks_in_group
+    ranks, name = list(own) or list(range(options.group_size)), str(options.group_id)
+    return ProcessGroupRingcomm(options.store, options.group_rank, ranks, options.timeout, name, not own)
 
 
 @atexit.register
 def _leave_at_exit() -> None:
     """Leave, and report an uncaught exception that ends the program, so that all others can name it."""
     error = getattr(sys, "last_value", None)
+    reason = "its program ended" if error is None else f"uncaught {describe_error(error)}"
     for group in list(_open_groups):
-        if error is not None:
-            group._leave(f"uncaught {describe_error(error)}", ok=False, wait=True)
-        else:
-            group._leave("its program ended", ok=True, wait=True)
+        group._leave(reason, ok=error is None, wait=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import deque
 from contextlib import contextmanager
-from typing import Any, Callable, Deque, Dict, Iterator, Optional, Sequence, Set
+from functools import lru_cache
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Set
 
 from torch.optim import optimizer as torch_optimizer
 
@@ -26,12 +26,12 @@ from ...group.group import Group, Peer
 from ...rendezvous.client import Joined
 from ...transport.base import Channels
 from ...transport.memory import memory_channels
+from ._collectives import tensors_in
 from ._rendezvous import GroupRendezvous, meet
-from ._staged import tensors_in
 
 _transports: weakref.WeakSet[GroupTransport] = weakref.WeakSet()
-_transports_lock = threading.Lock()
-_default_watch: Deque[weakref.ref[GroupWatch]] = deque(maxlen=1)  # of the newest default group
+_lock = threading.Lock()  # of what all groups of this process share
+_default: Optional[weakref.ref[GroupTransport]] = None  # of the newest default group
 
 
 class GroupTransport:
@@ -44,9 +44,12 @@ class GroupTransport:
     error.
     """
 
+    watch: GroupWatch
+
     def __init__(
         self, store: Any, rank: int, ranks: Sequence[int], name: str, settings: Settings, default: bool
     ) -> None:
+        global _default
         numbers, self._group_name = ", ".join(map(str, ranks)), name
         self._name = "the default process group" if default else f"process group {name} (ranks {numbers})"
         self._rendezvous: Optional[GroupRendezvous] = None
@@ -60,33 +63,31 @@ class GroupTransport:
         with self.telling_shortages():
             self._begin(joined, channels, peers, settings, ranks, default)
         if default:
-            _default_watch.append(weakref.ref(self.watch))
+            _default = weakref.ref(self)
 
     def _begin(
         self, joined: Optional[Joined], channels: Channels, peers: Sequence[Peer], settings: Settings,
         ranks: Sequence[int], default: bool,
     ) -> None:  # fmt: skip
-        watch = self.watch = GroupWatch(
-            None if joined is None else joined.control, ranks, None if default else _watch_of_all()
-        )
+        of_all = None if default or _default is None else _default()
+        control = None if joined is None else joined.control
+        watch = self.watch = GroupWatch(control, ranks, None if of_all is None else of_all.watch)
         group = self.group = Group(channels, peers, settings, joined, watch, ranks)
         # Not a bound method: the detector's thread must not keep an unused group alive.
         self.end = _failure_handler(watch, channels)
-        source: EventSource = OwnTrace()
+        self.source: EventSource = OwnTrace()
         if joined is not None:
-            with _transports_lock:
+            with _lock:
                 _transports.add(self)
             # A late rank is reported by the operation's own time limit, which the program may have set.
             limits = SilenceLimits(settings.dead_after_s, settings.stall_warning_s, 0.0)
             progress = group.runner.progress
-            source = HeartbeatThread(
+            self.source = HeartbeatThread(
                 channels.control, group.hosts, limits, watch, progress, self.end, self._name, _waits_for
             )
-        group.record(source, f"group {self._group_name}", steps=optimizer_steps())
-        if default:
-            write_here(source)
-            if settings.timeline and not api.is_initialized():
-                group.recording.start(settings.timeline)
+        group.record(self.source, f"group {self._group_name}", steps=optimizer_steps())
+        if default and settings.timeline and not api.is_initialized():
+            group.recording.start(settings.timeline)
 
     @contextmanager
     def telling_shortages(self) -> Iterator[None]:
@@ -111,9 +112,8 @@ class GroupTransport:
     def waits_for(self) -> str:
         """Return the call in which this rank waits for the group's other ranks; empty if it does not wait."""
         progress = self.group.runner.progress()
-        if not progress.doing:
-            return ""
-        return f"in {self._name}: {progress.doing}, call number {progress.number}"
+        call = f"in {self._name}: {progress.doing}, call number {progress.number}"
+        return call if progress.doing else ""
 
     def close(self, wait: bool) -> None:
         """Close the links; with ``wait`` the serving rank first waits until all others have left."""
@@ -122,14 +122,9 @@ class GroupTransport:
             self._rendezvous.end(wait, self.group.failed)
 
 
-def _watch_of_all() -> Optional[GroupWatch]:
-    """Return the watch of the default group, if there is one."""
-    return _default_watch[0]() if _default_watch else None
-
-
 def _waits_for() -> str:
     """Return the calls in which this process waits, in all groups, for a group that waits for this rank."""
-    with _transports_lock:  # another group's thread may read it while this group is made
+    with _lock:  # another group's thread may read it while this group is made
         transports = list(_transports)
     return "; ".join(filter(None, (transport.waits_for() for transport in transports)))
 
@@ -145,25 +140,18 @@ def _failure_handler(watch: GroupWatch, channels: Channels) -> Callable[[Ringcom
 
 # ---- the timeline: each kind of collective is a row, from the call to its end ------------------------------
 
-# All groups of a process write to one timeline: that of the job, if this process is in a job of ringcomm,
-# otherwise that of the default group.
-_default_source: Optional[weakref.ref[EventSource]] = None
-_lock = threading.Lock()
 _open: Dict[str, Set[int]] = {}
 
 
-def write_here(source: EventSource) -> None:
-    """Report collectives to the observer of this failure detector, unless the process is in a job."""
-    global _default_source
-    _default_source = weakref.ref(source)
-
-
 def observer() -> Optional[Observer]:
-    """Return the observer of this process's collectives, if there is one."""
+    """Return the observer of this process's collectives, if there is one: all groups write to one timeline.
+
+    That is the job's, if this process is in a job of ringcomm, otherwise that of the default group.
+    """
     if api.is_initialized():
         return api.context().engine.observer
-    source = _default_source() if _default_source is not None else None
-    return None if source is None else source.observer
+    transport = None if _default is None else _default()
+    return None if transport is None else transport.source.observer
 
 
 class Traced:
@@ -184,28 +172,17 @@ class Traced:
         observer.call_made(self._label)
 
     def __enter__(self) -> None:
-        """Record the start."""
         self._observer.call_started(self._label, self._activity)
 
     def __exit__(self, *_: Any) -> None:
-        """Record the end, also of a failure."""
         self._observer.call_ended(self._label)
         with _lock:
             _open[self._row].discard(self._place)
 
 
-_steps = StepClock()
-_registered = False
-
-
+@lru_cache(maxsize=None)
 def optimizer_steps() -> StepClock:
     """Return the counter of this process's optimizer steps; it counts from the first call on."""
-    global _registered
-    if not _registered:
-        _registered = True
-        torch_optimizer.register_optimizer_step_post_hook(_stepped)
-    return _steps
-
-
-def _stepped(optimizer: Any, *_: Any) -> None:
-    _steps.add(id(optimizer))
+    steps = StepClock()
+    torch_optimizer.register_optimizer_step_post_hook(lambda optimizer, *_: steps.add(id(optimizer)))
+    return steps

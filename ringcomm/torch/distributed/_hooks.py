@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..._adapter.compression import BLOCKWISE, Residuals, codec_for, compressor_of
+from ..._adapter.compression import BLOCKWISE, Residuals, codec_for, compressor_of, dtype_name
 from ...balance.batches import Balanced
 from ...codec.codecs import BLOCK_ITEMS
 from ...collective.reduce import NO_WEIGHTS
@@ -17,7 +17,7 @@ from ...collective.rows import cumulative
 from ...errors import ConfigError, Misuse
 from ...ops import codec_number, weight_of
 from ._collectives import Packed
-from ._group import ProcessGroupRingcomm, allreduce_packed, backend_of
+from ._group import backend_of
 
 Hook = Callable[[Any, Any], Any]
 _HALF = (torch.float16, torch.bfloat16)
@@ -48,30 +48,26 @@ def compress_hook(compression: Any = "int8") -> Hook:
     kind = getattr(compressor_of(compression), "kind", "")
     if kind not in ("fp16", "bf16", "int8", "int4"):
         raise ConfigError(f"compress_hook({compression!r}): there are 'fp16', 'bf16', 'int8' and 'int4'.")
-    reduction = _CompressedAverage(kind)
+    plans = _Plans(kind)
 
     def ringcomm_compress_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        future: torch.futures.Future[torch.Tensor] = reduction.start(_backend(state), bucket)
-        return future
+        group = dist.group.WORLD if state is None else state
+        found = backend_of(group)
+        if found is None:
+            raise Misuse(
+                f"compress_hook works over the backend 'ringcomm', and this is a {type(group).__name__}. The "
+                "first argument of register_comm_hook is the process group, or None."
+            )
+        work = found.allreduce_packed(bucket.buffer(), plans.of(bucket.parameters()))
+        return work.get_future().then(lambda future: future.value()[0])
 
     # Annotations that are text do not pass DDP's check of hooks.
     ringcomm_compress_hook.__annotations__.clear()
     return ringcomm_compress_hook
 
 
-def _backend(state: Any) -> ProcessGroupRingcomm:
-    group = dist.group.WORLD if state is None else state
-    found = backend_of(group)
-    if found is None:
-        raise Misuse(
-            f"compress_hook works over the backend 'ringcomm', and this is a {type(group).__name__}. The "
-            "first argument of register_comm_hook is the process group, or None."
-        )
-    return found
-
-
-class _CompressedAverage:
-    """Average DDP's buckets with one codec, and keep residuals by parameter: DDP rebuilds its buckets."""
+class _Plans:
+    """The parts of DDP's buckets, with residuals by parameter: DDP rebuilds its buckets."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -79,21 +75,14 @@ class _CompressedAverage:
         self._residuals = Residuals()
         self._plans: Dict[Tuple[int, ...], List[Packed]] = {}
 
-    def start(self, group: ProcessGroupRingcomm, bucket: Any) -> Any:
-        """Start averaging a bucket; return a future of its buffer."""
-        buffer = bucket.buffer()
-        work = allreduce_packed(group, buffer, self._parts(bucket))
-        return work.get_future().then(lambda future: future.value()[0])
-
-    def _parts(self, bucket: Any) -> List[Packed]:
-        parameters = bucket.parameters()
-        key = tuple(id(parameter) for parameter in parameters)
+    def of(self, parameters: Sequence[torch.Tensor]) -> List[Packed]:
+        """Return the parts of the bucket of these parameters, each with its codec."""
+        key = tuple(map(id, parameters))
         if key not in self._plans:
             start = 0
             found: Dict[str, List[Tuple[int, int, str]]] = {}
             for parameter in parameters:
-                dtype = str(parameter.dtype).rpartition(".")[2]
-                codec = codec_for(self._compressor, dtype, parameter.shape)
+                codec = codec_for(self._compressor, dtype_name(parameter), parameter.shape)
                 codec = self._kind if self._kind in ("fp16", "bf16") else codec
                 stop = start + parameter.numel() * (2 if parameter.is_complex() else 1)
                 found.setdefault(codec, []).append((start, stop, str(id(parameter))))

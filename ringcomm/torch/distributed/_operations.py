@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import warnings
 from collections import deque
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any, Callable, Deque, List, Optional
+from types import FunctionType
+from typing import Any, Callable, Deque, List, Optional, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,14 +24,11 @@ from ...errors import Misuse, PeerStalledError, RingcommError, describe_error
 from ...group.message_channel import Address
 from ...group.operation_queue import OperationQueue
 from ...group.point_to_point import PointToPoint
-from ._collectives import GroupOperand, inside, tensors_inside, type_code, type_name
-from ._dispatch import uncompiled
+from ._collectives import GroupOperand, Staged, inside, staged, tensors_inside, type_code, type_name
 from ._group_transport import GroupTransport, Traced, observer
-from ._staged import Staged, staged
 
-# Called by a thread that waits for a work, before it sleeps: it may run queued works.
+Class = TypeVar("Class", bound=type)
 Helper = Callable[["RingcommWork"], None]
-# Called by a thread whose wait for a work is interrupted (for example by Ctrl-C): it ends the group.
 Interrupted = Callable[["RingcommWork", BaseException], None]
 
 _MAX_KEPT_ITEMS = 16
@@ -39,26 +38,61 @@ _MAX_KEPT_ITEMS = 16
 _kept: Deque[RingcommWork] = deque(maxlen=64)
 
 
+_DYNAMO = "torch._dynamo"
+_prepare: List[Callable[[], None]] = []
+
+
+def uncompiled(*others: str) -> Callable[[Class], Class]:
+    """Return a class decorator: public methods, and ``others``, run outside of compiled code.
+
+    Compiled programs call a group from C++ too (DDP's broadcast of buffers, functional collectives), and
+    Dynamo would trace its methods as if they were the user's, though it allows only a few members of groups
+    ("Attempted to access unregistered member on an OpaqueObject").
+    """
+
+    def decorate(cls: Class) -> Class:
+        for name, item in list(vars(cls).items()):
+            if isinstance(item, FunctionType) and (not name.startswith("_") or name in others):
+                setattr(cls, name, _outside(item))
+        return cls
+
+    return decorate
+
+
+def _outside(method: Callable[..., Any]) -> Callable[..., Any]:
+    disabled: List[Callable[..., Any]] = []
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if disabled:
+            return disabled[0](*args, **kwargs)
+        # Dynamo is not imported for this: that takes seconds, and without it nothing is compiled.
+        dynamo = sys.modules.get(_DYNAMO)
+        if dynamo is not None and not getattr(dynamo.__spec__, "_initializing", False):
+            for prepare in _prepare:
+                prepare()
+            _prepare.clear()
+        return (disabled[0] if disabled else method)(*args, **kwargs)
+
+    _prepare.append(lambda: disabled.append(sys.modules[_DYNAMO].disable(method)))
+    return call
+
+
 @uncompiled()
 class RingcommWork(dist.Work):
     """A collective or a point-to-point message. Any thread may run it, once; any number may wait for it.
 
-    ``run`` executes it, in the thread that calls :meth:`perform`. Each waiting thread calls ``helper`` before
-    it sleeps, and ``interrupted`` if it is interrupted. ``on_device`` has the tensors, if a device holds
-    them.
+    ``run`` executes it, in the thread that calls :meth:`perform`. Each waiting thread calls ``helper``, which
+    may run queued works, before it sleeps, and ``interrupted``, which ends the group, if it is interrupted
+    (for example by Ctrl-C). ``on_device`` has the tensors, if a device holds them.
     """
 
     any_made = False
 
     def __init__(
-        self,
-        what: str,
-        result: Any,
-        run: Optional[Callable[[RingcommWork], None]] = None,
-        helper: Optional[Helper] = None,
-        interrupted: Optional[Interrupted] = None,
-        on_device: Optional[Staged] = None,
-    ) -> None:
+        self, what: str, result: Any, run: Optional[Helper] = None, helper: Optional[Helper] = None,
+        interrupted: Optional[Interrupted] = None, on_device: Optional[Staged] = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         RingcommWork.any_made = True
         self.what = what
@@ -141,11 +175,10 @@ class RingcommWork(dist.Work):
         return True
 
     def _raise_error(self) -> None:
-        if isinstance(self._error, RingcommError):
-            # The message has all facts; a traceback through ringcomm's own code adds none.
-            raise self._error.with_traceback(None)
         if self._error is not None:
-            raise self._error
+            # A RingcommError has all facts; a traceback through ringcomm's own code adds none.
+            is_own = isinstance(self._error, RingcommError)
+            raise self._error.with_traceback(None) if is_own else self._error
 
     def _block(self, timeout_s: Optional[float]) -> None:
         self.waiters += 1
@@ -155,17 +188,11 @@ class RingcommWork(dist.Work):
             helper = self._helper
             if helper is not None and timeout_s is None:
                 helper(self)
-            with self._lock:
-                if self._done:
-                    return
-                if self._completed_event is None:
-                    self._completed_event = threading.Event()
-                completed = self._completed_event
-            in_time = completed.wait(timeout_s)
+            in_time = self._wait_for_end(timeout_s)
         except BaseException as problem:
             if not self._done and self._interrupted is not None:
                 self._interrupted(self, problem)
-                self._wait_for_end()
+                self._wait_for_end()  # until no peer can read the work's tensors any more
             raise
         finally:
             self.waiters -= 1
@@ -174,13 +201,12 @@ class RingcommWork(dist.Work):
         if not in_time:
             raise PeerStalledError(f"{self.what} is not done within {timeout_s:g} s.")
 
-    def _wait_for_end(self) -> None:
-        """Wait, after the group has been ended, until no peer can read the work's tensors any more."""
+    def _wait_for_end(self, timeout_s: Optional[float] = None) -> bool:
         with self._lock:
             if self._done:
-                return
+                return True
             completed = self._completed_event = self._completed_event or threading.Event()
-        completed.wait()
+        return completed.wait(timeout_s)
 
     def is_completed(self) -> bool:
         """Return whether it is done or has failed."""
@@ -273,9 +299,8 @@ class Operations:
         self.started = 0  # number of started collectives
         self.queue = OperationQueue(f"ringcomm-{name}")
         group, thread = transport.group, f"ringcomm-{name}-messages"
-        self.messages = PointToPoint(
-            group.channels.background, transport.watch, group.spin_s, thread, type_name
-        )  # fmt: skip
+        background = group.channels.background
+        self.messages = PointToPoint(background, transport.watch, group.spin_s, thread, type_name)
         self.messages.history = group.record_messages(type_name)
         self._name = name
         self._ranks = group.members
@@ -300,7 +325,8 @@ class Operations:
                 self.start(what, inside(result, name), opts, do, *inside(arguments, name), reads=reads)
                 for name in inner
             ])  # fmt: skip
-        limit_s, runner = self.limit_s(opts), self._runner
+        given_s = opts.timeout.total_seconds() if opts is not None else -1.0
+        limit_s, runner = given_s if given_s > 0 else self.timeout_s, self._runner
         site = this_site()
         watching = observer()
         traced = None if watching is None else Traced(watching, self._name, what, result)
@@ -325,11 +351,6 @@ class Operations:
             self._transport.tell_shortage(problem)  # it starts a thread, once
             raise
 
-    def limit_s(self, opts: Any) -> float:
-        """Return the time limit in PyTorch's options, or the group's."""
-        timeout_s: float = opts.timeout.total_seconds() if opts is not None else -1.0
-        return timeout_s if timeout_s > 0 else self.timeout_s
-
     def interrupted(self, work: RingcommWork, problem: BaseException) -> None:
         """End the group on all ranks: the program leaves an operation, and may overwrite its tensors."""
         watch = self._transport.watch
@@ -340,7 +361,7 @@ class Operations:
         what = f"send to rank {self._number_of(peer)} with tag {address[1]}"
         on_device = staged(self._staging, [tensor], [], False)
         operand = GroupOperand(tensor if on_device is None else on_device.fetched(self._runner.await_copy))
-        work = RingcommWork(what, [tensor], helper=self.messages.help, interrupted=self.interrupted)
+        work = RingcommWork(what, [tensor], None, self.messages.help, self.interrupted)
         work.epilogue = lambda: setattr(work, "kept", None)
         # A copy, if the tensor is not contiguous or is on a device, must live until it has been sent.
         work.kept = (operand, on_device)
@@ -354,9 +375,7 @@ class Operations:
         on_device = staged(self._staging, [tensor], [tensor], False)
         operand = GroupOperand(tensor if on_device is None else on_device.arguments[0])
         what = f"recv from {source} with tag {address[1]}"
-        work = RingcommWork(
-            what, [tensor], helper=self.messages.help, interrupted=self.interrupted, on_device=on_device
-        )
+        work = RingcommWork(what, [tensor], None, self.messages.help, self.interrupted, on_device)
         work.epilogue = operand.finish if on_device is None else on_device.deliver
         work.site = this_site()
         return self._started(self.messages.receive, peer, address, operand, work)
@@ -401,3 +420,25 @@ class Operations:
         """Return the collected works as one."""
         works, self._coalesced = self._coalesced or [], None
         return Together(works)
+
+
+# ---- what PyTorch's dispatcher and compiler need -----------------------------------------------------------
+
+_library = torch.library.Library("_c10d_functional", "IMPL")
+
+
+def _all_gather_out(source: torch.Tensor, size: int, group: str, *, out: torch.Tensor) -> torch.Tensor:
+    """Start ``all_gather_into_tensor_out`` of functional collectives, over a group of any backend."""
+    found: Any = dist.distributed_c10d._resolve_process_group(group)
+    torch._C._distributed_c10d._register_work(out, found._allgather_base(out, source))
+    return out
+
+
+def register_functional() -> None:
+    """Make the functional collective that gathers into a given tensor work over groups in Python.
+
+    It calls the group from C++, and finds no method for it.
+    """
+    if hasattr(torch.ops._c10d_functional, "all_gather_into_tensor_out"):
+        for device in ("CPU", "CUDA"):
+            _library.impl("all_gather_into_tensor_out", _all_gather_out, device)

@@ -11,6 +11,7 @@ not connect through that store, so a process that reaches it can end the job, bu
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import secrets
@@ -21,6 +22,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 from urllib.parse import parse_qsl, urlsplit
@@ -56,11 +58,10 @@ _STOP_THREAD_NAME = "ringcomm-stop"
 _ENTRY = "ringcomm/rendezvous"
 _LIMIT = "the timeout= of init_process_group or new_group"  # that counts, and not --start-timeout
 _SERVES = 8  # descriptors of a rendezvous beside one for each rank
-_warned = False
-# the store that the job itself has made, if any, and the job
+# The store that the job itself has made, if any, the job and its epoch: groups connect at its rendezvous.
 _job_stores: List[Tuple[Any, Membership, int]] = []
 _connections: Counter[str] = Counter()  # connections of this process, by the title of the group
-_stores_made = 0
+_stores = itertools.count()
 _last_view: Optional[weakref.ref[Context]] = None
 
 Found = Tuple[Any, int, int]  # a store, a rank, and the number of ranks
@@ -71,7 +72,6 @@ class GroupRendezvous(NamedTuple):
     """A group whose ranks are connected."""
 
     joined: Joined
-    settings: Settings
     embedded: Optional[EmbeddedRendezvous]  # on the rank that serves the rendezvous
 
     def end(self, wait: bool = False, failed: bool = False) -> None:
@@ -86,15 +86,9 @@ class GroupRendezvous(NamedTuple):
 
 def group_settings(timeout: timedelta) -> Settings:
     """Return the settings of a group with this timeout."""
-    settings = Settings.from_environment()
     timeout_s = timeout.total_seconds()
     silence_s = _SILENCE_S if timeout == _TIMEOUT else timeout_s
-    return replace(settings, timeout_s=silence_s, start_timeout_s=max(timeout_s, 1.0))
-
-
-def adopt(store: Any, membership: Membership, epoch: int = 0) -> None:
-    """Mark a store as made by a job, in this epoch: its groups connect at the job's rendezvous."""
-    _job_stores[:] = [(store, membership, epoch)]
+    return replace(Settings.from_environment(), timeout_s=silence_s, start_timeout_s=max(timeout_s, 1.0))
 
 
 def _job_of(store: Any) -> Optional[Tuple[Membership, int]]:
@@ -105,7 +99,7 @@ def _job_of(store: Any) -> Optional[Tuple[Membership, int]]:
 
 
 class JobEntry:
-    """A group's entry at the job's rendezvous; ``title`` is the same on all ranks of the group."""
+    """A group's entry at the job's rendezvous; the methods are those of :class:`StoreEntry`."""
 
     grace_s = 0.0
     hint = ""
@@ -118,11 +112,9 @@ class JobEntry:
         _connections[title] += 1
 
     def write(self, text: str, settings: Settings) -> None:
-        """Post the entry."""
         post(self._membership, self._entry, text, settings.start_timeout_s)
 
     def read(self, settings: Settings) -> str:
-        """Wait for the entry."""
         return await_entry(self._membership, self._entry, settings.start_timeout_s)
 
     def moved(self) -> bool:
@@ -183,9 +175,8 @@ class StoreEntry:
             text, signature = str(found["text"]), bytes.fromhex(found["signature"])
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
-        if self._signer is None or self._signer.verifies(text.encode(), signature, self._title):
-            return text
-        return None
+        valid = self._signer is None or self._signer.verifies(text.encode(), signature, self._title)
+        return text if valid else None
 
 
 Entry = Union[JobEntry, StoreEntry]
@@ -202,12 +193,10 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
     secret = key_from_environment()
     title = f"process group {name} of ranks {', '.join(map(str, ranks))}"
     job = _job_of(store)
-    entry: Entry
+    grace_s = min(settings.start_timeout_s, Settings.from_environment().start_timeout_s)
+    entry: Entry = StoreEntry(store, title, b"" if secret is None else secret[0], grace_s)
     if job is not None:
         entry = JobEntry(job[0], title, job[1])
-    else:
-        grace_s = min(settings.start_timeout_s, Settings.from_environment().start_timeout_s)
-        entry = StoreEntry(store, title, b"" if secret is None else secret[0], grace_s)
     if secret is None and settings.encrypt:
         missing = ConfigError(
             "RINGCOMM_ENCRYPT=1 needs a key file with a certificate: PyTorch's store, over which the ranks "
@@ -221,7 +210,7 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
     if rank == 0:
         embedded, notice = _serve(entry, len(ranks), name, secret, settings)
         try:
-            return GroupRendezvous(join(_membership(notice, 0, ranks, secret), settings), settings, embedded)
+            return GroupRendezvous(join(_membership(notice, 0, ranks, secret), settings), embedded)
         except BaseException as problem:
             # The rendezvous reports its own errors. After another one, ranks that come would dial it in vain.
             if isinstance(problem, Exception) and not isinstance(problem, RingcommError):
@@ -236,7 +225,7 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
         membership = _membership(_notice_of(entry.read(left), title), rank, ranks, secret)
         watched = Watched(entry.moved, entry.grace_s, entry.hint)
         try:
-            return GroupRendezvous(join(membership, left, watched=watched), settings, None)
+            return GroupRendezvous(join(membership, left, watched=watched), None)
         except Moved:
             continue  # The entry was of a group that has ended.
 
@@ -309,30 +298,26 @@ def _numeric(host: str) -> List[str]:
     return [item for item in addresses if not is_loopback(item)]
 
 
+@lru_cache(maxsize=None)  # once
 def _warn_of_open_store() -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        logger.warning(
-            "no key was given (RINGCOMM_KEY_FILE, or ringrun), so one was agreed upon over PyTorch's store: "
-            "any process that can read or write the store can join this job and change its data."
-        )
+    logger.warning(
+        "no key was given (RINGCOMM_KEY_FILE, or ringrun), so one was agreed upon over PyTorch's store: any "
+        "process that can read or write the store can join this job and change its data."
+    )
 
 
 def _notice_of(text: str, title: str) -> Notice:
-    notice: Notice = {}
     try:
-        notice = json.loads(text)
+        notice: Notice = json.loads(text)
         if "problem" in notice:
             raise StartupError(f"Rank 0 of {title} could not open its rendezvous: {notice['problem']}")
-        usable = bool(notice["endpoints"]) and bool(notice["job"]) and "machine" in notice
         bytes.fromhex(notice.get("key", ""))
-        _ = [(str(address), int(port)) for address, port in notice["endpoints"]]
+        endpoints = [(str(address), int(port)) for address, port in notice["endpoints"]]
+        if endpoints and notice["job"] and "machine" in notice:
+            return notice
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        usable = False
-    if not usable:
-        raise StartupError(f"The entry of {title} has not been written by ringcomm: {text[:200]!r}")
-    return notice
+        pass
+    raise StartupError(f"The entry of {title} has not been written by ringcomm: {text[:200]!r}")
 
 
 # ---- how init_process_group finds the other processes of a job of ringrun ---------------------------------
@@ -350,8 +335,9 @@ def ringcomm_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> It
         store, where = _serve_store(_own_address(context), context.size, timeout)
     where = context.broadcast_object(where)
     if store is None:
-        store = _reach_store(where, _address_of_rank_0(context), context.size, timeout)
-    adopt(store, context.joined_as or Membership.from_environment(), context.generation)
+        ends = context.group.addresses(0)
+        store = _reach_store(where, "localhost" if ends is None else ends[1], context.size, timeout)
+    _job_stores[:] = [(store, context.joined_as or Membership.from_environment(), context.generation)]
     yield store, context.rank, context.size
 
 
@@ -371,10 +357,8 @@ def _view() -> Context:
 
 def _launchers_rendezvous(membership: Membership, rank: int, timeout: timedelta) -> Found:
     """Return a store for the ranks of a job of ``ringrun``, found at the job's rendezvous."""
-    global _stores_made
     one_host, master = torchrun_from_environment(membership.size)
-    entry = f"store of torch.distributed, turn {_stores_made}"
-    _stores_made += 1
+    entry = f"store of torch.distributed, turn {next(_stores)}"
     if rank == 0:
         address = "127.0.0.1" if one_host else master if numeric(master) else ""
         store, where = _serve_store(address, membership.size, timeout)
@@ -382,26 +366,21 @@ def _launchers_rendezvous(membership: Membership, rank: int, timeout: timedelta)
     else:
         where = json.loads(await_entry(membership, entry, timeout.total_seconds()))
         store = _reach_store(where, master, membership.size, timeout)
-    adopt(store, membership)
+    _job_stores[:] = [(store, membership, 0)]
     return store, rank, membership.size
 
 
 def _serve_store(address: str, size: int, timeout: timedelta) -> Tuple[Any, Tuple[str, int]]:
     """Return a store that listens on one address, and its endpoint; on all, and "", if that fails."""
-    try:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.create_server((address, 0), family=family) if address else None
-    except OSError as problem:
-        logger.debug("the store cannot listen on %s: %s", address, problem)
-        listener = None
-    if listener is None:
-        store = dist.TCPStore("localhost", 0, size, True, timeout, wait_for_workers=False)
-        return store, ("", int(store.port))
-    port = int(listener.getsockname()[1])
-    store = dist.TCPStore(
-        address, port, size, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-    return store, (address, port)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with suppress(OSError):
+        if address:
+            listener = socket.create_server((address, 0), family=family)
+            port, number = int(listener.getsockname()[1]), listener.detach()
+            more = {"wait_for_workers": False, "master_listen_fd": number}
+            return dist.TCPStore(address, port, size, True, timeout, **more), (address, port)
+    store = dist.TCPStore("localhost", 0, size, True, timeout, wait_for_workers=False)
+    return store, ("", int(store.port))
 
 
 def _reach_store(where: Tuple[str, int], otherwise: str, size: int, timeout: timedelta) -> Any:
@@ -411,17 +390,9 @@ def _reach_store(where: Tuple[str, int], otherwise: str, size: int, timeout: tim
 def _own_address(context: Context) -> str:
     """Return on rank 0 the address that the other ranks' links use; "" if they use several."""
     links = [context.group.addresses(peer) for peer in range(1, context.size)]
-    across = {ends[0] for ends in links if ends is not None}
-    addresses = {item for item in across if "%" not in item}
-    if len(addresses) < len(across):
-        return ""
-    return addresses.pop() if len(addresses) == 1 else "" if addresses else "127.0.0.1"
-
-
-def _address_of_rank_0(context: Context) -> str:
-    """Return the address of rank 0 in this rank's own link."""
-    ends = context.group.addresses(0)
-    return "localhost" if ends is None else ends[1]
+    across = {ends[0] for ends in links if ends is not None} or {"127.0.0.1"}
+    only = across.pop()
+    return "" if across or "%" in only else only
 
 
 def register() -> None:

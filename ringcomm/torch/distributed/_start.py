@@ -37,9 +37,8 @@ def init(timeout: Optional[timedelta] = None) -> None:
 
     Args:
         timeout: how long a transfer of the default group may be without any progress, and how long to wait
-            for the other processes to connect. None: 600 s for transfers, and
-            half an hour for connecting. Half an hour, PyTorch's default, counts as None. Without
-            effect if there is a default group already.
+            for the other processes to connect. None, or PyTorch's default of half an hour: 600 s for
+            transfers, and half an hour for connecting. Without effect if there is a default group already.
 
     Raises:
         Misuse: there is a default process group of another backend.
@@ -110,16 +109,14 @@ def _init_method() -> str:
     return f"{SCHEME}://"
 
 
-# ---- ranks that train and do not communicate: each of them trains a separate model -------------------------
-
-# That happens without an error when a trainer does not use the group: ``Accelerator()`` without ``cpu=True``,
-# ``TrainingArguments()`` without ``use_cpu=True``, Lightning's ``Trainer()`` without a strategy, or a plain
-# model without DistributedDataParallel.
 STEPS = 10  # the step of an optimizer after which the warning is given
 
 
 def watch_optimizers() -> None:
-    """Warn on rank 0 if the default group has several ranks, and they train without any communication."""
+    """Warn on rank 0 if the default group has several ranks, and each trains a separate model.
+
+    That happens without an error when a trainer does not use the group.
+    """
     if dist.get_world_size() == 1 or dist.get_rank() > 0:
         return
     world, has_context = weakref.ref(dist.group.WORLD), api.is_initialized()

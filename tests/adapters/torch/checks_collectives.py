@@ -1,19 +1,32 @@
-"""What every rank checks about collectives, against float64: each type, operation, shape and form once.
+"""What every rank checks about collectives: each type, operation and shape, gradients, sparse tensors.
 
-Every combination of them is tried without a framework, in tests/integration/collective and engine.
+Every form with every option is tried on threads, in ``test_options.py``, and every combination of types and
+operations without a framework, in tests/integration/collective and engine.
 """
 
 from __future__ import annotations
 
+from typing import Any, List, Sequence
+
+import ml_dtypes  # noqa: F401 - for the name bfloat16
 import numpy as np
 import torch
 
+import ringcomm as rc
 import ringcomm.torch as hvd
-from tests.adapters.torch.harness import all_inputs, close, numbers, same_everywhere
+from ringcomm.arrays.torch_tensors import elements_of, tensor_of
+from tests.adapters import contract
+from tests.support.errors import raises
 
-FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
-SHAPES = [(), (1,), (0, 3), (7,), (3, 5), (2, 3, 4)]
+TYPES = [
+    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
+    "complex64",
+]  # fmt: skip
+
+
+def mode(function: Any, arrays: Sequence[Any]) -> List[Any]:
+    """Call a function of ringcomm.torch with arrays; see :mod:`tests.adapters.contract`."""
+    return [elements_of(result) for result in function(*map(tensor_of, arrays))]
 
 
 def check_ranks_and_sizes() -> None:
@@ -25,127 +38,39 @@ def check_ranks_and_sizes() -> None:
     assert not any([hvd.mpi_built(), hvd.mpi_enabled(), hvd.mpi_threads_supported(), hvd.nccl_built(),
                     hvd.ddl_built(), hvd.ccl_built(), hvd.cuda_built(), hvd.rocm_built()])  # fmt: skip
     assert [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product] == list(range(6))
-    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
 
 
-def expected_reduction(op: int, per_rank: torch.Tensor) -> torch.Tensor:
-    if op == hvd.Average:
-        return per_rank.sum(0) / len(per_rank)
-    if op == hvd.Sum:
-        return per_rank.sum(0)
-    if op == hvd.Product:
-        return per_rank.prod(0)
-    return per_rank.amin(0) if op == hvd.Min else per_rank.amax(0)
+def check_collectives() -> None:
+    contract.check_collectives(hvd, mode, TYPES)
 
 
-def check_allreduce() -> None:
-    cases = [(hvd.Sum, dtype, (3, 5)) for dtype in FLOATS + INTEGERS]
-    cases += [(op, torch.float32, (3, 5)) for op in (hvd.Min, hvd.Max, hvd.Product)]
-    cases += [(hvd.Average, torch.float32, shape) for shape in SHAPES]
-    results = []
-    for salt, (op, dtype, shape) in enumerate(cases):
-        mine = numbers(hvd.rank(), shape, dtype, salt)
-        before = mine.clone()
-        result = hvd.allreduce(mine, op=op)
-        close(result, expected_reduction(op, all_inputs(shape, dtype, salt)))
-        assert result.dtype == dtype and torch.equal(mine, before)
-        assert hvd.allreduce_(mine, op=op) is mine and torch.equal(mine, result)
-        results.append(result.double().view(-1))
-    same_everywhere(torch.cat(results))
+def check_what_only_the_ranks_together_can_notice() -> None:
+    contract.check_a_mismatch(hvd, mode, hvd.HorovodInternalError, "Mismatched")
 
 
-def check_grouped() -> None:
-    mine = [
-        numbers(hvd.rank(), shape, dtype, 5) for shape in SHAPES for dtype in (torch.float32, torch.int64)
-    ]
-    expected = [all_inputs(item.shape, item.dtype, 5) for item in mine]
-    for result, all_of_it in zip(hvd.grouped_allreduce(mine, op=hvd.Sum, name="group"), expected):
-        close(result, all_of_it.sum(0))
-    handle = hvd.grouped_allreduce_async(mine, op=hvd.Max)
-    for result, all_of_it in zip(hvd.synchronize(handle), expected):
-        close(result, all_of_it.amax(0))
-    results = hvd.grouped_allreduce_(mine, op=hvd.Average)
-    assert all(result is item for result, item in zip(results, mine))
-    for result, all_of_it in zip(results, expected):
-        close(result, all_of_it.sum(0) / hvd.size())
-
-
-def check_allgather() -> None:
-    size, rank = hvd.size(), hvd.rank()
-    whole = [numbers(item, ((item + 1) % 3, 4), torch.bool) for item in range(size)]
-    result = hvd.allgather(whole[rank])
-    assert result.dtype == torch.bool and torch.equal(result, torch.cat(whole))
-    pieces = [[numbers(item, (item, 2), torch.float32), numbers(item, (2,), torch.bfloat16)]
-              for item in range(size)]  # fmt: skip
-    first, second = hvd.grouped_allgather(pieces[rank])
-    assert torch.equal(first, torch.cat([item[0] for item in pieces]))
-    assert torch.equal(second, torch.cat([item[1] for item in pieces]))
-    assert torch.equal(hvd.synchronize(hvd.allgather_async(pieces[rank][1], name="later")), second)
-    assert len(hvd.synchronize(hvd.grouped_allgather_async(pieces[rank]))) == 2
-
-
-def check_broadcast() -> None:
-    root = hvd.size() - 1
-    for dtype, shape in ((torch.float64, ()), (torch.bool, (3, 2)), (torch.int16, (0,))):
-        mine = numbers(hvd.rank(), shape, dtype)
-        before, sent = mine.clone(), numbers(root, shape, dtype)
-        assert torch.equal(hvd.broadcast(mine, root), sent) and torch.equal(mine, before)
-        assert hvd.broadcast_(mine, root) is mine and torch.equal(mine, sent)
-    handle = hvd.broadcast_async(torch.full((2,), float(hvd.rank())), root, name="b")
-    assert hvd.synchronize(handle).tolist() == [root, root]
-    parameter = torch.nn.Parameter(torch.full((2,), float(hvd.rank())))
-    hvd.synchronize(hvd.broadcast_async_(parameter, root))
-    assert parameter.tolist() == [root, root]
-
-
-def check_alltoall() -> None:
-    size, rank = hvd.size(), hvd.rank()
-    even = torch.arange(2 * size).to(torch.bfloat16) + 10 * rank
-    result = hvd.alltoall(even)
-    assert result.tolist() == [10 * item + 2 * rank + part for item in range(size) for part in (0, 1)]
-    splits = [(rank + to) % 3 for to in range(size)]
-    rows = torch.cat([torch.full((count, 2), to) for to, count in enumerate(splits)])
-    for given in (splits, torch.tensor(splits, dtype=torch.int32)):
-        received, counts = hvd.alltoall(rows, given)
-        assert counts.tolist() == [(item + rank) % 3 for item in range(size)]
-        assert counts.dtype == torch.int32
-        assert torch.equal(received, torch.full((int(counts.sum()), 2), rank))
-    pair = hvd.synchronize(hvd.alltoall_async(torch.arange(size)))
-    assert pair[0].tolist() == [rank] * size and pair[1].tolist() == [1] * size
-
-
-def check_reducescatter() -> None:
-    size, rank = hvd.size(), hvd.rank()
-    for rows, dtype in ((1, torch.float32), (size + 1, torch.bfloat16), (2 * size + 1, torch.int32)):
-        per_rank = all_inputs((rows, 3), dtype)
-        bounds = np.cumsum([0] + [rows // size + (item < rows % size) for item in range(size)])
-        own = slice(int(bounds[rank]), int(bounds[rank + 1]))
-        mine = numbers(rank, (rows, 3), dtype)
-        close(hvd.reducescatter(mine), (per_rank.sum(0) / size)[own])
-        close(hvd.reducescatter(mine, op=hvd.Sum, prescale_factor=2.0), 2 * per_rank.sum(0)[own])
-        one, two = hvd.grouped_reducescatter([mine, mine], op=hvd.Max)
-        close(one, per_rank.amax(0)[own])
-        assert torch.equal(one, two)
-        close(hvd.synchronize(hvd.reducescatter_async(mine, name="rs")), (per_rank.sum(0) / size)[own])
-        handle = hvd.grouped_reducescatter_async([mine], op=hvd.Min)
-        close(hvd.synchronize(handle)[0], per_rank.amin(0)[own])
-
-
-def check_compression() -> None:
-    mine = numbers(hvd.rank(), (50,), torch.float32)
-    for compression in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.bf16):
-        result = hvd.allreduce(mine, op=hvd.Sum, compression=compression)
-        assert result.dtype == torch.float32
-        torch.testing.assert_close(
-            result, all_inputs((50,), torch.float32).sum(0).float(), rtol=1e-2, atol=1e-2
-        )
-        (grouped,) = hvd.grouped_allreduce([mine], op=hvd.Sum, compression=compression)
-        assert torch.equal(grouped, result)
-        part = hvd.reducescatter(torch.ones(hvd.size()), compression=compression)
-        assert part.dtype == torch.float32 and part.tolist() == [1.0]
+def check_compression_of_integers() -> None:
     whole, context = hvd.Compression.fp16.compress(torch.ones(2, dtype=torch.int32))
     assert whole.dtype == torch.int32
     assert hvd.Compression.fp16.decompress(whole, context).dtype == torch.int32
+
+
+def check_weighted_averages() -> None:
+    """The gradient is that of the loss of all ranks: the sum of ``c_r * allreduce(x)`` over ranks."""
+    weights = [3.0 + rank for rank in range(hvd.size())]
+    given = torch.randn(37, dtype=torch.float64, requires_grad=True)
+    (hvd.allreduce(given, weight=weights[hvd.rank()]) * (1.0 + hvd.rank())).sum().backward()
+    share = weights[hvd.rank()] / sum(weights) * sum(1.0 + rank for rank in range(hvd.size()))
+    torch.testing.assert_close(given.grad, torch.full((37,), share, dtype=torch.float64), rtol=1e-12, atol=0)
+    ones = torch.ones(3)
+    own = torch.full((3,), float("nan")) if hvd.rank() else ones  # ignored, with a weight of 0
+    assert hvd.allreduce(own, weight=0.0 if hvd.rank() else 2.0).tolist() == [1.0] * 3
+    if hvd.size() > 1:
+        weight = 1.0 if hvd.rank() else None
+        text = "some with and some without weights"
+        raises(rc.MismatchError, lambda: hvd.allreduce(ones, weight=weight, name="mixed"), text)
+    nothing = "weights of all ranks are 0"
+    raises(rc.RingcommError, lambda: hvd.allreduce(ones, weight=0.0, name="nothing"), nothing)
+    raises(rc.Misuse, lambda: hvd.allreduce(ones, weight=1.0, op=hvd.Sum), "op=Sum")
 
 
 def check_gradients_flow() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ringcomm.torch as hvd
-from ringcomm.torch.buckets import FlatBucket
+from ringcomm.torch.reducer import FlatBucket
 from tests.adapters.torch.harness import same_everywhere
 
 WIDTH = 96

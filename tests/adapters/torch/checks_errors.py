@@ -1,4 +1,4 @@
-"""What every rank checks about errors, and about ranks that join, leave and come back."""
+"""What every rank checks about errors of its own, and about ranks that join, leave and come back."""
 
 from __future__ import annotations
 
@@ -41,28 +41,6 @@ def check_local_errors() -> None:
     raises(ValueError, lambda: hvd.init(process_sets=[[0], [0]]), "entry number 2")
     raises(ValueError, lambda: hvd.init(comm=object()), "MPI")
     hvd.init(comm=list(range(size)), process_sets="dynamic")
-
-
-def check_negotiated_errors() -> None:
-    """What only the ranks together can notice is the same error on all, and nothing is broken after it."""
-    if hvd.size() == 1:
-        return
-    odd = hvd.rank() % 2 == 1
-    calls = {
-        "types": lambda: hvd.allreduce(torch.ones(3, dtype=torch.int32 if odd else torch.float32)),
-        "shapes": lambda: hvd.allreduce(torch.ones(3 if odd else 4)),
-        "operations": lambda: hvd.allgather(torch.ones(3)) if odd else hvd.allreduce(torch.ones(3)),
-        "ops": lambda: hvd.allreduce(torch.ones(3), op=hvd.Sum if odd else hvd.Max),
-        "root": lambda: hvd.broadcast(torch.ones(3), 1 if odd else 0),
-        "rows": lambda: hvd.allgather(torch.ones((2, 3) if odd else (2, 4))),
-        "scatter": lambda: hvd.reducescatter(torch.ones(4 if odd else 8)),
-        "names": lambda: hvd.allreduce(torch.ones(3), name="a" if odd else "b"),
-    }
-    for number, call in enumerate(calls.values()):
-        error = raises(hvd.HorovodInternalError, call, "Mismatched")
-        assert isinstance(error, RuntimeError)
-        assert len(set(hvd.allgather_object(str(error)))) == 1
-        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name=f"after.{number}").item() == hvd.size()
 
 
 def check_join() -> None:

@@ -7,11 +7,14 @@ import warnings
 from contextlib import nullcontext
 from typing import Any, Callable, List, Optional
 
+import numpy as np
 import torch
 from torch import nn
 
+import ringcomm as rc
 import ringcomm.torch as hvd
 from ringcomm.transport import arena
+from tests.adapters import digits
 from tests.adapters.torch.harness import same_everywhere
 from tests.support.errors import raises
 
@@ -380,3 +383,37 @@ def check_large_buckets_lie_in_memory_that_the_host_shares() -> None:
                 found = owner.offset_of(gradient.data_ptr(), gradient.numel() * gradient.element_size())
                 assert (found is not None) is (hvd.size() > 1)
         same_everywhere(model.weight)
+
+
+def check_numpy_has_the_loss_curve_of_one_process() -> None:
+    network = [rc.broadcast(array, 0) for array in digits.weights(hvd.rank())]
+    momenta = [np.zeros_like(array) for array in network]
+
+    def step(images: Any, labels: Any) -> float:
+        loss, gradients = digits.loss_and_gradients(network, images, labels)
+        for array, momentum, gradient in zip(network, momenta, gradients):
+            momentum *= digits.MOMENTUM
+            momentum -= digits.LEARNING_RATE * rc.allreduce(gradient)
+            array += momentum
+        return loss
+
+    digits.check_curve(hvd, step)
+
+
+def check_torch_has_the_loss_curve_of_one_process() -> None:
+    model = nn.Sequential(nn.Linear(64, digits.HIDDEN), nn.ReLU(), nn.Linear(digits.HIDDEN, 10))
+    for parameter, array in zip(model.parameters(), digits.weights(hvd.rank())):
+        parameter.data.copy_(torch.from_numpy(array.T))
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), digits.LEARNING_RATE, digits.MOMENTUM), model.named_parameters()
+    )
+
+    def step(images: Any, labels: Any) -> float:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(torch.from_numpy(images)), torch.from_numpy(labels))
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    digits.check_curve(hvd, step)

@@ -1,16 +1,20 @@
-"""Every function of ``horovod.torch`` is here and takes the same parameters."""
+"""Every function of ``horovod.torch`` is here and takes the same parameters; every form with every option."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
+import ringcomm.torch as hvd  # noqa: E402 - it needs torch
 from tests.adapters.signatures import (  # noqa: E402 - the adapter needs torch
     COMMON,
     differences,
     differences_of_options,
+    functions_of,
 )
+from tests.support.options import compare_forms, sets_of  # noqa: E402
 
 LIKE_HOROVODS = f"""{COMMON}
 is_homogeneous()
@@ -59,7 +63,22 @@ elastic.set_handler_registry(registry)
 
 
 def test_signatures() -> None:
-    import ringcomm.torch as hvd
-
     assert differences(hvd, LIKE_HOROVODS) == []
     assert differences_of_options(hvd, "ringcomm.torch") == []
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_form_with_every_option(ranks_of, size):
+    names = functions_of("ringcomm.torch")
+
+    def work(context):
+        sets = [hvd.add_process_set(ranks) for ranks in sets_of(size)]
+        calls = 0
+        for each in (hvd.global_process_set, *sets):
+            members = list(range(size)) if each is hvd.global_process_set else each.ranks
+            if context.rank in members:
+                calls += compare_forms(hvd, names, members, context.rank, each, torch.tensor, np.asarray)
+        hvd.barrier()
+        return calls
+
+    assert min(ranks_of(size, work)) > 100

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from tests.adapters.torch.harness import run_on  # noqa: E402 - it needs torch
 
 SUBJECTS = """
-    collectives errors weights state digits training balanced absent horovod scaler local_steps compression
+    collectives errors state training balanced absent horovod scaler local_steps compression
 """
 
 

@@ -59,13 +59,6 @@ def scattered(group: Any, pieces: List[torch.Tensor], op: Any = REDUCE.SUM) -> N
     dist.reduce_scatter(torch.zeros_like(pieces[group.rank()]), pieces, op, group=group)
 
 
-def exchange(group: Any, odd: bool, n: int, more: int) -> None:
-    """Receive from rank 0 another number of elements than it sends."""
-    send = [n] * group.size()
-    into = [n + more if odd and peer == 0 else n for peer in range(group.size())]
-    dist.all_to_all_single(full(sum(into)), full(sum(send)), into, send, group=group)
-
-
 def message(more: int, theirs: torch.dtype, late: bool) -> Act:
     """Rank 0 receives n elements of float32; rank 1 sends `more` of them, or of another type. `late`: the
     receive is posted when the message has come, or has been announced.
@@ -85,25 +78,14 @@ def message(more: int, theirs: torch.dtype, late: bool) -> Act:
     return act
 
 
-def batch(group: Any, odd: bool, n: int) -> None:
-    if group.rank() < 2:
-        peer = 1 - group.rank()
-        sends = [dist.P2POp(dist.isend, full(n + odd), peer, group)]
-        for work in dist.batch_isend_irecv([*sends, dist.P2POp(dist.irecv, full(n), peer, group)]):
-            work.wait()
-
-
 def ops(ours: Any, theirs: Any, call: Callable[[Any, Any, int], Any]) -> Act:
     """A call with a reduction, a type or a root, which is another one on the rank that differs."""
     return lambda group, odd, n: call(group, theirs if odd else ours, n)
 
 
-REDUCTIONS: Dict[str, Tuple[str, Act]] = {
+CASES: Dict[str, Tuple[str, Act]] = {
     "all_reduce: SUM, MAX": ("allreduce(;Sum;Max", ops(
         REDUCE.SUM, REDUCE.MAX, lambda group, op, n: dist.all_reduce(full(n), op, group=group))),
-    "reduce: BAND, BOR": ("reduce(;BAND;BOR", ops(
-        REDUCE.BAND, REDUCE.BOR,
-        lambda group, op, n: dist.reduce(full(n, torch.int32), 0, op, group=group))),
     "all_reduce: type": ("float32;float64", ops(
         torch.float32, torch.float64,
         lambda group, dtype, n: dist.all_reduce(full(n, dtype), group=group))),
@@ -117,13 +99,6 @@ REDUCTIONS: Dict[str, Tuple[str, Act]] = {
         0, 1, lambda group, root, n: dist.reduce(full(n), root, group=group))),
     "reduce_scatter: [3, 1] and [1, 3]": ("reducescatter(;sizes [", lambda group, odd, n: (
         scattered(group, uneven(group, odd, n)))),
-}  # fmt: skip
-
-MOVEMENT: Dict[str, Tuple[str, Act]] = {
-    "broadcast: root": ("root_rank=0;root_rank=1", ops(
-        0, 1, lambda group, root, n: dist.broadcast(full(n), root, group=group))),
-    "broadcast: count": ("number of elements", lambda group, odd, n: dist.broadcast(
-        full(n + odd), 0, group=group)),
     "all_gather: [3, 1] and [1, 3]": ("allgather(;sizes [", lambda group, odd, n: dist.all_gather(
         uneven(group, odd, n), torch.zeros_like(uneven(group, odd, n)[group.rank()]), group=group)),
     "all_gather_into_tensor: float8, uint8": ("allgather(", ops(
@@ -134,40 +109,17 @@ MOVEMENT: Dict[str, Tuple[str, Act]] = {
         full(n - odd), at(group, n), 0, group=group)),
     "all_to_all: one sends less": ("alltoall(;elements", lambda group, odd, n: group.alltoall(
         each(group, n), [full(n - odd), *each(group, n)[1:]]).wait()),
-    "all_to_all_single: int32, uint32": ("alltoall(", ops(
-        torch.int32, torch.uint32, lambda group, dtype, n: dist.all_to_all_single(
-            full(n * group.size(), dtype), full(n * group.size(), dtype), group=group))),
-    "all_to_all_single: expects n + 17": ("alltoall(;sending", lambda group, odd, n: (
-        exchange(group, odd, n, 17))),
-    "batch_isend_irecv: count": ("recv(;send(;bytes", batch),
+    "broadcast, allgather": ("broadcast(|barrier(;allgather(", lambda group, odd, n: (
+        # A short broadcast may be over: then the next call differs.
+        dist.all_gather(each(group, n), full(n), group=group) if odd
+        else dist.broadcast(full(n), 0, group=group))),
+    "reduce_scatter, barrier": ("reducescatter(;barrier(", lambda group, odd, n: (
+        dist.barrier(group=group) if odd else dist.reduce_scatter(full(n), each(group, n), group=group))),
     **{f"send {name}, late={late}": (words, message(*what, late))
-       for name, words, *what in (("one less", "recv(;send(;bytes", -1, torch.float32),
-                                  ("one more", "recv(;send(;bytes", 1, torch.float32),
+       for name, words, *what in (("one more", "recv(;send(;bytes", 1, torch.float32),
                                   ("another type", "float32;int32", 0, torch.int32))
        for late in (False, True)},
 }  # fmt: skip
-
-CALLS: Dict[str, Callable[[Any, int], Any]] = {
-    "allreduce": lambda group, n: dist.all_reduce(full(n), group=group),
-    "reduce": lambda group, n: dist.reduce(full(n), 0, group=group),
-    "broadcast": lambda group, n: dist.broadcast(full(n), 0, group=group),
-    "allgather": lambda group, n: dist.all_gather(each(group, n), full(n), group=group),
-    "gather": lambda group, n: dist.gather(full(n), at(group, n), 0, group=group),
-    "scatter": lambda group, n: dist.scatter(full(n), at(group, n), 0, group=group),
-    "alltoall": lambda group, n: dist.all_to_all(each(group, n), each(group, n), group=group),
-    "reducescatter": lambda group, n: dist.reduce_scatter(full(n), each(group, n), group=group),
-    "barrier": lambda group, n: dist.barrier(group=group),
-}
-
-
-def other_calls() -> Dict[str, Tuple[str, Act]]:
-    """Each call, and the next one on the rank that differs."""
-    found: Dict[str, Tuple[str, Act]] = {}
-    for pair in zip(CALLS, [*list(CALLS)[1:], "allreduce"]):
-        # A short broadcast may be over: then the next call differs.
-        words = [f"{name}(|barrier(" if name == "broadcast" else f"{name}(" for name in pair]
-        found[", ".join(pair)] = ";".join(words), ops(*pair, lambda group, name, n: CALLS[name](group, n))
-    return found
 
 
 def told(group: Any, act: Act, odd: bool, n: int) -> Tuple[str, bool]:
@@ -201,7 +153,7 @@ def check_ranks_that_disagree(on: Ranks) -> None:
     cause.
     """
     problems = []
-    cases = list({**REDUCTIONS, **MOVEMENT, **other_calls()}.items())
+    cases = list(CASES.items())
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for start in range(0, len(cases), AT_ONCE):
             part = cases[start : start + AT_ONCE]

@@ -15,8 +15,6 @@ from ringcomm.errors import MismatchError, Misuse, PeerLostError, PeerStalledErr
 from tests.adapters.torch_distributed.harness import Ranks
 from tests.support.errors import raises
 
-"""Elements of a message that waits for its receive."""
-
 
 def lost(rank: int, act: Callable[[], Any], text: str = "", kind: Any = PeerLostError) -> Any:
     """The error about this rank, with this text, that a call raises."""

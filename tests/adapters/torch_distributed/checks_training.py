@@ -226,22 +226,6 @@ def check_zero_redundancy_optimizer(on: Ranks) -> None:
     same_weights(on, weights)
 
 
-def check_fully_sharded(on: Ranks) -> None:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
-
-    def weights(group: Any) -> list[torch.Tensor]:
-        model = Branches()
-        mesh = DeviceMesh.from_group(group, "cpu")
-        fully_shard(model.first, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        train(on, model, optimizer)
-        return [parameter.detach().full_tensor() for parameter in model.parameters()]
-
-    same_weights(on, weights)
-
-
 def check_first_kind_of_fully_sharded(on: Ranks) -> None:
     """It resizes storages that have been through collectives, which ``Tensor.numpy()`` would forbid."""
     from torch.distributed.fsdp import FullyShardedDataParallel

@@ -106,7 +106,6 @@ class TestStoreEntries:
 
 
 class TestMeeting:
-
     @pytest.mark.parametrize(
         ("wrong", "text"), [({"iface": "eth/0"}, "is not a network"), ({"encrypt": True}, "needs a key file")]
     )

@@ -9,9 +9,8 @@ import torch.distributed as dist
 from ringcomm.arrays import kinds
 from ringcomm.arrays.kinds import StagingPool
 from ringcomm.config import Settings
-from ringcomm.torch.distributed._collectives import Collectives, GroupReduction
+from ringcomm.torch.distributed._collectives import Collectives, GroupReduction, Staged
 from ringcomm.torch.distributed._operations import RingcommWork
-from ringcomm.torch.distributed._staged import Staged
 from tests.adapters.torch.fake_cuda import Kind, all_tensors_of
 from tests.support.fake_device import until_done
 

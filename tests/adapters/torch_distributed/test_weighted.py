@@ -13,7 +13,7 @@ import torch
 from ringcomm.balance.batches import Balanced
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.torch.distributed import WeightedAverage, weighted_average_hook
-from ringcomm.torch.distributed._hooks import _CompressedAverage
+from ringcomm.torch.distributed._hooks import _Plans
 from tests.adapters.torch_distributed.harness import on_ranks
 
 
@@ -55,8 +55,7 @@ def test_compressed_gradients_may_be_complex(kind):
     def run(group):
         parameters = [torch.zeros(2, dtype=torch.complex64), torch.zeros(3)]
         buffer = torch.arange(7.0) * (group.rank() + 1)
-        bucket = SimpleNamespace(buffer=lambda: buffer, parameters=lambda: parameters)
-        _CompressedAverage(kind).start(group, bucket).wait()
+        group.allreduce_packed(buffer, _Plans(kind).of(parameters)).wait()
         return buffer.tolist()
 
     assert on_ranks(run, 2) == [(torch.arange(7.0) * 1.5).tolist()] * 2

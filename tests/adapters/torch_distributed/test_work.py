@@ -31,7 +31,6 @@ def finished(error=None, result=()):
 
 
 class TestWork:
-
     def test_a_wait_with_a_time_limit(self):
         work = RingcommWork("allreduce", [])
         with pytest.raises(PeerStalledError, match=r"allreduce is not done within 0\.01 s"):
