@@ -108,16 +108,20 @@ def _agreed(job: str, program: str) -> bool:
 
 
 @commands.command()
+@click.option("--stay", is_flag=True, help="Serve all jobs of launchers that this machine has met.")
 @click.option("--name", metavar="NAME", default="", help="This machine's name in the job [its host name].")
 @click.option("--slots", metavar="N", type=click.IntRange(1), default=1, help="Most ranks here [1].")
 @click.option("--cores", metavar="N", type=click.IntRange(1), help="Most cores that they use [all].")
 @click.option("-y", "--yes", is_flag=True, help="Run what the launcher asks for without a question.")
 @click.argument("words", metavar="[HOST:PORT] [CODE]", nargs=-1)
-def join(words: Tuple[str, ...], name: str, slots: int, cores: Optional[int], yes: bool) -> NoReturn:
+def join(
+    words: Tuple[str, ...], stay: bool, name: str, slots: int, cores: Optional[int], yes: bool
+) -> NoReturn:
     """Give this machine to a job of another one, which shows the code for it (ringrun -H localhost,join).
 
     What the job runs is shown first, and a question follows. It runs with your rights. Without HOST:PORT the
-    launcher is looked for in this network; without CODE it is asked for, or read from stdin.
+    launcher is looked for in this network; without CODE it is asked for, or read from stdin. Both machines
+    keep a key: with --stay, this one then serves jobs with join:NAME among their hosts, without a question.
     """
     from .join.command import join as take_part
 
@@ -132,7 +136,7 @@ def join(words: Tuple[str, ...], name: str, slots: int, cores: Optional[int], ye
     def run() -> Tuple[str, int]:
         if not (yes or sys.stdin.isatty()):
             raise ConfigError("What the job runs is asked about, and there is no terminal. Give --yes.")
-        return "", take_part(words, name, slots, cores, note, read_code, ask)
+        return "", take_part(words, name, slots, cores, stay, note, read_code, ask)
 
     answer(run, failed=2)
 
@@ -227,7 +231,7 @@ _LIST = click.argument("name", metavar="LIST")
 @commands.group(invoke_without_command=True)
 @click.pass_context
 def hosts(ctx: click.Context, /) -> None:
-    """Keep lists of hosts, for -H LIST. Without a command: show them.
+    """Keep lists of hosts, for -H LIST. Without a command: show them, and known machines (ringrun join).
 
     Each is a hostfile of its own in ~/.config/ringcomm/hosts, where python=, cwd=, iface= and slots= can be
     given for a host. `ringrun doctor -H LIST` examines its hosts.
@@ -237,6 +241,7 @@ def hosts(ctx: click.Context, /) -> None:
 
 
 def _all_lists() -> str:
+    from .join.known import LAUNCHERS, MACHINES, known_names
     from .reach.named_hosts import folder_of_lists, hosts_of_list, list_names
 
     lines = []
@@ -248,9 +253,13 @@ def _all_lists() -> str:
         except ConfigError as problem:
             text = f"cannot be used: {problem}"
         lines.append(f"{name:<{width}}  {text}")
+    found = [f"They are in {folder_of_lists(os.environ)}."]
     if not lines:
-        return "There is no list of hosts yet. Make one: ringrun hosts add lab localhost jetson1 jetson2"
-    return "\n".join([*lines, f"They are in {folder_of_lists(os.environ)}."])
+        found = ["There is no list of hosts yet. Make one: ringrun hosts add lab localhost jetson1 jetson2"]
+    for kind, text in ((MACHINES, "machines that have joined, for -H join:NAME"), (LAUNCHERS, "launchers")):
+        known = known_names(kind)
+        found += [f"Known {text}: {', '.join(known)}"] if known else []
+    return "\n".join([*lines, *found])
 
 
 @hosts.command("show")
@@ -280,6 +289,15 @@ def drop_from_list(name: str, items: Tuple[str, ...]) -> NoReturn:
     from .reach.named_hosts import drop_hosts
 
     answer(lambda: (drop_hosts(name, items, os.environ), 0), failed=2)
+
+
+@hosts.command("forget")
+@click.argument("name", metavar="NAME")
+def forget_machine(name: str) -> NoReturn:
+    """Forget the key of a machine that has joined, or of a launcher. It needs a code again."""
+    from .join.known import forget
+
+    answer(lambda: (forget(name), 0), failed=2)
 
 
 @hosts.command("import")

@@ -56,7 +56,8 @@ class RendezvousServer:
     Either ``seats`` (one per rank, in rank order: a launcher planned the job) or ``size`` (ranks come on
     their own) is given for a job of fixed size, or ``limits`` for an elastic one. If an elastic job is
     ``launched``, only processes that :meth:`expect` has announced may join. Each of the ``addresses`` is
-    bound by itself; with port 0 the system chooses ports. ``notify`` is called in the server's thread.
+    bound by itself; with port 0 the system chooses ports. ``notify`` is called in the server's thread, and
+    ``joining`` with the connections of machines that join.
     Links of an encrypted job between hosts without a route are relayed.
     """
 
@@ -75,6 +76,7 @@ class RendezvousServer:
         port: int = 0,
         encryption: Optional[Encryption] = None,
         limit: str = START_LIMIT,
+        joining: Optional[Callable[[socket.socket], None]] = None,
     ) -> None:
         size = 0 if limits is not None else size or len(seats)
         relay = NO_RELAY if encryption is None else relay_here()
@@ -86,7 +88,7 @@ class RendezvousServer:
         self._idle = threading.Event()
         self._idle.set()
         self._key, self._job = key, job_digest(job)
-        self._addresses, self._port = list(addresses), port
+        self._addresses, self._port, self._joining = list(addresses), port, joining
         self._encryption = encryption
         self._connections: Dict[int, _Connection] = {}
         self._numbers = 0
@@ -114,6 +116,7 @@ class RendezvousServer:
             self._encryption,
         )  # fmt: skip
         self._acceptor.relay = None if self._relay is None else self._relay.take
+        self._acceptor.joining = self._joining
         self._reactor.watch(self._wake_up, READ, self._run_calls)
         endpoints = [listener.getsockname()[:2] for listener in listeners]
         self._thread = threading.Thread(target=self._serve, name="ringcomm-rendezvous", daemon=True)

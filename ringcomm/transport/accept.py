@@ -24,7 +24,7 @@ from functools import partial
 from typing import Callable, Dict, Optional, Sequence, Set
 
 from ..errors import AuthenticationError, ProtocolError
-from ..wire.auth import Admission, Claim, Responder, parting_answer
+from ..wire.auth import JOIN_MAGIC, Admission, Claim, Responder, parting_answer
 from ..wire.signing import Session
 from .connect import check_user, is_short_of_descriptors, place_here, trust
 from .reactor import READ, Reactor
@@ -71,6 +71,8 @@ class _HalfOpen:
 
     def readable(self) -> None:
         try:
+            if not self._heard and self.acceptor.takes_joining(self):
+                return
             if self._encryption is not None:
                 while self._admission.needs:
                     self._admission.receive(self._read(self._admission.needs))
@@ -146,6 +148,7 @@ class Acceptor:
         self.encryption = encryption
         self.arrived = arrived
         self.relay: Optional[Callable[[socket.socket, Claim], None]] = None  # takes connections to be relayed
+        self.joining: Optional[Callable[[socket.socket], None]] = None  # takes those of machines that join
         self._refused = refused
         self._reactor = reactor
         self._listeners = list(listeners)
@@ -225,6 +228,15 @@ class Acceptor:
         self.release(half_open)
         self._resume()
         self.relay(half_open.sock, passage)
+
+    def takes_joining(self, half_open: _HalfOpen) -> bool:
+        """Hand over the connection of a machine that joins the job, unread; return whether it is one."""
+        if self.joining is None or half_open.sock.recv(len(JOIN_MAGIC), socket.MSG_PEEK) != JOIN_MAGIC:
+            return False
+        self.release(half_open)
+        self._resume()
+        self.joining(half_open.sock)
+        return True
 
     def failed(self, origin: str, reason: str) -> None:
         """Count a refused connection, and report it if there is a reason."""

@@ -102,6 +102,8 @@ def describe_place(place: bytes) -> str:
 
 
 MAGIC = b"ringcomm"
+JOIN_MAGIC = b"ringjoin"
+"""The first bytes of a machine that joins, which the launcher takes (:mod:`ringrun.join.proof`)."""
 PROTOCOL_VERSION = 6
 """Hosts with different versions refuse each other. It changes with the format of any message."""
 

@@ -8,7 +8,8 @@ have other ways than :class:`ThisMachine`.
 from __future__ import annotations
 
 import re
-from typing import List, Optional, Sequence
+import socket
+from typing import Callable, List, Optional, Sequence
 
 from ringcomm.errors import ConfigError
 
@@ -70,6 +71,8 @@ class Reach:
     """Whether ranks on other hosts get the launching shell's variables this way."""
     dials_port = False
     """Whether hosts have dialled this machine at the port that the rendezvous has."""
+    takes: Optional[Callable[[socket.socket], None]] = None
+    """Takes connections of machines that join, which the rendezvous has accepted at its port."""
 
     def argv(self, spec: HostSpec, python: str) -> List[str]:
         """Return the command line that starts the agent on a host; ConfigError if an option is not usable."""
