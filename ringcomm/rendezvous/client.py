@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import Deadline
 from ..config import Membership, Settings
@@ -243,7 +243,8 @@ class Joiner:
         assert self._go is not None and self._setup is not None
         channels = make_channels(rank, len(peers), self._setup.take_links(), control, self.settings)
         signer = Signer(self.membership.key, self.membership.job, generation)
-        return Joined(rank, generation, peers, channels, control, str(self._go["table"]), signer)
+        relayed = frozenset((int(low), int(high)) for low, high in self._go.get("relayed", ()))
+        return Joined(rank, generation, peers, channels, control, str(self._go["table"]), signer, relayed)
 
     def _join_again(self) -> None:
         """Join again after the rendezvous closed the connection before it had assigned a rank. That happens
@@ -280,7 +281,11 @@ class Joiner:
             "position": self._resume.position,
         }
         slot = None if membership.slot is None else list(membership.slot)
-        optional = {"member": self._member, "slot": slot, "rank": membership.rank, "host": membership.host}
+        group = [membership.job, membership.size, float(self.settings.start_timeout_s)]
+        optional = {
+            "member": self._member, "slot": slot, "rank": membership.rank, "host": membership.host,
+            "group": group if membership.within else None,
+        }  # fmt: skip
         return {**message, **{name: value for name, value in optional.items() if value is not None}}
 
     def _send(self, message: Message) -> None:
@@ -426,6 +431,7 @@ class Joined(NamedTuple):
     control: ControlChannel
     table: str  # of links
     signer: Signer
+    relayed: FrozenSet[Tuple[int, int]] = frozenset()  # pairs of hosts, by their numbers
 
 
 def make_channels(

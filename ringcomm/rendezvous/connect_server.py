@@ -109,7 +109,7 @@ def reach(
 def _reach_rendezvous(
     reactor: Reactor, membership: Membership, encryption: Optional[Encryption], timeout_s: float
 ) -> Reached:
-    claim = Claim(Purpose.CONTROL, job_digest(membership.job))
+    claim = Claim(Purpose.CONTROL, job_digest(membership.within or membership.job))
     return reach(
         reactor, membership.rendezvous, membership.key, claim, encryption, timeout_s,
         membership.rendezvous_last, membership.rendezvous_machine not in ("", machine()),
@@ -205,6 +205,14 @@ def await_entry(membership: Membership, entry: str, timeout_s: float) -> str:
     time, StartupError if the rendezvous cannot be reached or has ended.
     """
     return _ask_at(membership, {"type": "await", "entry": entry}, timeout_s)
+
+
+def change_entry(
+    membership: Membership, how: str, entry: str, timeout_s: float, text: str = "", before: str = ""
+) -> str:
+    """Change an entry, see :meth:`ringcomm.rendezvous.server.Board.changed`; return the answer."""
+    message = {"type": "change", "how": how, "entry": entry, "text": text, "before": before}
+    return _ask_at(membership, message, timeout_s)
 
 
 def _ask_at(membership: Membership, message: Message, timeout_s: float) -> str:

@@ -58,7 +58,7 @@ class Relay:
             return
         mirrored = claim._replace(source=claim.target, target=claim.source)
         link = min(claim, mirrored)
-        self._drop(lambda older: older.generation < claim.generation or older == claim)
+        self._drop(lambda old: old == claim or (old.job == claim.job and old.generation < claim.generation))
         if link in self._splices:
             self._splices[link].close()
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

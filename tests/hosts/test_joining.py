@@ -16,7 +16,7 @@ import pytest
 
 from tests.hosts import netlab_plan as plans
 from tests.hosts import netlab_system as system
-from tests.hosts.job import ROOT, Job, job_processes
+from tests.hosts.job import EXAMPLES, ROOT, Job, job_processes
 from tests.hosts.netlab import LOCALHOST, Lab, wait_for
 from tests.hosts.test_doors import LINE, MEMBER, logins
 from tests.support.service import free_port
@@ -148,9 +148,7 @@ def test_machines_behind_two_nats_train_over_one_port_of_the_launcher(lab: Lab) 
         }
         job = stack.enter_context(Job(lab, "--verbose", "-H", f"localhost,join:2@{port}", MEMBER))
         found = job.wait_for_line(r"ringrun join \S+ (\S+)")
-        joined = [
-            join(lab, host, "203.0.113.9:443", found[1], network=inside) for host, inside in homes.items()
-        ]
+        joined = [join(lab, host, OUTSIDE, found[1], network=inside) for host, inside in homes.items()]
         assert job.finish() == 0, job.output
         said = [process.communicate(timeout=20)[0] for process in joined]
     assert [process.returncode for process in joined] == [0, 0], said
@@ -161,6 +159,26 @@ def test_machines_behind_two_nats_train_over_one_port_of_the_launcher(lab: Lab) 
     assert len(links) == 3, job.output
     assert "cannot reach each other: relayed over" in job.output
     assert logins(lab) == before
+
+
+def test_torch_distributed_trains_behind_two_nats(lab: Lab) -> None:
+    """PyTorch's store and the links of its groups go through the launcher's one port, too."""
+    pytest.importorskip("torch")
+    launcher, port = lab.addresses(LOCALHOST)[0], free_port()
+    with ExitStack() as stack:
+        homes = {
+            host: stack.enter_context(behind_nat(lab, host, launcher, port))
+            for host in ("jetson1", "jetson2")
+        }
+        options = ["-x", "OMP_NUM_THREADS=1", "-H", f"join:2@{port}"]
+        job = stack.enter_context(Job(lab, *options, EXAMPLES / "torch_ddp.py", "--epochs", "1"))
+        found = job.wait_for_line(r"ringrun join \S+ (\S+)")
+        joined = [join(lab, host, OUTSIDE, found[1], network=inside) for host, inside in homes.items()]
+        assert job.finish(120) == 0, job.output
+        said = [process.communicate(timeout=20)[0] for process in joined]
+    assert [process.returncode for process in joined] == [0, 0], said
+    digests = job.values(r"digest ([0-9a-f]+)")
+    assert len(digests) == 2 and len(set(digests)) == 1, job.output
 
 
 class Homes:
@@ -190,6 +208,8 @@ class Homes:
         for pid, line in self.lab.processes(host):
             if "python" in line:
                 os.kill(pid, number)
+        for machine in self.machines:  # nsenter stops when what it has started does
+            machine.send_signal(signal.SIGCONT)
 
     def finish(self) -> List[str]:
         """Let the job end well; what the machines have said."""
