@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from functools import partial
 from time import perf_counter
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -58,10 +58,12 @@ def gathered(runner: Runner, values: Sequence[float]) -> Array:
     return runner.exchange(np.array(values, np.float64).view(np.int64).tolist(), call).view(np.float64)
 
 
-def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
+def measure(
+    runner: Runner, host_index: Sequence[int], relayed: Collection[Tuple[int, int]] = ()
+) -> Optional[CostModel]:
     """Measure the machine together; all ranks must call it at the same point, before anything else. Return
     the same model on every rank, None if it would not be worth it. The runner is used up: later calls need
-    another. Raises the error that stops a collective.
+    another. ``relayed``: pairs of hosts. Raises the error that stops a collective.
     """
     if runner.size == 1 or (len(set(host_index)) == 1 and runner.size > MAX_LOCAL_RANKS):
         return None
@@ -78,7 +80,7 @@ def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
     if len(firsts) > 2:
         byte_s = _measure_centres(runner, timer, firsts, byte_s)
     mine = Calibration(_reduce_byte_s(), *local, latency_s, byte_s)
-    return model_of([Calibration(*row.tolist()) for row in gathered(runner, mine)], host_index)
+    return model_of([Calibration(*row.tolist()) for row in gathered(runner, mine)], host_index, relayed)
 
 
 def _measure_centres(runner: Runner, timer: _LinkTimer, firsts: Sequence[int], byte_s: float) -> float:

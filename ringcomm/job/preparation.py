@@ -90,7 +90,7 @@ class Preparation:
         wanted = bool(everybodys[:, 0].all()) and not crowded
         self.is_repeated = generation >= 0 and bool((everybodys[:, 1] == generation).all())
         if wanted:
-            model = self._known(everybodys, model, hosts) or measure(runner, hosts)
+            model = self._known(everybodys, model, hosts) or measure(runner, hosts, group.relayed)
         else:
             model = None
         selector.adopt(model)
@@ -104,7 +104,7 @@ class Preparation:
 
         ``everybodys`` is what :meth:`tune` gathered, by rank; ``model`` is from this rank's earlier view.
         """
-        if not self.is_repeated or model is None:
+        if not self.is_repeated or model is None or model.relayed or self._group.relayed:
             return None
         return part_of(model, [int(rank) for rank in everybodys[:, 2]], hosts)
 

@@ -10,7 +10,7 @@ speeds of interfaces, which decide how unequal chunks are, are only made equal w
 from __future__ import annotations
 
 from math import frexp, ldexp
-from typing import Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Collection, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from .cost import CostModel
 from .shares import even_classes
@@ -47,8 +47,12 @@ def leaders(host_index: Sequence[int]) -> Tuple[int, ...]:
     return tuple(first[host] for host in sorted(first))
 
 
-def model_of(calibrations: Sequence[Calibration], host_index: Sequence[int]) -> CostModel:
-    """Return the cost model of a job from the calibrations and host numbers of its ranks, in rank order."""
+def model_of(
+    calibrations: Sequence[Calibration], host_index: Sequence[int], relayed: Collection[Tuple[int, int]] = ()
+) -> CostModel:
+    """Return the cost model of a job from the calibrations and host numbers of its ranks, in rank order.
+    ``relayed``: pairs of hosts whose links share the wire of the relay.
+    """
     numbers = {host: number for number, host in enumerate(sorted(set(host_index)))}
     hosts = tuple(numbers[host] for host in host_index)
     local_latency_s = coarse(_median([item.local_latency_s for item in calibrations], LOCAL_LATENCY_S))
@@ -66,6 +70,7 @@ def model_of(calibrations: Sequence[Calibration], host_index: Sequence[int]) -> 
         hosts=hosts,
         wire_latency_s=coarse(_median([item.wire_latency_s for item in calibrations], WIRE_LATENCY_S)),
         wire_byte_s=tuple(1.0 / speed for speed in speeds),
+        relayed=frozenset((numbers[low], numbers[high]) for low, high in relayed),
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from math import frexp, ldexp
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
 
 from ..errors import BrokenInvariantError
 from .steps import Dependencies, Recv, Send, Step
@@ -57,6 +57,15 @@ class CostModel(NamedTuple):
 
     wire_byte_s: Tuple[float, ...] = ()
     """For each host: beta of its network interface, which its ranks share; each direction on its own."""
+
+    relayed: FrozenSet[Tuple[int, int]] = frozenset()
+    """Pairs of hosts, the lower number first, whose links go through one relay and share its interface."""
+
+    @property
+    def relay_byte_s(self) -> float:
+        """beta of the relay's interface: a pair that swaps bytes has shown half of what it carries."""
+        ends = [host for pair in self.relayed for host in pair]
+        return min((self.wire_byte_s[host] for host in ends), default=0.0) / 2
 
 
 class Pairing(NamedTuple):
@@ -213,8 +222,11 @@ class _Clock:
         model = self._model
         if self._alone or model.hosts[rank] == model.hosts[peer]:
             return ((rank, model.byte_s, model.message_s),)
-        host = model.hosts[rank]
-        return ((rank, 0.0, model.message_s), (-1 - host, model.wire_byte_s[host], 0.0))
+        host, other = model.hosts[rank], model.hosts[peer]
+        ports = ((rank, 0.0, model.message_s), (-1 - host, model.wire_byte_s[host], 0.0))
+        if (min(host, other), max(host, other)) in model.relayed:
+            return (*ports, (-1 - len(model.wire_byte_s), model.relay_byte_s, 0.0))
+        return ports
 
     def latency_s(self, source: int, target: int) -> float:
         """Return alpha between two ranks."""
