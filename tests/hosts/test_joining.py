@@ -88,14 +88,18 @@ def cable(router: str, inside: str, is_slow: bool) -> Iterator[None]:
     """Connect `home` of a router with `eth0` of a machine behind it."""
     if not is_slow:
         system.ip(router, "link", "add", "home", "type", "veth", "peer", "name", "eth0", "netns", inside)
-        yield
-        system.ip(router, "link", "del", "home")
+        try:
+            yield
+        finally:
+            system.ip(router, "link", "del", "home")
         return
     argv = ["tests.support.delay_line", router, "home", inside, "eth0", str(DELAY_MS), str(MBIT)]
     with subprocess.Popen([sys.executable, "-m", *argv], stdout=subprocess.PIPE, text=True, cwd=ROOT) as line:
-        assert line.stdout is not None and line.stdout.readline() == "ready\n"
-        yield
-        line.kill()
+        try:
+            assert line.stdout is not None and line.stdout.readline() == "ready\n"
+            yield
+        finally:
+            line.kill()
 
 
 @contextmanager
@@ -105,9 +109,11 @@ def behind_nat(lab: Lab, host: str, launcher: str, port: int, is_slow: bool = Fa
     inside = f"{router}-home"
     system.ip(None, "netns", "add", inside)
     rules = NAT.format(wan=lab.iface(host), launcher=launcher, port=port)
-    with cable(router, inside, is_slow):
-        yield from _routed(router, inside, rules)
-    system.ip(None, "netns", "del", inside)
+    try:
+        with cable(router, inside, is_slow):
+            yield from _routed(router, inside, rules)
+    finally:
+        system.ip(None, "netns", "del", inside)
 
 
 def _routed(router: str, inside: str, rules: str) -> Iterator[str]:
@@ -118,8 +124,10 @@ def _routed(router: str, inside: str, rules: str) -> Iterator[str]:
     ])  # fmt: skip
     system.in_netns(router, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
     system.in_netns(router, "nft", "-f", "-", stdin=rules)
-    yield inside
-    system.in_netns(router, "nft", "delete table inet home")
+    try:
+        yield inside
+    finally:
+        system.in_netns(router, "nft", "delete table inet home")
 
 
 def test_machines_without_ssh_train_with_the_launcher(lab: Lab, closed: str, tmp_path: Path) -> None:
