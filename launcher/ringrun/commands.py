@@ -108,16 +108,20 @@ def _agreed(job: str, program: str) -> bool:
 
 
 @commands.command()
+@click.option("--stay", is_flag=True, help="Serve all jobs of launchers that this machine has met.")
 @click.option("--name", metavar="NAME", default="", help="This machine's name in the job [its host name].")
 @click.option("--slots", metavar="N", type=click.IntRange(1), default=1, help="Most ranks here [1].")
 @click.option("--cores", metavar="N", type=click.IntRange(1), help="Most cores that they use [all].")
 @click.option("-y", "--yes", is_flag=True, help="Run what the launcher asks for without a question.")
 @click.argument("words", metavar="[HOST:PORT] [CODE]", nargs=-1)
-def join(words: Tuple[str, ...], name: str, slots: int, cores: Optional[int], yes: bool) -> NoReturn:
+def join(
+    words: Tuple[str, ...], stay: bool, name: str, slots: int, cores: Optional[int], yes: bool
+) -> NoReturn:
     """Give this machine to a job of another one, which shows the code for it (ringrun -H localhost,join).
 
     What the job runs is shown first, and a question follows. It runs with your rights. Without HOST:PORT the
-    launcher is looked for in this network; without CODE it is asked for, or read from stdin.
+    launcher is looked for in this network; without CODE it is asked for, or read from stdin. Both machines
+    keep a key: with --stay, this one then serves jobs with join:NAME among their hosts, without a question.
     """
     from .join.command import join as take_part
 
@@ -133,7 +137,7 @@ def join(words: Tuple[str, ...], name: str, slots: int, cores: Optional[int], ye
     def run() -> Tuple[str, int]:
         if not (yes or has_terminal):
             raise ConfigError("What the job runs is asked about, and there is no terminal. Give --yes.")
-        return "", take_part(words, name, slots, cores, note, read_code, ask)
+        return "", take_part(words, name, slots, cores, stay, note, read_code, ask)
 
     answer(run, failed=2)
 
@@ -228,7 +232,7 @@ _LIST = click.argument("name", metavar="LIST")
 @commands.group(invoke_without_command=True)
 @click.pass_context
 def hosts(ctx: click.Context, /) -> None:
-    """Keep lists of hosts, for -H LIST. Without a command: show them.
+    """Keep lists of hosts, for -H LIST. Without a command: show them, and known machines (ringrun join).
 
     Each is a hostfile of its own in ~/.config/ringcomm/hosts, where python=, cwd=, iface= and slots= can be
     given for a host. `ringrun doctor -H LIST` examines its hosts.
@@ -238,17 +242,24 @@ def hosts(ctx: click.Context, /) -> None:
 
 
 def _all_lists() -> str:
+    from .join.known import LAUNCHERS, MACHINES, known_names
+
     lines = []
     names = named_hosts.list_names(os.environ)
-    if not names:
-        return "There is no list of hosts yet. Make one: ringrun hosts add lab localhost jetson1 jetson2"
+    width = max(map(len, names), default=0)
     for name in names:
         try:
             text = ", ".join(spec.item for spec in named_hosts.hosts_of_list(name, os.environ) or ())
         except ConfigError as problem:
             text = f"cannot be used: {problem}"
-        lines.append(f"{name:<{max(map(len, names))}}  {text}")
-    return "\n".join([*lines, f"They are in {named_hosts.folder_of_lists(os.environ)}."])
+        lines.append(f"{name:<{width}}  {text}")
+    found = [f"They are in {named_hosts.folder_of_lists(os.environ)}."]
+    if not lines:
+        found = ["There is no list of hosts yet. Make one: ringrun hosts add lab localhost jetson1 jetson2"]
+    for kind, text in ((MACHINES, "machines that have joined, for -H join:NAME"), (LAUNCHERS, "launchers")):
+        known = known_names(kind)
+        found += [f"Known {text}: {', '.join(known)}"] if known else []
+    return "\n".join([*lines, *found])
 
 
 @hosts.command("show")
@@ -272,6 +283,15 @@ def add_to_list(name: str, items: Tuple[str, ...]) -> NoReturn:
 def drop_from_list(name: str, items: Tuple[str, ...]) -> NoReturn:
     """Drop hosts from a list, or the whole list."""
     answer(lambda: (named_hosts.drop_hosts(name, items, os.environ), 0), failed=2)
+
+
+@hosts.command("forget")
+@click.argument("name", metavar="NAME")
+def forget_machine(name: str) -> NoReturn:
+    """Forget the key of a machine that has joined, or of a launcher. It needs a code again."""
+    from .join.known import forget
+
+    answer(lambda: (forget(name), 0), failed=2)
 
 
 @hosts.command("import")

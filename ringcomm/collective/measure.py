@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from functools import partial
 from time import perf_counter
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -53,9 +53,11 @@ def gathered(runner: Runner, values: Sequence[float]) -> Array:
     return runner.exchange(np.array(values, np.float64).view(np.int64).tolist(), call).view(np.float64)
 
 
-def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
+def measure(
+    runner: Runner, host_index: Sequence[int], relayed: Collection[Tuple[int, int]] = ()
+) -> Optional[CostModel]:
     """Measure the machine together, before anything else, and return the same model on every rank; None if it
-    would not be worth it. The runner is used up: later calls need another.
+    would not be worth it. The runner is used up: later calls need another. ``relayed``: pairs of hosts.
     """
     if runner.size == 1 or (len(set(host_index)) == 1 and runner.size > MAX_LOCAL_RANKS):
         return None
@@ -74,7 +76,7 @@ def measure(runner: Runner, host_index: Sequence[int]) -> Optional[CostModel]:
     a, b = np.ones(32768, np.float32), np.ones(32768, np.float32)
     reduce_byte_s = _seconds(partial(np.add, a, b, out=b)) / a.nbytes
     mine = Calibration(reduce_byte_s, *local, latency_s, byte_s)
-    return model_of([Calibration(*row.tolist()) for row in gathered(runner, mine)], host_index)
+    return model_of([Calibration(*row.tolist()) for row in gathered(runner, mine)], host_index, relayed)
 
 
 def _measure_centres(runner: Runner, timer: _LinkTimer, firsts: Sequence[int], byte_s: float) -> float:

@@ -240,6 +240,7 @@ class Membership:
             count.
         member: in an elastic job, this process's member number, or None if the rendezvous is to give one.
         launched: how srun or mpirun has started this process; then rank 0 chooses rendezvous and key.
+        within: the job whose rendezvous connects the ranks of this one, a process group; "": its own.
     """
 
     size: int = 1
@@ -255,6 +256,7 @@ class Membership:
     elastic: bool = False
     member: Optional[int] = None
     launched: Optional[Launched] = None
+    within: str = ""
 
     @property
     def is_alone(self) -> bool:

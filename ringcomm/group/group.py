@@ -60,6 +60,7 @@ class Group:
         self.channels, self.peers, self.settings = channels, tuple(peers), settings
         self.control = None if joined is None else joined.control  # the connection to the rendezvous
         self.generation = 0 if joined is None else joined.generation
+        self.relayed = frozenset() if joined is None else joined.relayed  # pairs of hosts
         self.reporter = reporter = reporter or self.control or Reporter()
         self.members = range(size) if members is None else members
         self.failed = False  # after :meth:`leave`: the group has ended with an error

@@ -61,8 +61,9 @@ def tune(group: Group, selector: Selector, before: Optional[Prepared] = None) ->
     is_repeated = generation >= 0 and bool((everybodys[:, 1] == generation).all())
     if everybodys[:, 0].all() and not crowded:
         ranks = [int(rank) for rank in everybodys[:, 2]]
-        again = None if model is None or not is_repeated else part_of(model, ranks, hosts)
-        model = again or measure(runner, hosts)
+        known = is_repeated and model is not None and not model.relayed and not group.relayed
+        again = part_of(model, ranks, hosts) if known and model is not None else None
+        model = again or measure(runner, hosts, group.relayed)
     else:
         model = None
     selector.adopt(model)

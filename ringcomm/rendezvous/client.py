@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..clock import Deadline
 from ..config import Membership, Settings
@@ -137,7 +137,7 @@ def reach(
 def _reach_rendezvous(
     reactor: Reactor, membership: Membership, encryption: Optional[Encryption], timeout_s: float
 ) -> Reached:
-    claim = Claim(Purpose.CONTROL, job_digest(membership.job))
+    claim = Claim(Purpose.CONTROL, job_digest(membership.within or membership.job))
     return reach(
         reactor, membership.rendezvous, membership.key, claim, encryption, timeout_s,
         membership.rendezvous_last, membership.rendezvous_machine not in ("", machine()),
@@ -218,6 +218,7 @@ class Joined(NamedTuple):
     table: str  # of links
     signer: Signer
     membership: Membership  # with address and key of the rendezvous
+    relayed: FrozenSet[Tuple[int, int]] = frozenset()  # pairs of hosts, by their numbers
     embedded: Optional[EmbeddedRendezvous] = None  # the rendezvous that this rank serves, if it does
 
 
@@ -420,7 +421,8 @@ class Joiner:
             ) from None
         signer = Signer(self.membership.key, self.membership.job, generation)
         table = str(self._go["table"])
-        return Joined(rank, generation, peers, channels, control, table, signer, self.membership)
+        relayed = frozenset((int(low), int(high)) for low, high in self._go.get("relayed", ()))
+        return Joined(rank, generation, peers, channels, control, table, signer, self.membership, relayed)
 
     def _join_again(self) -> None:
         """Join again after the rendezvous closed the connection before it had assigned a rank. That happens
@@ -451,7 +453,11 @@ class Joiner:
             "epoch": self._resume.epoch, "position": self._resume.position,
         }  # fmt: skip
         slot = None if membership.slot is None else list(membership.slot)
-        optional = {"member": self._member, "slot": slot, "rank": membership.rank, "host": membership.host}
+        group = [membership.job, membership.size, float(self.settings.start_timeout_s)]
+        optional = {
+            "member": self._member, "slot": slot, "rank": membership.rank, "host": membership.host,
+            "group": group if membership.within else None,
+        }  # fmt: skip
         return {**message, **{name: value for name, value in optional.items() if value is not None}}
 
     def _send(self, message: Message) -> None:
@@ -572,6 +578,14 @@ def await_entry(membership: Membership, entry: str, timeout_s: float) -> str:
     time, StartupError if the rendezvous cannot be reached or has ended.
     """
     return _ask_at(membership, {"type": "await", "entry": entry}, timeout_s)
+
+
+def change_entry(
+    membership: Membership, how: str, entry: str, timeout_s: float, text: str = "", before: str = ""
+) -> str:
+    """Change an entry, see :meth:`ringcomm.rendezvous.server.Board.changed`; return the answer."""
+    message = {"type": "change", "how": how, "entry": entry, "text": text, "before": before}
+    return _ask_at(membership, message, timeout_s)
 
 
 def _ask_at(membership: Membership, message: Message, timeout_s: float) -> str:

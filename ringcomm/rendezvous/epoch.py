@@ -142,7 +142,8 @@ class Epoch:
         rows = self._linking.rows()
         table = link_table(rows, len(self.members))  # Only rank 0 logs it.
         told = ((item.connection, "" if item.rank else table) for item in self.members.values())
-        actions: List[Action] = [Send(to, {"type": "go", "table": text}) for to, text in told]
+        more = {"relayed": self._linking.relayed_hosts()}
+        actions: List[Action] = [Send(to, {"type": "go", "table": text, **more}) for to, text in told]
         actions.append(Notice("started", table, detail={"links": rows, "generation": self.generation}))
         return actions
 

@@ -13,6 +13,7 @@ import logging
 import resource
 import socket
 import sys
+from dataclasses import dataclass
 from functools import partial
 from typing import Callable, Dict
 
@@ -24,10 +25,8 @@ from .membership import RelayHost
 logger = logging.getLogger("ringcomm.rendezvous")
 
 PIECE_BYTES = 256 * 1024
-WAIT_S = 10.0
-"""How long one end waits for the other: as long as ranks try to build their links."""
-SPARE_FILES = 128
-"""Descriptors that the process needs for other things."""
+WAIT_S = 10.0  # one end waits for the other as long as ranks try to build their links
+SPARE_FILES = 128  # descriptors that the process needs for other things
 _LINKS = (Purpose.DIRECT, Purpose.BACKGROUND, Purpose.ENGINE_CONTROL)
 
 
@@ -59,7 +58,7 @@ class Relay:
             return
         mirrored = claim._replace(source=claim.target, target=claim.source)
         link = min(claim, mirrored)
-        self._drop(lambda older: older.generation < claim.generation or older == claim)
+        self._drop(lambda old: old == claim or (old.job == claim.job and old.generation < claim.generation))
         if link in self._splices:
             self._splices[link].close()
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -93,14 +92,12 @@ class Relay:
         self._drop(lambda _: True)
 
 
+@dataclass
 class _End:
-    """One of two connections."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.held = memoryview(b"")  # from the other end, not sent to this one yet
-        self.sends = True  # more may come from it
-        self.shut = False  # it knows that nothing more will come to it
+    sock: socket.socket
+    held: memoryview = memoryview(b"")  # from the other end, not sent to this one yet
+    sends: bool = True  # more may come from it
+    shut: bool = False  # it knows that nothing more will come to it
 
 
 class Splice:
@@ -148,10 +145,7 @@ class Splice:
     def _watch(self) -> None:
         for end, other in (self._ends, self._ends[::-1]):
             events = (READ if end.sends and not other.held else 0) | (WRITE if end.held else 0)
-            if events:
-                self._reactor.watch(end.sock, events, self._turn)
-            else:
-                self._reactor.forget(end.sock)
+            self._reactor.watch(end.sock, events, self._turn)
 
     def close(self) -> None:
         """Close both connections."""

@@ -246,11 +246,12 @@ class Linking:
         hosts = one.host_index, other.host_index
         return self._routes[min(hosts), max(hosts)]
 
-    def _relayed_hosts(self) -> List[Tuple[int, int]]:
+    def relayed_hosts(self) -> List[Tuple[int, int]]:
+        """Return the pairs of hosts, by their numbers, whose links are relayed."""
         return [hosts for hosts, route in sorted(self._routes.items()) if route.kind == RELAYED]
 
     def _check_relayed(self) -> None:
-        hosts, counts = self._relayed_hosts(), Counter(member.host_index for member in self._members)
+        hosts, counts = self.relayed_hosts(), Counter(member.host_index for member in self._members)
         links = sum(counts[low] * counts[high] for low, high in hosts)
         if links > self._most_relayed:
             text = (
@@ -270,7 +271,7 @@ class Linking:
     def relayed_text(self) -> str:
         """Return a sentence about the hosts that are relayed; "" if none are."""
         names = {leader.host_index: leader.host for leader in self._leaders}
-        pairs = self._relayed_hosts()
+        pairs = self.relayed_hosts()
         shown = [f"{names[low]} and {names[high]}" for low, high in pairs[:3]]
         if len(pairs) > len(shown):
             shown.append(f"{len(pairs) - len(shown)} more pairs of hosts")

@@ -1,16 +1,19 @@
 """The rendezvous server: sockets and a thread around a job's state machine, which has no I/O.
 
 It also keeps entries that ranks post for each other: process groups of other libraries use them, where one
-rank serves a rendezvous for the group and posts its address.
+rank serves a rendezvous for the group and posts its address, or PyTorch's store. And it connects the ranks of
+groups that have no rendezvous of their own: each as a job beside this one.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
+import re
 import socket
 import threading
-from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from ..clock import Deadline, monotonic
 from ..config import Slot
@@ -30,6 +33,7 @@ logger = logging.getLogger("ringcomm.rendezvous")
 
 _REFUSALS_EVERY_S = 1.0
 _CLOSE_S = 0.5
+MAX_GROUPS = 1_000
 MAX_ENTRIES = 10_000
 MAX_ENTRY_BYTES = 64 * 1024
 
@@ -37,8 +41,9 @@ MAX_ENTRY_BYTES = 64 * 1024
 class _Connection:
     """An authenticated control connection."""
 
-    def __init__(self, number: int, sock: socket.socket, session: Session) -> None:
+    def __init__(self, number: int, sock: socket.socket, session: Session, state: Rendezvous) -> None:
         self.number, self.sock, self.session = number, sock, session
+        self.state = state  # of the job, or of one of its groups
         self.reader = MessageReader(MAX_REPORT_BYTES, session)
         self.outgoing = bytearray()
         self.closing = False  # once all bytes have been sent
@@ -50,7 +55,8 @@ class RendezvousServer:
     Either ``seats`` (one per rank, in rank order: a launcher planned the job) or ``size`` (ranks come on
     their own) is given for a job of fixed size, or ``limits`` for an elastic one. If an elastic job is
     ``launched``, only processes that :meth:`expect` has announced may join. Each of the ``addresses`` is
-    bound by itself; with port 0 the system chooses ports. ``notify`` is called in the server's thread.
+    bound by itself; with port 0 the system chooses ports. ``notify`` is called in the server's thread, and
+    ``joining`` with the connections of machines that join.
     Links of an encrypted job between hosts without a route are relayed.
     """
 
@@ -59,18 +65,20 @@ class RendezvousServer:
         limits: Optional[Limits] = None, launched: bool = False, addresses: Sequence[str],
         start_timeout_s: float, notify: Callable[[Notice], None], port: int = 0,
         encryption: Optional[Encryption] = None, limit: str = START_LIMIT,
+        joining: Optional[Callable[[socket.socket], None]] = None,
     ) -> None:  # fmt: skip
         size = 0 if limits is not None else size or len(seats)
         relay = NO_RELAY if encryption is None else relay_here()
         terms = Terms(__version__, start_timeout_s, size, tuple(seats), limits, launched, limit, relay)
-        self._state = Rendezvous(terms)
+        self._state, self._terms = Rendezvous(terms), terms
+        self._groups: Dict[bytes, Rendezvous] = {}  # by the digests of their names
         self._board = Board()
         self._notify = notify
         self._awaited = False
         self._idle = threading.Event()
         self._idle.set()
         self._key, self._job = key, job_digest(job)
-        self._addresses, self._port = list(addresses), port
+        self._addresses, self._port, self._joining = list(addresses), port, joining
         self._encryption = encryption
         self._connections: Dict[int, _Connection] = {}
         self._numbers = 0
@@ -98,6 +106,7 @@ class RendezvousServer:
             self._encryption,
         )  # fmt: skip
         self._acceptor.relay = None if self._relay is None else self._relay.take
+        self._acceptor.joining = self._joining
         self._reactor.watch(self._wake_up, READ, self._run_calls)
         endpoints = [listener.getsockname()[:2] for listener in listeners]
         self._thread = threading.Thread(target=self._serve, name="ringcomm-rendezvous", daemon=True)
@@ -211,19 +220,38 @@ class RendezvousServer:
             self._act(self._board.posted(number, message))
         elif message["type"] == "await":
             self._act(self._board.awaited(number, message))
+        elif message["type"] == "change":
+            self._act(self._board.changed(number, message))
         else:
-            self._act(self._state.handle(number, message, monotonic()))
+            connection = self._connections[number]
+            if message["type"] == "join" and "group" in message:
+                connection.state = self._group(message["group"])
+            self._act(connection.state.handle(number, message, monotonic()), connection.state)
             self._changed()
 
-    def _relays(self, link: Claim) -> bool:
-        return self._state.epoch.relays(link)
+    def _group(self, terms: Any) -> Rendezvous:
+        """Return the state of a group, for a rank that joins it with these terms: name, size and timeout."""
+        name, size, limit_s = terms if isinstance(terms, list) and len(terms) == 3 else ("", 0, 0.0)
+        if type(name) is not str or type(size) is not int or not 1 < size <= max(self._terms.most, 2):
+            raise ProtocolError("a group of an impossible size, or without a name")
+        if type(limit_s) is not float or len(self._groups) >= MAX_GROUPS:
+            raise ProtocolError("a group without a timeout, or one too many")
+        limits = Terms(__version__, limit_s, size, limit="the timeout of the group", relay=self._terms.relay)
+        return self._groups.setdefault(job_digest(name), Rendezvous(limits))
 
-    def _act(self, actions: Sequence[Action]) -> None:
+    def _relays(self, link: Claim) -> bool:
+        """Return whether a link of the job or of a group may be relayed now."""
+        state = self._state if link.job == self._job else self._groups.get(link.job)
+        return state is not None and state.epoch.relays(link)
+
+    def _act(self, actions: Sequence[Action], state: Optional[Rendezvous] = None) -> None:
+        """Perform actions of a state: that of the job, or of a group, which notifies nobody."""
+        is_group = state is not None and state is not self._state
         for action in actions:
             if isinstance(action, Timer):
-                self._reactor.after(action.delay_s, self._tick)
+                self._reactor.after(action.delay_s, partial(self._tick, state))
             elif isinstance(action, Notice):
-                self._notify(action)
+                logger.info("%s", action.text) if is_group else self._notify(action)
             elif action.connection in self._connections:
                 connection = self._connections[action.connection]
                 if isinstance(action, Send):
@@ -232,16 +260,17 @@ class RendezvousServer:
                     connection.closing = True
                     self._rewatch(connection)
 
-    def _tick(self) -> None:
-        self._state.note_refused(str(self._refusals))
-        self._act(self._state.tick(monotonic()))
+    def _tick(self, state: Optional[Rendezvous]) -> None:
+        state = state or self._state
+        state.note_refused(str(self._refusals))
+        self._act(state.tick(monotonic()), state)
 
     def _changed(self) -> None:
         """Update whether any rank of the current generation is connected."""
         # This is called for every message. So connections are looked at only if a thread waits for it.
         if not self._awaited and self._connections:
             return
-        if any(not self._state.is_waiting(number) for number in self._connections):
+        if any(not item.state.is_waiting(number) for number, item in self._connections.items()):
             self._idle.clear()
         else:
             self._idle.set()
@@ -254,7 +283,8 @@ class RendezvousServer:
             sock.close()
             return
         self._numbers += 1
-        connection = self._connections[self._numbers] = _Connection(self._numbers, sock, session)
+        connection = _Connection(self._numbers, sock, session, self._state)
+        self._connections[self._numbers] = connection
         self._idle.clear()
         self._rewatch(connection)
 
@@ -303,6 +333,8 @@ class RendezvousServer:
         if self._connections.pop(connection.number, None) is not None:
             self._reactor.forget(connection.sock)
             connection.sock.close()
+            used = [item.state for item in self._connections.values()]
+            self._groups = {name: state for name, state in self._groups.items() if state in used}
             self._changed()
 
     def _lose(self, connection: _Connection, reason: str) -> None:
@@ -314,7 +346,7 @@ class RendezvousServer:
         connection.outgoing.clear()
         self._forget(connection)
         self._board.left(connection.number)
-        self._act(self._state.disconnected(connection.number, monotonic()))
+        self._act(connection.state.disconnected(connection.number, monotonic()), connection.state)
 
     def _count_refusal(self, origin: str, reason: str) -> None:
         """Count a refusal for the log, which gets at most one line a second."""
@@ -360,6 +392,28 @@ class Board:
             raise ProtocolError("ranks wait for too many entries")
         self._waiting.setdefault(entry, set()).add(connection)
         return []
+
+    def changed(self, connection: int, message: Message) -> List[Send]:
+        """Change an entry as PyTorch's store does, and answer with what it has then; or with "1", if it (or
+        the text that a deleted one had) exists. Raises ProtocolError for an unknown change.
+        """
+        entry, how, text = message["entry"], message["how"], message["text"]
+        before = self._entries.get(entry)
+        if how == "add" and all(re.fullmatch(r"-?\d{1,18}", item) for item in (text, before or "0")):
+            text = str(int(before or 0) + int(text))
+        elif how == "compare":
+            if before != message["before"] and not (before is None and not message["before"]):
+                return [_entry_message(connection, entry, message["before"] if before is None else before)]
+        elif how in ("check", "delete"):
+            if how == "delete":
+                self._entries.pop(entry, None)
+            return [_entry_message(connection, entry, "" if before is None else "1")]
+        elif how == "count":
+            found = sum(name.startswith(entry) for name in self._entries)
+            return [_entry_message(connection, entry, str(found))]
+        else:
+            raise ProtocolError(f"an entry cannot be changed by {how[:20]!r}")
+        return self.posted(connection, {"entry": entry, "text": text})
 
     def left(self, connection: int) -> None:
         """Forget a connection that has ended."""

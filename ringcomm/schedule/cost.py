@@ -45,7 +45,7 @@ from __future__ import annotations
 
 import heapq
 from math import frexp, ldexp
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Collection, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import BrokenInvariantError
 from .direct import MAX_RANKS
@@ -89,6 +89,15 @@ class CostModel(NamedTuple):
     wire_byte_s: Tuple[float, ...] = ()
     """For each host: beta of its network interface, which its ranks share; each direction on its own."""
 
+    relayed: FrozenSet[Tuple[int, int]] = frozenset()
+    """Pairs of hosts, the lower number first, whose links go through one relay and share its interface."""
+
+    @property
+    def relay_byte_s(self) -> float:
+        """beta of the relay's interface: a pair that swaps bytes has shown half of what it carries."""
+        ends = [host for pair in self.relayed for host in pair]
+        return min((self.wire_byte_s[host] for host in ends), default=0.0) / 2
+
 
 # -- calibration --------------------------------------------------------------------------------------
 
@@ -124,8 +133,12 @@ def leaders(host_index: Sequence[int]) -> Tuple[int, ...]:
     return tuple(first[host] for host in sorted(first))
 
 
-def model_of(calibrations: Sequence[Calibration], host_index: Sequence[int]) -> CostModel:
-    """Return the cost model of a job from the calibrations and host numbers of its ranks, in rank order."""
+def model_of(
+    calibrations: Sequence[Calibration], host_index: Sequence[int], relayed: Collection[Tuple[int, int]] = ()
+) -> CostModel:
+    """Return the cost model of a job from the calibrations and host numbers of its ranks, in rank order.
+    ``relayed``: pairs of hosts whose links share the wire of the relay.
+    """
     numbers = {host: number for number, host in enumerate(sorted(set(host_index)))}
     hosts = tuple(numbers[host] for host in host_index)
     local_latency_s = coarse(_median([item.local_latency_s for item in calibrations], LOCAL_LATENCY_S))
@@ -143,6 +156,7 @@ def model_of(calibrations: Sequence[Calibration], host_index: Sequence[int]) -> 
         hosts=hosts,
         wire_latency_s=coarse(_median([item.wire_latency_s for item in calibrations], WIRE_LATENCY_S)),
         wire_byte_s=tuple(1.0 / speed for speed in speeds),
+        relayed=frozenset((numbers[low], numbers[high]) for low, high in relayed),
     )
 
 
@@ -341,8 +355,11 @@ class _Clock:
         model = self._model
         if self._alone or model.hosts[rank] == model.hosts[peer]:
             return ((rank, model.byte_s, model.message_s),)
-        host = model.hosts[rank]
-        return ((rank, 0.0, model.message_s), (-1 - host, model.wire_byte_s[host], 0.0))
+        host, other = model.hosts[rank], model.hosts[peer]
+        ports = ((rank, 0.0, model.message_s), (-1 - host, model.wire_byte_s[host], 0.0))
+        if (min(host, other), max(host, other)) in model.relayed:
+            return (*ports, (-1 - len(model.wire_byte_s), model.relay_byte_s, 0.0))
+        return ports
 
     def latency_s(self, source: int, target: int) -> float:
         """Return alpha between two ranks."""

@@ -11,6 +11,9 @@ depend on which of them was chosen, and small differences between the measuremen
 Another algorithm must be better by more than measurements vary. The exception are long messages between three
 and more hosts with slow links, where a ring is preferred: see :data:`SLOW_BYTE_S`.
 
+**Relayed links** share the interface of the relay. So hosts that have such links own no chunk of a ``direct``
+or ``hierarchical`` all-reduce, if other hosts reach all: these add up, and nothing is relayed.
+
 **Unequal links.** Where hosts' interfaces differ in speed, ``direct`` and ``hierarchical`` all-reduces give
 each rank a chunk that its interface can carry (:func:`~.cost.interface_shares`). Reduce-scatter and
 all-gather cannot: there the caller defines the chunk of each rank.
@@ -330,11 +333,17 @@ def _class_of(nbytes: int) -> int:
 
 def _unequal_shares(model: CostModel, grid: Optional[Hosts]) -> Dict[str, Optional[List[float]]]:
     """Return each rank's share of an all-reduce, by algorithm; nothing where all shares are equal."""
-    if len(set(model.wire_byte_s)) < 2:
-        return {}
     speeds = [1.0 / byte_s for byte_s in model.wire_byte_s]
     ranks = Counter(model.hosts)
     counts = [ranks[host] for host in range(len(speeds))]
+    centres = set(ranks) - {host for pair in model.relayed for host in pair}
+    if model.relayed and centres:
+        together = sum(counts[host] for host in centres)
+        return dict.fromkeys(
+            ("direct", HIERARCHICAL), [float(host in centres) / together for host in model.hosts]
+        )
+    if len(set(speeds)) < 2:
+        return {}
     by_host = interface_shares(counts, speeds)
     found: Dict[str, Optional[List[float]]] = {
         "direct": [by_host[host] / counts[host] for host in model.hosts]

@@ -324,6 +324,8 @@ class _HalfOpen:
 
     def readable(self) -> None:
         try:
+            if not self._heard and self.acceptor.takes_joining(self):
+                return
             if self._encryption is not None:
                 while self._admission.needs:
                     self._admission.receive(self._read(self._admission.needs))
@@ -391,6 +393,7 @@ class Acceptor:
         self.encryption = encryption
         self.arrived = arrived
         self.relay: Optional[Callable[[socket.socket, Claim], None]] = None  # takes connections to be relayed
+        self.joining: Optional[Callable[[socket.socket], None]] = None  # takes those of machines that join
         self._refused = refused
         self._reactor = reactor
         self._listeners = list(listeners)
@@ -470,6 +473,16 @@ class Acceptor:
         self.release(half_open)
         self._resume()
         self.relay(half_open.sock, passage)
+
+    def takes_joining(self, half_open: _HalfOpen) -> bool:
+        """Hand over the connection of a machine that joins the job, unread; return whether it is one."""
+        size = len(auth.JOIN_MAGIC)
+        if self.joining is None or half_open.sock.recv(size, socket.MSG_PEEK) != auth.JOIN_MAGIC:
+            return False
+        self.release(half_open)
+        self._resume()
+        self.joining(half_open.sock)
+        return True
 
     def failed(self, origin: str, reason: str) -> None:
         """Count a refused connection, and report it if there is a reason."""

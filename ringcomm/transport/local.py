@@ -211,7 +211,8 @@ def _readable_pid(sock: socket.socket, address: int, token: bytes) -> int:
     """Return the process at the other end if its memory shows this token; 0 otherwise."""
     seen = bytearray(TOKEN_BYTES)
     with suppress(OSError, AttributeError):  # Not permitted, another pid namespace, a sandbox, not Linux.
-        pid: int = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # type: ignore[attr-defined,unused-ignore]
+        pid: int = struct.unpack("iII", peer)[0]
         read_memory(pid, address, memoryview(seen))
         return pid if seen == token else 0
     return 0

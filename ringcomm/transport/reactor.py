@@ -44,7 +44,10 @@ class Reactor:
         self._numbers = itertools.count()
 
     def watch(self, sock: Watchable, events: int, callback: Callback) -> None:
-        """Call back whenever the socket is ready for one of the events (replaces what was set)."""
+        """Call back whenever the socket is ready for one of the events (replaces what was set; 0: never)."""
+        if not events:
+            self.forget(sock)
+            return
         # Looked up first, and by number: the selector's exceptions format the socket, which takes long.
         if sock.fileno() in self._selector.get_map():
             self._selector.modify(sock, events, callback)

@@ -101,6 +101,8 @@ def describe_place(place: bytes) -> str:
 
 
 MAGIC = b"ringcomm"
+JOIN_MAGIC = b"ringjoin"
+"""The first bytes of a machine that joins, which the launcher takes (:mod:`ringrun.join.proof`)."""
 PROTOCOL_VERSION = 6
 """Hosts with different versions refuse each other. It changes with the format of any message."""
 
@@ -140,8 +142,8 @@ _TOLD = {
 """Why the responder refuses the initiator, in the words of the latter's error."""
 _ADMISSION = struct.Struct("!4s16s16s")
 _ADMISSION_MAGIC, _PASSAGE_MAGIC = b"\x02rct", b"\x02rcl"
-_PASSAGE = struct.Struct("!HIii")
-"""At the end of an admission to the relay: purpose, generation, the rank that asks, and the other one."""
+_PASSAGE = struct.Struct("!H16sIii")
+"""At the end of an admission to the relay: purpose, job, generation, the rank that asks, the other one."""
 UNENCRYPTED = "it does not encrypt as this job's processes do"
 """Why a peer that does not use TLS 1.3 is refused."""
 
@@ -193,15 +195,14 @@ class Admission:
                 raise ProtocolError("it sends a copy of what another connection has begun with")
             self._used.add(nonce)
             if passage:
-                purpose, *between = _PASSAGE.unpack(passage)
-                self.passage = Claim(purpose, b"", *between)
+                self.passage = Claim(*_PASSAGE.unpack(passage))
 
     @staticmethod
     def of(key: bytes, random: Random = os.urandom, passage: Optional[Claim] = None) -> bytes:
         """Return the bytes that an initiator sends. ``passage``: the link that is to be relayed."""
         nonce, link = random(16), b""
         if passage is not None:
-            link = _PASSAGE.pack(passage.purpose, passage.generation, passage.source, passage.target)
+            link = _PASSAGE.pack(*passage)
         magic = _PASSAGE_MAGIC if link else _ADMISSION_MAGIC
         return _ADMISSION.pack(magic, nonce, _admission_tag(key, nonce + link)) + link
 

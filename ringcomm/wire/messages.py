@@ -53,6 +53,7 @@ _FIELDS: Mapping[str, Mapping[str, Tuple[type, ...]]] = {
     "pong": {"heard": (list,), "silent": (list,)},
     "post": {"entry": (str,), "text": (str,)},
     "await": {"entry": (str,)},
+    "change": {"entry": (str,), "how": (str,), "text": (str,), "before": (str,)},
     # from the rendezvous to a rank
     "entry": {"entry": (str,), "text": (str,)},
     "refused": {"reason": (str,)},

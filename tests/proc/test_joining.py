@@ -15,6 +15,7 @@ from typing import Iterator, List, Tuple
 import pytest
 
 from tests.proc.test_ringrun_support import MARK, SOURCES, Launched
+from tests.support.service import free_port
 
 pytest.importorskip("spake2")
 LIMIT_S = 60.0
@@ -34,30 +35,41 @@ if "sleep" in sys.argv:
 class Joining:
     """A launcher that invites one machine, and `ringrun join` in another home, with the code on its stdin."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self.home, launcher = folder / "a home that is not the one of the launcher", folder / "launcher"
-        for each in (self.home, launcher):
+    def __init__(
+        self, folder: Path, *arguments: str, hosts: str = "localhost,join", stays: bool = False
+    ) -> None:
+        self.home, self.launcher = folder / "a home that is not the one of the launcher", folder / "launcher"
+        for each in (self.home, self.launcher):
             each.mkdir()
-        (launcher / "train.py").write_text(PROGRAM)
-        shutil.copy(Path(__file__).parent / "programs" / "elastic_steps.py", launcher)
+        (self.launcher / "train.py").write_text(PROGRAM)
+        shutil.copy(Path(__file__).parent / "programs" / "elastic_steps.py", self.launcher)
         (folder / "go-on").touch()
-        self.launched = Launched(
-            "-H", "localhost,join", "-x", MARK, "-x", "PASSED=yes", "-x", "PYTHONPATH", "--ship",
-            "-x", f"GO_ON={folder}/go-on", *arguments,
-            cwd=launcher, env={"TOKEN": "secret", "PATH": f"{self._no_ssh(folder)}:{os.environ['PATH']}"},
-        )  # fmt: skip
+        self._folder, self._path = folder, f"{self._no_ssh(folder)}:{os.environ['PATH']}"
+        self.launched = self.launch(hosts, *arguments)
         self.said = ""
         self.address, self.code = self._invitation()
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
-        environ.update({"HOME": str(self.home), "PYTHONPATH": SOURCES, MARK: self.launched.mark})
+        self.environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")}
+        self.environ.update({"HOME": str(self.home), "PYTHONPATH": SOURCES})
+        self.environ.pop("XDG_CONFIG_HOME", None)
+        flags = ["--stay", self.address, self.code] if stays else [self.address]
+        if not stays:
+            self.environ[MARK] = self.launched.mark
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ringrun", "join", "--yes", "--name", "desk", self.address],
-            cwd=self.home, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-m", "ringrun", "join", "--yes", "--name", "desk", *flags],
+            cwd=self.home, env=self.environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{self.code}\n")
+        self.process.stdin.write("" if stays else f"{self.code}\n")
         self.process.stdin.close()
+
+    def launch(self, hosts: str, *arguments: str) -> Launched:
+        """Start a job on these hosts."""
+        return Launched(
+            "-H", hosts, "-x", MARK, "-x", "PASSED=yes", "-x", "PYTHONPATH", "--ship",
+            "-x", f"GO_ON={self._folder}/go-on", *arguments, cwd=self.launcher,
+            env={"TOKEN": "secret", "PATH": self._path, "XDG_CONFIG_HOME": f"{self._folder}/configuration"},
+        )  # fmt: skip
 
     @staticmethod
     def _no_ssh(folder: Path) -> Path:
@@ -166,6 +178,34 @@ def test_an_elastic_job_goes_on_without_a_machine_that_leaves(joining: Joining, 
     code, _, said = joining.finish()
     assert code == 0, joining.said + joining.launched.err
     assert "this machine has left the job" in said
+
+
+def test_a_machine_that_stays_serves_job_after_job_until_it_is_forgotten(tmp_path: Path) -> None:
+    port = free_port()
+    made = Joining(tmp_path, "train.py", hosts=f"localhost,join:1@{port}", stays=True)
+    try:
+        assert made.launched.finish(LIMIT_S) == 0, made.launched.err
+        for _ in range(2):
+            made.launched = made.launch(f"localhost,join:desk@{port}", "train.py")
+            assert made.launched.finish(LIMIT_S) == 0, made.launched.err
+            assert "[desk:1] sum 3.0 desk None yes True" in made.launched.out
+            assert "waiting for desk (ringrun join --stay there)" in made.launched.err
+        environ = {**made.environ, "XDG_CONFIG_HOME": str(tmp_path / "configuration")}
+        hosts = [sys.executable, "-m", "ringrun", "hosts"]
+        shown = subprocess.run(hosts, env=environ, stdout=subprocess.PIPE, text=True).stdout
+        assert "Known machines that have joined, for -H join:NAME: desk" in shown
+        (launcher,) = (made.home / ".config/ringcomm/launchers").iterdir()
+        subprocess.run([*hosts, "forget", launcher.name], env=made.environ, check=True)
+        made.launched = made.launch(f"localhost,join:desk@{port}", "train.py")
+        with pytest.raises(subprocess.TimeoutExpired):  # it does not come any more
+            made.launched.process.wait(8)
+        subprocess.run([*hosts, "forget", "desk"], env=environ, check=True, stdout=subprocess.DEVNULL)
+        again = made.launch(f"localhost,join:desk@{port}", "train.py")
+        assert again.finish(LIMIT_S) == 2 and "No machine desk is known here" in again.err
+        made.process.send_signal(signal.SIGINT)
+        assert made.process.wait(LIMIT_S) == -signal.SIGINT
+    finally:
+        made.end()
 
 
 def test_without_a_terminal_nothing_runs_unless_yes() -> None:

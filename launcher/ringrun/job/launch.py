@@ -63,8 +63,8 @@ def prepare(
     environ = os.environ if environ is None else environ
     refuse_without_effect(options)
     refuse_many_launchers(environ)
-    guests, port = invited(options)
-    if len(joined) != guests:
+    strangers, known, port = invited(options)
+    if len(joined) != strangers + len(known):
         raise ConfigError("Machines join with a code only when a job is started by the command ringrun.")
     parsed = parse_command(command)
     allocation = allocation_of(environ, needed=needs_hosts(options))
@@ -91,6 +91,7 @@ def prepare(
         payload=payload, horovod=options.horovod,
         notes=(*_notes(options, environ, allocation), *(doors.in_clear() if encrypts else [])),
         certificate=make_certificate() if encrypts else "", port=port,
+        joining=joined[0][1].takes if joined else None,
         provision=options.provision, tree=tree,
         # Inside a scheduler's job the agent may have fewer cores than the ranks get.
         checks_slots=allocation is None and not options.oversubscribe
@@ -210,11 +211,13 @@ def _named(options: Options) -> List[HostSpec]:
     return [spec for spec in specs if not spec.joins]
 
 
-def invited(options: Options) -> Tuple[int, int]:
-    """Return how many machines join with a code, and the port for them, or 0 for any."""
+def invited(options: Options) -> Tuple[int, List[str], int]:
+    """Return how many machines join with a code, which known ones join, and the port for them (0: any)."""
     specs = [] if options.hosts is None else parse_hosts(options.hosts)
     found = [spec for spec in specs if spec.joins]
-    return sum(spec.slots or 1 for spec in found), next((spec.port for spec in found if spec.port), 0)
+    known = [spec.machine for spec in found if spec.machine]
+    ports = [spec.port for spec in found if spec.port]
+    return sum(spec.slots or 1 for spec in found if not spec.machine), known, ports[0] if ports else 0
 
 
 def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> List[HostSpec]:

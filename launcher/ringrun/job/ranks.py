@@ -459,7 +459,7 @@ def rendezvous_for(job: Job) -> OpenRendezvous:
             addresses=rendezvous_addresses(job),
             seats=[Seat(job.slot_of(place.rank), job.host_of(place.rank).name) for place in places],
             limits=job.limits if isinstance(job, ElasticJob) else None, launched=elastic,
-            encryption=encryption_of(job.certificate), port=job.port,
+            encryption=encryption_of(job.certificate), port=job.port, joining=job.joining,
         )  # fmt: skip
 
     return open_it

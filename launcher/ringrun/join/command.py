@@ -5,66 +5,66 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
+import time
+from itertools import chain
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 from ringcomm.clock import monotonic
 from ringcomm.configuration.membership import format_endpoint
-from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
+from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError, RingcommError
 from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.reactor import SecureSocket
 
 from ..plan.hosts import MAX_SLOTS
 from ..reach.agent_process import LocalProcess
-from ..reach.incoming import decoded, fields, flag, text, whole
+from ..reach.incoming import decoded, fields, flag, text
 from ..reach.protocol import BOOT
-from .connection import EXIT, START, STDERR, STDIN, STDOUT, TELL, Carrier, Frame, fingerprint_of, join_with
+from .connection import Carrier, Kind, fingerprint_of, join_with
 from .discovery import find
-from .proof import MACHINE_NAME, WRONG_CODES, Code, Proof, Role, WrongCode, parse_code
+from .known import KEY, LAUNCHERS, Known, find_known, keep, known_names
+from .proof import CODE_S, MACHINE_NAME, WRONG_CODES, Code, Proof, Role, WrongCode, parse_code
 
-FIND_S, CONNECT_S = 10.0, 5.0
+FIND_S, CONNECT_S, PAUSE_S = 10.0, 5.0, 2.0
 ASK_S = 60.0
-END_S = 5.0
-"""An agent has this long to end after its stdin has."""
-_OFFER = fields({"refused": text(300), "command": text(65536), "slots": whole(1, MAX_SLOTS)})
+END_S = 5.0  # so long an agent has to end after its stdin has
+_OFFER = fields({"refused": text(300), "command": text(65536), "again": flag, **KEY})
 _OVER = fields({"over": flag})
-Say = Callable[[str], None]
+Say = Callable[[str], Any]
 
 
 def read_words(words: Sequence[str]) -> Tuple[Optional[Tuple[str, int]], str]:
     """The address and the code among the arguments; "" for a code that is to be read elsewhere."""
-    address: Optional[Tuple[str, int]] = None
-    rest = list(words)
-    if rest and ":" in rest[0]:
-        host, _, port = rest.pop(0).rpartition(":")
-        host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ConfigError(f"{words[0]!r} is no address: write HOST:PORT, as ringrun shows it.")
-        address = host, int(port)
-    return address, " ".join(rest)
+    if not words or ":" not in words[0]:
+        return None, " ".join(words)
+    found = re.fullmatch(r"(?:\[([^][]+)\]|([^][]+)):(\d{1,5})", words[0], re.ASCII)
+    if not found or not 0 < int(found[3]) < 65536:
+        raise ConfigError(f"{words[0]!r} is no address: write HOST:PORT, as ringrun shows it.")
+    return (found[1] or found[2], int(found[3])), " ".join(words[1:])
 
 
 def limit_cores(cores: Optional[int]) -> int:
     """Give the job so many of this process's cores; return how many it has."""
-    if not hasattr(os, "sched_setaffinity"):
-        if cores is not None:
-            os.environ.setdefault("OMP_NUM_THREADS", str(cores))
-        return min(cores or MAX_SLOTS, os.cpu_count() or 1)
-    mine = sorted(os.sched_getaffinity(0))[:cores]  # type: ignore[attr-defined,unused-ignore]
-    os.sched_setaffinity(0, mine)  # type: ignore[attr-defined,unused-ignore]
-    return len(mine)
+    if hasattr(os, "sched_setaffinity"):
+        mine = sorted(os.sched_getaffinity(0))[:cores]  # type: ignore[attr-defined,unused-ignore]
+        os.sched_setaffinity(0, mine)  # type: ignore[attr-defined,unused-ignore]
+        return len(mine)
+    if cores is not None:
+        os.environ.setdefault("OMP_NUM_THREADS", str(cores))
+    return min(cores or MAX_SLOTS, os.cpu_count() or 1)
 
 
 def connect(
     code: Code, address: Optional[Tuple[str, int]], name: str, pem: str
 ) -> Tuple[SecureSocket, Proof]:
-    """The connection to the launcher that shows this code, at this address or found by discovery."""
-    places: Iterator[Tuple[str, int]] = iter([address]) if address else find(code.label, FIND_S)
+    """The connection to the launcher with this code or key, at this address or found by discovery."""
+    found = () if address and not code.is_kept else find(code.label, FIND_S)
     wrong, why = 0, "nothing has answered in this network. Give the address that ringrun shows, HOST:PORT"
-    for place in places:
+    for place in chain([address] if address else [], found):
         proof = Proof(Role.JOINING, code, name, fingerprint_of(pem))
         try:
             with socket.create_connection(place, CONNECT_S) as sock:
@@ -74,10 +74,8 @@ def connect(
         except (AuthenticationError, ProtocolError) as problem:
             why = f"{problem}"
         except OSError as problem:
-            why = (
-                f"{problem.strerror or problem}. The invitation may be over (it is open for 10 minutes), or "
-                "a firewall there closes its port: join:N@PORT among its hosts uses one that can be opened"
-            )
+            why = f"{problem.strerror or problem}. The invitation may be over (after 10 minutes), or a "
+            why += "firewall there closes its port: join:N@PORT among its hosts uses one that can be opened"
         why = f"{format_endpoint(*place)}: {why}"
         if wrong == WRONG_CODES:
             break
@@ -85,82 +83,67 @@ def connect(
 
 
 class Guest:
-    """This machine as a part of a job."""
+    """This machine as a part of a job of a launcher, over one connection."""
 
-    def __init__(self, carrier: Carrier, name: str, say: Say) -> None:
-        self._carrier, self._name, self._say = carrier, name, say
+    def __init__(self, carrier: Carrier, launcher: str, say: Say) -> None:
+        self._carrier, self._launcher, self._say = carrier, launcher, say
         self._agent: Optional[LocalProcess] = None
         self._ended_s = 0.0
         self._signals = 0
         self._over = False
 
-    def offered(self, slots: int, cores: int) -> Any:
+    def offered(self, slots: int, cores: int, tag: str = "") -> Any:
         """Say what this machine is, and return what it is asked to run."""
-        facts = {"python": sys.executable, "cwd": os.getcwd(), "cores": cores, "slots": slots}  # noqa: PTH109
-        self._carrier.tell(facts)
-        until_s = monotonic() + ASK_S
-        while not self._carrier.ended and monotonic() < until_s:
-            for frame in self._carrier.turn(1.0):
-                offer = decoded(frame.data, _OFFER)
-                if offer["refused"]:
-                    raise ConfigError(f"{self._name} refuses this machine: {offer['refused']}.")
-                return offer
-        raise ConfigError(f"{self._name} has closed the connection.")
-
-    def answer(self, agreed: bool) -> None:
-        """Say whether the user agrees."""
-        self._carrier.tell({"agreed": agreed})
-        if not agreed:
-            self._flush()
-
-    def _flush(self) -> None:
-        until_s = monotonic() + 2.0
-        while self._carrier.has_outgoing and not self._carrier.ended and monotonic() < until_s:
-            self._carrier.turn(0.1)
+        here = {"python": sys.executable, "cwd": os.getcwd(), "cores": cores, "slots": slots}  # noqa: PTH109
+        self._carrier.tell({**here, "known": tag})
+        offer = self._carrier.told(_OFFER, monotonic() + ASK_S)
+        if offer["refused"]:
+            raise ConfigError(f"{self._launcher} refuses this machine: {offer['refused']}.")
+        return offer
 
     def run(self) -> int:
-        """Run the job's agents until it is over; return the exit code."""
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(signum, self._interrupt)
+        """Run the job's agents until it is over (0), the connection is lost (1) or the user leaves (130)."""
+        stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = [signal.signal(signum, self._interrupt) for signum in stops]
         why = ""
         try:
             while not (self._carrier.ended or self._over or (self._signals and self._agent is None)):
                 for frame in self._carrier.turn(0.05 if self._ended_s else 1.0):
-                    self._take(frame)
+                    self._take(*frame)
                 self._look()
+            if self._signals and not self._carrier.ended:
+                self._carrier.tell({"leaving": "its user has left the job"})
+                self._carrier.flush()
         except (ProtocolError, OSError) as problem:
             why = f": {getattr(problem, 'strerror', None) or problem}"
         finally:
             self._end()
-        if self._signals and not self._carrier.ended:
-            self._carrier.tell({"leaving": "its user has left the job"})
-            with contextlib.suppress(ProtocolError, OSError):
-                self._flush()
+            for signum, handler in zip(stops, before):
+                signal.signal(signum, handler)
         if self._signals:
             self._say("this machine has left the job")
             return 130
-        self._say("the job is over" if self._over else f"the connection to {self._name} has ended{why}")
+        self._say("the job is over" if self._over else f"the connection to {self._launcher} has ended{why}")
         return 0 if self._over else 1
 
     def _interrupt(self, signum: int, _: object) -> None:
         self._signals += 1
-        if self._agent is None or self._agent.poll() is not None:
-            pass
-        elif self._signals == 1:
-            os.kill(self._agent.pid, signal.SIGTERM)  # as from its own host: its ranks have time to end
-        else:
-            self._carrier.ended = True
+        if self._agent is not None and self._agent.poll() is None:
+            if self._signals == 1:
+                os.kill(self._agent.pid, signal.SIGTERM)  # as from its own host: its ranks have time to end
+            else:
+                self._carrier.ended = True
         self._carrier.wake()
 
-    def _take(self, frame: Frame) -> None:
-        if frame.kind == START and not self._signals:
+    def _take(self, kind: int, number: int, data: bytes) -> None:
+        if kind == Kind.START and not self._signals:
             self._end()
-            self._agent = LocalProcess([sys.executable, "-c", BOOT])
-            stdin, stdout, stderr = self._agent.stdin, self._agent.stdout, self._agent.stderr
-            assert stdin is not None and stdout is not None and stderr is not None
-            self._carrier.attach(frame.number, {STDOUT: stdout, STDERR: stderr}, {STDIN: stdin})
-        elif frame.kind == TELL:
-            self._over = bool(decoded(frame.data, _OVER)["over"])
+            agent = self._agent = LocalProcess([sys.executable, "-c", BOOT])
+            assert agent.stdin is not None and agent.stdout is not None and agent.stderr is not None
+            sources = {Kind.STDOUT: agent.stdout, Kind.STDERR: agent.stderr}
+            self._carrier.attach(number, sources, {Kind.STDIN: agent.stdin})
+        elif kind == Kind.TELL:
+            self._over = bool(decoded(data, _OVER)["over"])
 
     def _look(self) -> None:
         """Report the end of an agent, after its output."""
@@ -171,7 +154,7 @@ class Guest:
             return
         self._carrier.detach()
         why = "its user has ended it there" if self._signals else ""
-        self._carrier.send(EXIT, json.dumps({"status": self._agent.returncode, "why": why}).encode())
+        self._carrier.send(Kind.EXIT, json.dumps({"status": self._agent.returncode, "why": why}).encode())
         self._agent, self._ended_s = None, 0.0
 
     def _end(self) -> None:
@@ -186,34 +169,63 @@ class Guest:
                 agent.wait()
 
 
+def take_part(
+    sock: SecureSocket, proof: Proof, name: str, slots: int, cores: int, say: Say, ask: Callable[[str], bool]
+) -> Tuple[int, float]:
+    """Take part in a job; return the exit code, and until when to return after a lost connection."""
+    launcher, here, there = proof.peer_name, sock.getsockname(), sock.getpeername()
+    # Where other launchers' ranks meet (MASTER_ADDR) follows from it.
+    os.environ["SSH_CONNECTION"] = f"{there[0]} {there[1]} {here[0]} {here[1]}"
+    known = None if proof.by_key else find_known(LAUNCHERS, launcher)
+    with contextlib.closing(Carrier(sock)) as carrier:
+        guest = Guest(carrier, launcher, say)
+        offer = guest.offered(slots, cores, proof.tag_of(known.code) if known else "")
+        if known and known.secret != offer["secret"]:
+            raise ConfigError(
+                f"{launcher} is another launcher than the one known here, or has forgotten this machine. If "
+                f"that is right: ringrun hosts forget {launcher}"
+            )
+        ranks = f"up to {slots} ranks" if slots > 1 else "one rank"
+        agreed = ask(
+            f"{launcher} ({there[0]}, digits {proof.digits}) asks this machine to run\n"
+            f"    {offer['command']}\nas {ranks}, with all your rights on this machine"
+        )
+        carrier.tell({"agreed": agreed})
+        if not agreed:
+            carrier.flush()
+            return 2, 0.0
+        if not proof.by_key:
+            keep(LAUNCHERS, launcher, Known(offer["label"], offer["secret"], name, *there[:2]), say)
+        say(f"{name} is part of the job of {launcher} (Ctrl-C leaves it)")
+        status = guest.run()
+        return status, monotonic() + CODE_S if status == 1 and offer["again"] else 0.0
+
+
 def join(
-    words: Sequence[str], name: str, slots: int, cores: Optional[int], say: Say,
+    words: Sequence[str], name: str, slots: int, cores: Optional[int], stay: bool, say: Say,
     read_code: Callable[[], str], ask: Callable[[str], bool],
 ) -> int:  # fmt: skip
-    """Join a job and take part in it; return the exit code."""
+    """Join a job, and return to it or stay for others; return the exit code, 130 if the user has ended it."""
     name = name or socket.gethostname().split(".")[0]
     if not MACHINE_NAME.fullmatch(name):
         raise ConfigError(f"{name!r} cannot be this machine's name in a job: letters, digits, - and _ only.")
     address, typed = read_words(words)
-    code = parse_code(typed or read_code())
-    has = limit_cores(cores)
-    sock, proof = connect(code, address, name, make_certificate())
-    here, there = sock.getsockname(), sock.getpeername()
-    # Where other launchers' ranks meet (MASTER_ADDR) follows from it.
-    os.environ["SSH_CONNECTION"] = f"{there[0]} {there[1]} {here[0]} {here[1]}"
-    carrier = Carrier(sock)
-    try:
-        guest = Guest(carrier, proof.peer_name, say)
-        offer = guest.offered(slots, has)
-        ranks = f"up to {slots} ranks" if slots > 1 else "one rank"
-        agreed = ask(
-            f"{proof.peer_name} ({there[0]}, digits {proof.digits}) asks this machine to run\n"
-            f"    {offer['command']}\nas {ranks}, with all your rights on this machine"
-        )
-        guest.answer(agreed)
-        if not agreed:
-            return 1
-        say(f"{name} is part of the job of {proof.peer_name} (Ctrl-C leaves it)")
-        return guest.run()
-    finally:
-        carrier.close()
+    gives, launchers = (slots, limit_cores(cores), say), known_names(LAUNCHERS)
+    if stay and not (launchers or typed):
+        raise ConfigError("No launcher is known here. Join with a code: ringrun join --stay CODE")
+    if stay and not ask("known launchers run what they want here until Ctrl-C, with all your rights"):
+        return 2
+    pem, status, until_s = make_certificate(), 0, 0.0
+    if typed or not stay:
+        sock, proof = connect(parse_code(typed or read_code()), address, name, pem)
+        status, until_s = take_part(sock, proof, name, *gives, ask)
+        launchers = [proof.peer_name]
+    while status < 2 and (stay or monotonic() < until_s):
+        for launcher in known_names(LAUNCHERS) if stay else launchers:
+            known = find_known(LAUNCHERS, launcher)
+            if known is not None and status < 2:
+                with contextlib.suppress(RingcommError, OSError):  # it does not wait for this machine
+                    sock, proof = connect(known.code, address or known.address, known.here, pem)
+                    status, until_s = take_part(sock, proof, known.here, *gives, lambda it: not say(it))
+        time.sleep(PAUSE_S)
+    return status

@@ -4,13 +4,13 @@ After the proof of the code (:mod:`.proof`) both ends send their certificates, w
 fingerprints; then TLS 1.3 in which each end shows its certificate and insists on the other's
 (:class:`ringcomm.transport.tls.Tls`). Inside are frames: kind, number of the agent, length, content.
 
-:class:`Carrier` connects the standard streams of one agent at a time with the frames, as ssh does. At the
-launcher the streams are the pipes of a :class:`ringrun.reach.agent_process.AgentLink`, at the other end
-those of the agent. What one side does not take is not read from the other, so nothing grows without a limit.
+:class:`Carrier` connects the standard streams of one agent at a time with the frames, as ssh does. What one
+side does not take is not read from the other, so nothing grows without a limit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,35 +18,32 @@ import select
 import socket
 import ssl
 import struct
-from collections import deque
+from enum import IntEnum
 from functools import partial
-from typing import IO, Any, Callable, Deque, Dict, List, NamedTuple
+from typing import IO, Any, Callable, Dict, List, Tuple
 
 from ringcomm.clock import monotonic
 from ringcomm.errors import AuthenticationError, ProtocolError
 from ringcomm.transport.connect import trust
 from ringcomm.transport.reactor import READ, WRITE, Reactor, SecureSocket, WakeUp
 from ringcomm.transport.tls import Tls
+from ringcomm.wire.auth import JOIN_MAGIC
 
-from .proof import HELLO, MAGIC, PROOF_BYTES, Proof, Role
+from ..reach.incoming import Form, decoded
+from .proof import HELLO, KEPT, PROOF_BYTES, Proof, Role
 
-HANDSHAKE_S = 2.0
-"""What proves nothing within this time is closed."""
-ANSWER_S = 10.0
-"""A launcher to which many dial has this long to answer."""
-STDIN, STDOUT, STDERR = 1, 2, 3
-"""Kinds of frames with bytes of a stream; without bytes: its end."""
-START, EXIT, TELL = 4, 5, 6
-"""Start an agent, how it has ended, and facts about the machine or the job as JSON."""
-STREAMS = (STDIN, STDOUT, STDERR)
+HANDSHAKE_S = 2.0  # what proves nothing within this time is closed
+ANSWER_S = 10.0  # so long has a launcher to which many dial
+LOST_MS = 75_000  # after so long a machine that has lost its network is noticed, as over SSH
 MAX_CERTIFICATE_BYTES = 2048
 PIECE_BYTES = 1 << 16
-QUEUE_BYTES = 1 << 20
-"""Above this, queued bytes stop what they come from."""
+QUEUE_BYTES = 1 << 20  # above this, queued bytes stop what they come from
 _FRAME = struct.Struct("!BII")
 _LENGTH = struct.Struct("!H")
-LOST_MS = 75_000
-"""A machine that has lost its network is noticed after so long, as over SSH."""
+
+
+# Bytes of a stream (none: its end); start an agent; how it has ended; facts about the machine or the job.
+Kind = IntEnum("Kind", "STDIN STDOUT STDERR START EXIT TELL")
 
 
 def fingerprint_of(pem: str) -> bytes:
@@ -109,34 +106,27 @@ def secured(sock: socket.socket, proof: Proof, role: Role, pem: str) -> SecureSo
     return encrypted
 
 
-def prove_to(sock: socket.socket, make_proof: Callable[[], Proof]) -> Proof:
+def prove_to(sock: socket.socket, make_proof: Callable[[bool, str], Proof]) -> Proof:
     """As the launcher: read the other end's hello and proof; the latter is not answered yet."""
     until_s = monotonic() + HANDSHAKE_S
     hello = read_exactly(sock, HELLO.size, until_s)
-    if not hello.startswith(MAGIC):  # for others nothing is computed
+    if not hello.startswith(JOIN_MAGIC):  # for others nothing is computed
         raise ProtocolError("it is not a ringrun that joins")
-    proof = make_proof()
+    _, _, kind, name, _, _ = HELLO.unpack(hello)
+    proof = make_proof(kind == KEPT, name.rstrip(b"\0").decode("ascii", "replace"))
     sock.sendall(proof.hello)  # also to another version, which can say so
     proof.meet(hello)
     proof.check(read_exactly(sock, PROOF_BYTES, until_s))
     return proof
 
 
-class Frame(NamedTuple):
-    """One frame that is not of a stream."""
+class _Pipe:
+    """A stream of an agent: a source that is read, or a sink, what waits for it, and whether that is all."""
 
-    kind: int
-    number: int
-    data: bytes
-
-
-class _Sink:
-    """A pipe that is written to: what waits for it, and whether that is all."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        self.waiting: Deque[bytes] = deque()
-        self.bytes = 0
+    def __init__(self, file: IO[bytes], is_sink: bool) -> None:
+        os.set_blocking(file.fileno(), False)
+        self.file, self.is_sink = file, is_sink
+        self.waiting = bytearray()
         self.at_end = False
 
 
@@ -146,167 +136,129 @@ class Carrier:
     def __init__(self, sock: SecureSocket) -> None:
         self.ended = False
         self.number = 0
+        self.outgoing = bytearray()  # frames that wait for the network
         self._sock, self._reactor, self._wake_up = sock, Reactor(), WakeUp()
         self._reactor.watch(self._wake_up, READ, self._wake_up.clear)
         self.wake = self._wake_up.wake
-        self._outgoing: Deque[bytes] = deque()
-        self._out_bytes = 0
         self._incoming = bytearray()
-        self._sources: Dict[int, IO[bytes]] = {}
-        self._sinks: Dict[int, _Sink] = {}
+        self._pipes: Dict[int, _Pipe] = {}
 
-    def attach(self, number: int, sources: Dict[int, IO[bytes]], sinks: Dict[int, IO[bytes]]) -> None:
+    def attach(self, number: int, sources: Dict[Kind, IO[bytes]], sinks: Dict[Kind, IO[bytes]]) -> None:
         """Carry the streams of an agent, in place of those before. The files are closed at their ends."""
         self.detach()
         self.number = number
-        for kind, file in sources.items():
-            os.set_blocking(file.fileno(), False)
-            self._sources[kind] = file
-        for kind, file in sinks.items():
-            os.set_blocking(file.fileno(), False)
-            self._sinks[kind] = _Sink(file)
+        self._pipes.update({kind: _Pipe(file, False) for kind, file in sources.items()})
+        self._pipes.update({kind: _Pipe(file, True) for kind, file in sinks.items()})
 
     def detach(self) -> None:
         """Close all streams."""
-        for kind in list(self._sources):
-            self._close_source(kind)
-        for kind in list(self._sinks):
-            self._close_sink(kind)
+        for kind in list(self._pipes):
+            self._close_pipe(kind)
 
     @property
     def has_output(self) -> bool:
-        """Whether stdout or stderr is open."""
-        return any(kind in (STDOUT, STDERR) for kind in (*self._sources, *self._sinks))
+        return Kind.STDOUT in self._pipes or Kind.STDERR in self._pipes
 
     def send(self, kind: int, data: bytes = b"") -> None:
         """Queue a frame."""
-        frame = _FRAME.pack(kind, self.number, len(data)) + data
-        self._outgoing.append(frame)
-        self._out_bytes += len(frame)
+        self.outgoing += _FRAME.pack(kind, self.number, len(data)) + data
 
     def tell(self, facts: Any) -> None:
         """Queue facts."""
-        self.send(TELL, json.dumps(facts).encode())
+        self.send(Kind.TELL, json.dumps(facts).encode())
 
-    @property
-    def has_outgoing(self) -> bool:
-        """Whether frames wait for the network."""
-        return bool(self._outgoing)
+    def told(self, form: Form, until_s: float) -> Any:
+        """Return the next facts from the other end, in a form."""
+        while not self.ended and monotonic() < until_s:
+            for kind, _, data in self.turn(0.5):
+                if kind == Kind.TELL:
+                    return decoded(data, form)
+        raise ProtocolError("it closed the connection" if self.ended else "it has not answered in time")
 
-    def turn(self, limit_s: float) -> List[Frame]:
-        """Wait for something to move, and move it; return the frame that has come and is not of a stream."""
+    def turn(self, limit_s: float) -> List[Tuple[int, int, bytes]]:
+        """Wait for something to move, and move it; return a frame of no stream: kind, number and content."""
         frames = self._parse()
         if frames:
             return frames
-        reading = not self.ended and all(sink.bytes < QUEUE_BYTES for sink in self._sinks.values())
-        writing = self._outgoing and not self.ended
-        self._watch(self._sock, (READ if reading else 0) | (WRITE if writing else 0), lambda: None)
-        for kind, file in self._sources.items():
-            self._watch(file, READ if self._out_bytes < QUEUE_BYTES else 0, partial(self._pump, kind))
-        for kind, sink in self._sinks.items():
-            self._watch(sink.file, WRITE if sink.waiting else 0, partial(self._drain, kind))
+        full = any(len(pipe.waiting) >= QUEUE_BYTES for pipe in self._pipes.values())
+        reading = READ if not (self.ended or full) else 0
+        writing = WRITE if self.outgoing and not self.ended else 0
+        self._reactor.watch(self._sock, reading | writing, lambda: None)
+        room = READ if len(self.outgoing) < QUEUE_BYTES else 0
+        for kind, pipe in self._pipes.items():
+            events, move = (WRITE if pipe.waiting else 0, self._drain) if pipe.is_sink else (room, self._pump)
+            self._reactor.watch(pipe.file, events, partial(move, kind))
         self._reactor.run_once(limit_s)
-        if reading:
-            self._receive()
-        self._flush()
+        with contextlib.suppress(BlockingIOError):
+            if reading:
+                data = self._sock.recv(PIECE_BYTES)
+                self.ended = not data
+                self._incoming += data
+        with contextlib.suppress(BlockingIOError):
+            while self.outgoing and not self.ended:
+                del self.outgoing[: self._sock.send(self.outgoing)]
         return self._parse()
 
-    def _watch(self, file: Any, events: int, callback: Callable[[], None]) -> None:
-        if events:
-            self._reactor.watch(file, events, callback)
-        else:
-            self._reactor.forget(file)
+    def flush(self, limit_s: float = 2.0) -> None:
+        """Send what waits for the network, for so long."""
+        until_s = monotonic() + limit_s
+        while self.outgoing and not self.ended and monotonic() < until_s:
+            self.turn(0.1)
 
-    def _flush(self) -> None:
-        while self._outgoing and not self.ended:
-            first = self._outgoing[0]
-            try:
-                sent = self._sock.send(first)
-            except BlockingIOError:
-                return
-            self._out_bytes -= sent
-            if sent == len(first):
-                self._outgoing.popleft()
-            else:
-                self._outgoing[0] = first[sent:]
-
-    def _receive(self) -> None:
-        try:
-            data = self._sock.recv(PIECE_BYTES)
-        except BlockingIOError:
-            return
-        self.ended = not data
-        self._incoming += data
-
-    def _parse(self) -> List[Frame]:
+    def _parse(self) -> List[Tuple[int, int, bytes]]:
         """Take what has come up to a frame that is not of a stream: it may be the start of the next agent."""
         while len(self._incoming) >= _FRAME.size:
             kind, number, length = _FRAME.unpack_from(self._incoming)
-            if not STDIN <= kind <= TELL or length > PIECE_BYTES:
+            if not Kind.STDIN <= kind <= Kind.TELL or length > PIECE_BYTES:
                 raise ProtocolError(f"a frame of kind {kind} and {length} bytes")
             end = _FRAME.size + length
             if len(self._incoming) < end:
                 break
             content = bytes(self._incoming[_FRAME.size : end])
             del self._incoming[:end]
-            if kind not in STREAMS:
-                return [Frame(kind, number, content)]
-            if number == self.number and kind in self._sinks:
+            if kind > Kind.STDERR:
+                return [(kind, number, content)]
+            if number == self.number and kind in self._pipes and self._pipes[kind].is_sink:
                 self._put(kind, content)
         return []
 
     def _pump(self, kind: int) -> None:
-        file = self._sources[kind]
         try:
-            data = os.read(file.fileno(), PIECE_BYTES)
+            data = os.read(self._pipes[kind].file.fileno(), PIECE_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        if data or kind != STDERR:  # the launcher adds to stderr how the agent has ended
+        if data or kind != Kind.STDERR:  # the launcher adds to stderr how the agent has ended
             self.send(kind, data)
         if not data:
-            self._close_source(kind)
+            self._close_pipe(kind)
 
     def _put(self, kind: int, data: bytes) -> None:
-        sink = self._sinks[kind]
-        sink.waiting.append(data)
-        sink.bytes += len(data)
-        sink.at_end |= not data
+        self._pipes[kind].waiting += data
+        self._pipes[kind].at_end |= not data
         self._drain(kind)
 
-    def finish(self, kind: int, data: bytes = b"") -> None:
+    def finish(self, kind: Kind, data: bytes = b"") -> None:
         """Write this to a stream, after what waits for it, and close it; no effect if it is closed."""
         for piece in (data, b""):
-            if kind in self._sinks:
+            if kind in self._pipes:
                 self._put(kind, piece)
 
     def _drain(self, kind: int) -> None:
-        sink = self._sinks[kind]
-        while sink.waiting:
-            first = sink.waiting[0]
-            try:
-                written = os.write(sink.file.fileno(), first) if first else 0
-            except BlockingIOError:
-                return
-            except OSError:
-                self._close_sink(kind)  # nothing reads it any more
-                return
-            sink.bytes -= written
-            if written == len(first):
-                sink.waiting.popleft()
-            else:
-                sink.waiting[0] = first[written:]
-        if sink.at_end:
-            self._close_sink(kind)
+        pipe = self._pipes[kind]
+        try:
+            while pipe.waiting:
+                del pipe.waiting[: os.write(pipe.file.fileno(), pipe.waiting)]
+        except BlockingIOError:
+            return
+        except OSError:
+            pipe.at_end = True  # nothing reads it any more
+        if pipe.at_end:
+            self._close_pipe(kind)
 
-    def _close_source(self, kind: int) -> None:
-        file = self._sources.pop(kind)
-        self._reactor.forget(file)
-        file.close()
-
-    def _close_sink(self, kind: int) -> None:
-        file = self._sinks.pop(kind).file
+    def _close_pipe(self, kind: int) -> None:
+        file = self._pipes.pop(kind).file
         self._reactor.forget(file)
         file.close()
 

@@ -1,8 +1,9 @@
 """Finds the address of an invitation in the same network, by a question to a multicast group.
 
-The launcher answers only while an invitation is open, and says the public number of its code and a port. A
-forged answer only suggests an address: the proof of the code decides. Answers are shorter than questions, go
-to the network of an own interface with a time to live of 1, and are at most one per second.
+A question names the public number of a code, or of a known machine's key. A launcher answers only while it
+waits for that, with the number and a port. A forged answer only suggests an address: the proof decides.
+Answers are shorter than questions, go to the network of an own interface with a time to live of 1, and are at
+most one per second.
 """
 
 from __future__ import annotations
@@ -14,29 +15,27 @@ import select
 import socket
 import struct
 import sys
-from typing import Iterator, List, Optional, Sequence, Tuple
+from typing import Iterator, Sequence, Set, Tuple
 
 from ringcomm.clock import monotonic
 from ringcomm.transport.nics import Interface, own_addresses
 
 GROUP, PORT = "239.255.43.117", 43117
 ANSWER_EVERY_S = 1.0
-MAX_ADDRESSES = 8
-"""So many different answers are tried."""
-_QUESTION = struct.Struct("!9s16s39x")
+MAX_ADDRESSES = 8  # so many different answers are tried
+_QUESTION = struct.Struct("!9s16sH37x")
 _ANSWER = struct.Struct("!9s16sHH")
 _ASKED, _ANSWERED = b"ringjoin?", b"ringjoin!"
-_ALL_GROUPS = 49
-"""Linux's IP_MULTICAST_ALL, which Python does not name: whether groups of other sockets count, too."""
+_ALL_GROUPS = 49  # Linux's IP_MULTICAST_ALL: whether groups of other sockets count, too
 
 
 class Answerer:
-    """Answers questions on these interfaces."""
+    """Answers questions about these numbers on these interfaces."""
 
-    def __init__(self, interfaces: Sequence[Interface], label: int, port: int) -> None:
+    def __init__(self, interfaces: Sequence[Interface], labels: Sequence[int], port: int) -> None:
         usable = [item for item in interfaces if ":" not in item.address]
         self._networks = [ipaddress.ip_network(f"{i.address}/{i.prefix_bits}", strict=False) for i in usable]
-        self._said, self._next_s = struct.pack("!HH", label, port), 0.0
+        self._labels, self._port, self._next_s = labels, port, 0.0
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -47,19 +46,13 @@ class Answerer:
             self.sock.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 1)
             self.sock.bind((GROUP, PORT))
             self.sock.setblocking(False)
-            if not sum(self._take_part(item.address) for item in usable):
-                raise OSError("no interface has multicast")
+            for item in usable:
+                member = socket.inet_aton(GROUP) + socket.inet_aton(item.address)
+                with contextlib.suppress(OSError):  # it has no multicast
+                    self.sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
         except OSError:
             self.sock.close()
             raise
-
-    def _take_part(self, address: str) -> bool:
-        member = socket.inet_aton(GROUP) + socket.inet_aton(address)
-        try:
-            self.sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
-        except OSError:
-            return False
-        return True
 
     def answer(self) -> None:
         """Take one datagram; answer it if it is a question of a machine in a network of this one."""
@@ -67,7 +60,7 @@ class Answerer:
             data, origin = self.sock.recvfrom(_QUESTION.size + 1)
         except OSError:
             return
-        reply = answer_to(data, self._said)
+        reply = answer_to(data, self._labels, self._port)
         near = any(ipaddress.ip_address(origin[0]) in network for network in self._networks)
         if reply and near and monotonic() >= self._next_s:
             self._next_s = monotonic() + ANSWER_EVERY_S
@@ -75,50 +68,42 @@ class Answerer:
                 self.sock.sendto(reply, origin)
 
 
-def answer_to(data: bytes, said: bytes) -> bytes:
-    """The answer to a datagram; b"" if it is no question."""
-    if len(data) != _QUESTION.size or not data.startswith(_ASKED):
+def answer_to(data: bytes, labels: Sequence[int], port: int) -> bytes:
+    """The answer to a datagram; b"" if it is no question about one of these numbers."""
+    if len(data) != _QUESTION.size:
         return b""
-    return _ANSWERED + bytes(_QUESTION.unpack(data)[1]) + said
+    magic, nonce, label = _QUESTION.unpack(data)
+    return _ANSWER.pack(_ANSWERED, nonce, label, port) if magic == _ASKED and label in labels else b""
 
 
-def said_in(data: bytes, nonce: bytes, label: int) -> Optional[int]:
-    """The port in an answer to the question with this nonce, if it is about this label."""
+def said_in(data: bytes, nonce: bytes, label: int) -> int:
+    """The port in an answer to the question with this nonce, if it is about this label, else 0."""
     if len(data) != _ANSWER.size:
-        return None
-    magic, echoed, found, port = _ANSWER.unpack(data)
-    return port if (magic, echoed, found) == (_ANSWERED, nonce, label) and port else None
+        return 0
+    *said, port = _ANSWER.unpack(data)
+    return int(port) if said == [_ANSWERED, nonce, label] else 0
 
 
 def find(label: int, limit_s: float) -> Iterator[Tuple[str, int]]:
     """The addresses of invitations with this number, in the order in which they answer."""
     nonce = os.urandom(16)
-    seen: List[Tuple[str, int]] = []
-    with contextlib.ExitStack() as stack:
-        socks: List[socket.socket] = []
-        for item in own_addresses():
-            if ":" not in item.address:
-                sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-                with contextlib.suppress(OSError):
-                    sock.bind((item.address, 0))
-                    own = socket.inet_aton(item.address)
-                    sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, own)
-                    sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
-                    sock.setblocking(False)
-                    socks.append(sock)
+    seen: Set[Tuple[str, int]] = set()
+    own = [socket.inet_aton(item.address) for item in own_addresses() if ":" not in item.address]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
+        sock.setblocking(False)
         until_s, next_s = monotonic() + limit_s, 0.0
-        while socks and monotonic() < until_s and len(seen) < MAX_ADDRESSES:
+        while monotonic() < until_s and len(seen) < MAX_ADDRESSES:
             if monotonic() >= next_s:
                 next_s = monotonic() + 0.7 * ANSWER_EVERY_S
-                for sock in socks:
+                for address in own:
                     with contextlib.suppress(OSError):
-                        sock.sendto(_QUESTION.pack(_ASKED, nonce), (GROUP, PORT))
-            ready, _, _ = select.select(socks, [], [], 0.1)
-            for sock in ready:
-                with contextlib.suppress(OSError):
+                        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, address)
+                        sock.sendto(_QUESTION.pack(_ASKED, nonce, label), (GROUP, PORT))
+            with contextlib.suppress(OSError):
+                if select.select([sock], [], [], 0.1)[0]:
                     data, origin = sock.recvfrom(_ANSWER.size + 1)
-                    port = said_in(data, nonce, label)
-                    found = (str(origin[0]), port or 0)
-                    if port and found not in seen:
-                        seen.append(found)
+                    found = str(origin[0]), said_in(data, nonce, label)
+                    if found[1] and found not in seen:
+                        seen.add(found)
                         yield found

@@ -1,25 +1,27 @@
 """The launcher's side: opens an invitation, lets machines in that prove its code, and starts agents on them.
 
-The port is open only until all machines have come; one that the user has chosen is the rendezvous' port then.
-Each connection has a thread, of which there are at most :data:`PLACES` before the proof; one that fails keeps
-its place for a moment. The thread of a machine that has joined carries the streams of its agent
-(:class:`.connection.Carrier`) until the launcher ends.
+The port is open until all machines have come, and in an elastic job as long as that runs: a machine that was
+lost joins again by its key. A port that the user has chosen belongs to the rendezvous then, which passes such
+connections on. Each connection has a thread, of which there are at most :data:`PLACES` before the proof; one
+that fails keeps its place for a moment. The thread of a machine that has joined carries the streams of its
+agent (:class:`.connection.Carrier`) until the launcher ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
+import queue
 import select
 import socket
 import subprocess
 import threading
-from collections import deque
-from typing import IO, Any, Callable, Collection, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import IO, Any, Callable, Collection, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from ringcomm.clock import monotonic
 from ringcomm.configuration.membership import format_endpoint
-from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
+from ringcomm.errors import ConfigError, ProtocolError, RingcommError
 from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.connect import listen
 from ringcomm.transport.nics import LOOPBACK, own_addresses
@@ -31,34 +33,21 @@ from ..reach.base import Failure, Reach, last_lines
 from ..reach.doors import is_own_name, own_user
 from ..reach.incoming import decoded, fields, flag, said, text, whole
 from ..reach.named_hosts import list_names
-from .connection import (
-    EXIT,
-    START,
-    STDERR,
-    STDIN,
-    STDOUT,
-    TELL,
-    Carrier,
-    Frame,
-    fingerprint_of,
-    prove_to,
-    secured,
-)
+from .connection import Carrier, Kind, fingerprint_of, prove_to, secured
 from .discovery import Answerer
-from .proof import MACHINE_NAME, NAME, NO_PROOF, WRONG_CODES, Account, Proof, Role, WrongCode, new_code
+from .known import MACHINES, Known, find_known, keep
+from .proof import CODE_S, MACHINE_NAME, NAME, NO_PROOF, Proof, Role, WrongCode, new_code, new_key, why_over
 
-PLACES = 64
-"""How many connections may be unproven at a time."""
-PLACE_S = 0.3
-"""How long a connection that has failed keeps its place."""
-MAX_SHOWN = 4096
-"""So many characters of the command are shown to the user of a machine that joins."""
+PLACES = 64  # that many connections may be unproven at a time
+PLACE_S = 0.3  # for so long a connection that has failed keeps its place
+AGAIN_S = 10.0  # so long a known machine may take to answer
+MAX_SHOWN = 4096  # characters of the command that the user of a machine sees
+LOST = 255  # the status of an agent whose machine is lost, like ssh's
 _FACTS = fields({
     "python": text(4096), "cwd": text(4096), "cores": whole(1, MAX_SLOTS), "slots": whole(1, MAX_SLOTS),
+    "known": text(64, "[0-9a-f]*"),
 })  # fmt: skip
 _ANSWER = fields({"agreed": flag})
-LOST = 255
-"""The status of an agent whose machine is lost, like ssh's."""
 _EXIT = fields({"status": whole(-64, 255), "why": text(1024)})
 _LEAVING = fields({"leaving": said(200)})
 
@@ -70,29 +59,37 @@ def own_name() -> str:
 
 
 class Invitation:
-    """Waits for machines."""
+    """Waits for machines: `count` with a code, the known ones of `names`; with `again` they may return."""
 
     def __init__(
         self, count: int, command: str, taken: Collection[str], say: Callable[[str], None], spec: str = "",
-        port: int = 0,
+        port: int = 0, names: Sequence[str] = (), again: bool = False,
     ) -> None:  # fmt: skip
-        self._count, self._command, self._say = count, command, say
-        self._taken = {name.lower() for name in taken}
+        self._count, self._names, self._again, self.is_chosen = count, names, again, port > 0
+        self._command, self._say = command, say
+        self._taken = {name.lower() for name in (*taken, *names)}
+        self._asked: Set[str] = set()
+        self._expected = set(names)  # that may come by their keys
         self.code = new_code()
+        labels = [self.code.label] if count and not port else []
+        for name in names:
+            known = find_known(MACHINES, name)
+            if known is None:
+                raise ConfigError(f"No machine {name} is known here (ringrun hosts). join:1 makes a code.")
+            labels.append(known.label)
         self._pem = make_certificate()
         self._fingerprint = fingerprint_of(self._pem)
         self._lock = threading.Condition()
-        self._account = Account(count, monotonic())
-        self.machines: List[Machine] = []
-        self._places = threading.BoundedSemaphore(PLACES)
-        self._closed = False
+        self._left, self._wrong, self._until_s = count, 0, monotonic() + CODE_S
+        self.machines: Dict[str, Machine] = {}
+        self._unproven: Set[socket.socket] = set()
+        self._begun = self._closed = False
         self._interfaces = own_addresses(spec)
         self._listeners = self._listen(port)
         self.port = int(self._listeners[0].getsockname()[1])
         self._answerer: Optional[Answerer] = None
-        if not port:
-            with contextlib.suppress(OSError):  # then the address is given by hand
-                self._answerer = Answerer(self._interfaces, self.code.label, self.port)
+        with contextlib.suppress(OSError):  # then the address is given by hand
+            self._answerer = Answerer(self._interfaces, labels, self.port) if labels else None
         self._acceptor = threading.Thread(target=self._accept, name="ringrun-join", daemon=True)
         self._acceptor.start()
 
@@ -112,147 +109,165 @@ class Invitation:
     @property
     def lines(self) -> str:
         """What to run on the other machines."""
-        reachable = [item.address for item in self._interfaces if item.kind != LOOPBACK and not item.scope]
-        address = (reachable or ["127.0.0.1"])[0]
-        line = f"ringrun join {format_endpoint(address, self.port)} {self.code.shown}"
-        found = ", in the same network also without the address" if self._answerer else ""
-        machines = "the other machine" if self._count == 1 else f"each of the {self._count} other machines"
-        return f"run this on {machines} within 10 minutes{found}:\n    {line}\nwaiting"
+        lines = [f"waiting for {', '.join(self._names)} (ringrun join --stay there)"] if self._names else []
+        if self._count:
+            reachable = [it.address for it in self._interfaces if it.kind != LOOPBACK and not it.scope]
+            address = format_endpoint((reachable or ["127.0.0.1"])[0], self.port)
+            is_found = self._answerer is not None and not self.is_chosen
+            found = ", in the same network also without the address" if is_found else ""
+            each = "the other machine" if self._count == 1 else f"each of the {self._count} other machines"
+            lines.append(f"run this on {each} within 10 minutes{found}:")
+            lines.append(f"    ringrun join {address} {self.code.shown}\nwaiting")
+        return "\n".join(lines)
 
     def wait(self, limit_s: float) -> List[Machine]:
         """Wait for all machines."""
-        first_s: Optional[float] = None
+        first_s, wanted = 0.0, self._count + len(self._names)
         with self._lock:
-            while len(self.machines) < self._count:
+            while len(self.machines) < wanted:
                 self._lock.wait(0.25)
                 self._forget_lost()
-                first_s = None if not self.machines else first_s or monotonic()
-                late = first_s is not None and monotonic() - first_s > limit_s
-                if late or self._account.is_over(monotonic()):
-                    raise ConfigError(self._why_not(limit_s if late else None))
-            return list(self.machines)
+                first_s = (first_s or monotonic()) if self.machines else 0.0
+                why = why_over(self._wrong, self._until_s - monotonic())
+                if first_s and monotonic() - first_s > limit_s:
+                    why = f"{limit_s:g} s of the first (--start-timeout)"
+                if why:
+                    raise ConfigError(
+                        f"The invitation is over after {why}: {len(self.machines)} of {wanted} machines have "
+                        f"joined ({', '.join(self.machines) or 'none'}). Start again for a fresh code."
+                    )
+            return list(self.machines.values())
 
     def _forget_lost(self) -> None:
-        for machine in [item for item in self.machines if item.over.is_set()]:
-            self.machines.remove(machine)
-            self._account.left += 1
-            self._taken.discard(machine.name.lower())
+        for machine in [item for item in self.machines.values() if item.over.is_set()]:
+            del self.machines[machine.name]
+            self._left += machine.name not in self._names
             self._say(f"{machine.name} has left again: {machine.lost}")
 
-    def _why_not(self, limit_s: Optional[float]) -> str:
-        there = ", ".join(machine.name for machine in self.machines) or "none"
-        within = "10 minutes" if limit_s is None else f"{limit_s:g} s of the first (--start-timeout)"
-        when = "three wrong codes" if self._account.wrong >= WRONG_CODES else within
-        counted = f"{len(self.machines)} of {self._count} machines have joined ({there})"
-        return f"The invitation is over after {when}: {counted}. Start again for a fresh code."
+    def begin(self) -> None:
+        """All machines have come: close the port, unless they may join again and the rendezvous has none."""
+        self._left, self._begun = 0, True
+        self._expected = set(self.machines) if self._again else set()
+        if not self._again or self.is_chosen:
+            self._closed = True
+            self._acceptor.join()
 
     def close(self) -> None:
-        """Close the port, which the rendezvous may get. Machines that have joined stay."""
-        self._closed = True
+        """Let no machine in any more. Machines that have joined stay."""
+        self._left, self._expected, self._closed = 0, set(), True
         self._acceptor.join()
 
     def _accept(self) -> None:
         answerer = self._answerer
         watched = [*self._listeners, *([answerer.sock] if answerer else [])]
-        try:
-            while not self._closed and not self._account.is_over(monotonic()):
-                for sock in select.select(watched, [], [], 0.2)[0]:
-                    if answerer is not None and sock is answerer.sock:
-                        answerer.answer()
-                    elif self._places.acquire(timeout=0.2):
-                        self._accept_one(sock)
-        finally:
-            for sock in watched:
-                sock.close()
+        while not self._closed and (self._begun or not why_over(self._wrong, self._until_s - monotonic())):
+            is_full = len(self._unproven) >= PLACES  # then others wait in the system's backlog
+            for sock in select.select([] if is_full else watched, [], [], 0.2)[0]:
+                if answerer is not None and sock is answerer.sock:
+                    answerer.answer()
+                else:
+                    with contextlib.suppress(OSError):
+                        self.take(sock.accept()[0])
+        for sock in watched:
+            sock.close()
 
-    def _accept_one(self, listener: socket.socket) -> None:
-        try:
-            sock, origin = listener.accept()
-        except OSError:
-            self._places.release()
-            return
-        threading.Thread(target=self._serve, args=(sock, origin[0]), name="ringrun-join", daemon=True).start()
-
-    def _serve(self, sock: socket.socket, address: str) -> None:
-        """One connection, from its first byte to its end."""
-        machine, carrier = None, None
-        try:
-            proof = self._proven(sock)
-        finally:
-            self._places.release()
-        if proof is None:
+    def take(self, sock: socket.socket) -> None:
+        """Serve a connection, which the rendezvous may have accepted (any thread)."""
+        if len(self._unproven) >= PLACES:
             sock.close()
             return
+        self._unproven.add(sock)
+        threading.Thread(target=self._serve, args=(sock,), name="ringrun-join", daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        """One connection, from its first byte to its end."""
+        proof: Optional[Proof] = None
+        carrier: Any = sock
         try:
+            address = str(sock.getpeername()[0])
+            try:
+                proof = self._proven(sock)
+            finally:
+                self._unproven.discard(sock)
             carrier = Carrier(secured(sock, proof, Role.LAUNCHER, self._pem))
             machine = self._agreed(proof, address, carrier)
-        except (AuthenticationError, ProtocolError, OSError) as problem:
-            self._say(f"{proof.peer_name} ({address}) has not joined: {problem}")
-            sock.close()
-        with self._lock:
-            if machine is None:
-                self._account.left += 1
-            else:
-                self.machines.append(machine)
-            self._lock.notify_all()
-        if machine is not None:
-            machine.run()
-        elif carrier is not None:
+        except (RingcommError, OSError) as problem:
             carrier.close()
+            if proof is not None:
+                self._say(f"{proof.peer_name} ({address}) has not joined: {problem}")
+                with self._lock:
+                    self._left += not (proof.by_key or self._begun)
+            return
+        machine.run()
 
-    def _proven(self, sock: socket.socket) -> Optional[Proof]:
-        """Return the proof of a connection whose other end has the code; None for another one."""
-        proof: Optional[Proof] = None
+    def _proof(self, by_key: bool, name: str) -> Proof:
+        """Return this end of a connection; without a key for that name it fails as with another key."""
+        known = find_known(MACHINES, name) if by_key and name in self._expected else None
+        code = known.code if known else new_key() if by_key else self.code
+        return Proof(Role.LAUNCHER, code, own_name(), self._fingerprint)
+
+    def _proven(self, sock: socket.socket) -> Proof:
+        """Return the proof of a connection whose other end has the code or a key."""
         try:
-            proof = prove_to(sock, lambda: Proof(Role.LAUNCHER, self.code, own_name(), self._fingerprint))
+            proof = prove_to(sock, self._proof)
         except WrongCode:
-            with self._lock:
-                self._account.wrong += 1
-        except (ProtocolError, OSError):
+            self._wrong += self._count > 0
+            sock.sendall(NO_PROOF)
+            raise
+        except (RingcommError, OSError):
             threading.Event().wait(PLACE_S)
-            return None
+            raise
         with self._lock:
-            if proof is not None and (self._closed or not self._account.use(monotonic())):
-                proof = None
+            is_over = self._left < 1 or why_over(self._wrong, self._until_s - monotonic())
+            self._left -= not (proof.by_key or is_over)
         with contextlib.suppress(OSError):
-            sock.sendall(NO_PROOF if proof is None else proof.own)
+            sock.sendall(NO_PROOF if is_over and not proof.by_key else proof.own)
+        if is_over and not proof.by_key:
+            raise ProtocolError("all places are taken")
         return proof
 
     def _agreed(self, proof: Proof, address: str, carrier: Carrier) -> Machine:
         """Return the machine at the other end, if its user agrees; ProtocolError if not."""
-        facts = decoded(self._told(carrier), _FACTS)
-        name = proof.peer_name
-        refusal = self._why_refused(name)
-        carrier.tell({"refused": refusal, "command": self._command, "slots": facts["slots"]})
+        until_s = monotonic() + AGAIN_S if proof.by_key else self._until_s
+        facts, name = carrier.told(_FACTS, until_s), proof.peer_name
+        known = find_known(MACHINES, name)
+        is_same = known is None or hmac.compare_digest(proof.tag_of(known.code), facts["known"])
+        refusal = "" if proof.by_key else self._why_refused(name, is_same)
+        code = known.code if known and not refusal else new_key()
+        key = {"label": code.label, "secret": code.secret}
+        carrier.tell({"refused": refusal, "command": self._command, "again": self._again, **key})
         if refusal:
-            carrier.turn(0.0)
+            carrier.flush()
             raise ProtocolError(refusal)
-        cores = f"{facts['cores']} core{'' if facts['cores'] == 1 else 's'}"
-        self._say(f"{name} ({address}, {cores}, digits {proof.digits}) has the code, and is being asked")
+        if not proof.by_key:
+            cores = f"{facts['cores']} core{'' if facts['cores'] == 1 else 's'}"
+            self._say(f"{name} ({address}, {cores}, digits {proof.digits}) has the code, and is being asked")
         try:
-            if decoded(self._told(carrier), _ANSWER)["agreed"]:
-                self._say(f"{name} has joined")
-                return Machine(name, facts, carrier)
-            raise ProtocolError("its user has not agreed")
-        except (ProtocolError, OSError):
-            self._taken.discard(name.lower())
-            raise
+            if not carrier.told(_ANSWER, until_s)["agreed"]:
+                raise ProtocolError("its user has not agreed")
+            machine = Machine(HostSpec(name, None, facts["slots"], facts["python"], facts["cwd"]), carrier)
+            with self._lock:
+                before, self.machines[name] = self.machines.get(name), machine
+                self._lock.notify_all()
+        finally:
+            self._asked.discard(name.lower())
+        if before is not None:
+            before.call(before.drop)
+        self._say(f"{name} has joined")
+        if known is None and not proof.by_key:
+            keep(MACHINES, name, Known(code.label, code.secret), self._say)
+        return machine
 
-    def _told(self, carrier: Carrier) -> bytes:
-        """Return the next facts from the other end."""
-        while not (carrier.ended or self._closed or self._account.is_over(monotonic())):
-            for frame in carrier.turn(0.5):
-                if frame.kind == TELL:
-                    return frame.data
-        raise ProtocolError("it closed the connection" if carrier.ended else "it has not answered in time")
-
-    def _why_refused(self, name: str) -> str:
+    def _why_refused(self, name: str, is_same: bool) -> str:
         with self._lock:
+            taken = {*self._taken, *self._asked, *(other.lower() for other in self.machines)}
             if not MACHINE_NAME.fullmatch(name):
                 return "its name is not valid: letters, digits, - and _ only (--name)"
-            if name.lower() in self._taken or is_own_name(name, socket.gethostname()):
+            if name.lower() in taken or is_own_name(name, socket.gethostname()):
                 return f"there is a host {name} in this job already (--name gives it another name)"
-            self._taken.add(name.lower())
+            if not is_same:
+                return f"{name} is another machine there (--name, or there: ringrun hosts forget {name})"
+            self._asked.add(name.lower())
         return ""
 
 
@@ -261,27 +276,29 @@ def gathered(
     options: Options, command: Sequence[str], say: Callable[[str], None], only_plan: bool
 ) -> Iterator[Sequence[Tuple[HostSpec, Reach]]]:
     """The machines that the options invite, when all have come; at the end their connections are closed."""
-    count, port = invited(options)
-    absent = Joined({})
-    drafted = [(HostSpec(f"join-{number}", slots=1), absent) for number in range(1, count + 1)]
-    if only_plan or not count:
-        yield drafted
+    count, names, port = invited(options)
+    absent = Joined()
+    drafted = [HostSpec(name, slots=1) for name in (*(f"join-{n + 1}" for n in range(count)), *names)]
+    if only_plan or not drafted:
+        yield [(spec, absent) for spec in drafted]
         return
-    draft = prepare(options, command, joined=drafted)  # so that mistakes show before a machine joins
+    # So that mistakes show before a machine joins.
+    draft = prepare(options, command, joined=[(spec, absent) for spec in drafted])
     taken = [host.name for host in draft.hosts if host.reach is not absent]
     taken += [spec.name for spec in getattr(draft, "specs", ())] + list_names(os.environ)
     shown = draft.command.text("python")[:MAX_SHOWN]
-    invitation = Invitation(count, shown, taken, say, draft.settings.iface, port)
+    invitation = Invitation(count, shown, taken, say, draft.settings.iface, port, names, options.is_elastic)
     try:
         say(invitation.lines)
         machines = invitation.wait(draft.settings.start_timeout_s)
-        invitation.close()
-        way = Joined({machine.name: machine for machine in machines}, port)
-        in_folder = options.ship is None and not options.cwd
-        yield [(machine.spec(in_folder), way) for machine in machines]
+        invitation.begin()
+        way, specs = Joined(invitation), [machine.spec for machine in machines]
+        if options.ship is not None or options.cwd:
+            specs = [spec._replace(cwd=None) for spec in specs]
+        yield [(spec, way) for spec in specs]
     finally:
         invitation.close()
-        for machine in invitation.machines:
+        for machine in list(invitation.machines.values()):
             machine.close()
 
 
@@ -294,20 +311,15 @@ class RemoteAgent:
     def __init__(self, machine: Machine) -> None:
         self.returncode: Optional[int] = None
         self._over = threading.Event()
-        self.stdin: IO[bytes]
-        self.stdout: IO[bytes]
-        self.stderr: IO[bytes]
         (read_in, self.stdin), (self.stdout, write_out), (self.stderr, write_err) = _pipe(), _pipe(), _pipe()
         self._machine = machine
-        self.sources, self.sinks = {STDIN: read_in}, {STDOUT: write_out, STDERR: write_err}
+        self.sources, self.sinks = {Kind.STDIN: read_in}, {Kind.STDOUT: write_out, Kind.STDERR: write_err}
         machine.call(lambda: machine.begin(self))
 
     def poll(self) -> Optional[int]:
-        """Its exit status; None while it runs."""
         return self.returncode
 
     def wait(self, timeout: Optional[float] = None) -> int:
-        """Wait for its end."""
         if not self._over.wait(timeout):
             raise subprocess.TimeoutExpired("ringrun join", timeout or 0.0)
         return self.returncode or 0
@@ -318,7 +330,6 @@ class RemoteAgent:
         self._machine.call(lambda: self._machine.give_up(self))
 
     def end(self, status: int) -> None:
-        """It has ended."""
         if self.returncode is None:
             self.returncode = status
         self._over.set()
@@ -332,34 +343,29 @@ def _pipe() -> Tuple[IO[bytes], IO[bytes]]:
 class Machine:
     """A machine that has joined."""
 
-    def __init__(self, name: str, facts: Dict[str, Any], carrier: Carrier) -> None:
-        self.name, self.facts = name, facts
-        self.lost = ""
+    def __init__(self, spec: HostSpec, carrier: Carrier) -> None:
+        self.name, self.spec, self.lost = spec.name, spec, ""
         self._carrier = carrier
-        self._calls: Deque[Callable[[], None]] = deque()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._agent: Optional[RemoteAgent] = None
         self._closing = False
         self.over = threading.Event()
 
-    def spec(self, with_folder: bool) -> HostSpec:
-        """The machine as a host of a job."""
-        folder = self.facts["cwd"] if with_folder else None
-        return HostSpec(self.name, slots=self.facts["slots"], python=self.facts["python"], cwd=folder)
-
     def call(self, action: Callable[[], None]) -> None:
         """Do this in the machine's thread."""
-        self._calls.append(action)
+        self._calls.put(action)
         self._carrier.wake()
         if self.over.is_set():  # no thread takes it any more
             self._do_calls()
 
     def _do_calls(self) -> None:
-        while True:
-            try:
-                action = self._calls.popleft()  # by two threads at the end
-            except IndexError:
-                return
-            action()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._calls.get_nowait()()
+
+    def drop(self) -> None:
+        """Give up the connection: the machine has another one."""
+        self.lost, self._carrier.ended = "it has joined again", True
 
     def close(self, limit_s: float = 2.0) -> None:
         """End the connection: the job is over."""
@@ -376,7 +382,7 @@ class Machine:
             self._agent.end(LOST)
         self._agent = agent
         self._carrier.attach(self._carrier.number + 1, agent.sources, agent.sinks)
-        self._carrier.send(START)
+        self._carrier.send(Kind.START)
         if self.over.is_set():
             agent.end(LOST)
             self._carrier.detach()
@@ -385,59 +391,53 @@ class Machine:
         """Carry nothing for an agent any more."""
         if self._agent is agent:
             self._agent = None
-            self._carrier.send(STDIN)
+            self._carrier.send(Kind.STDIN)
             self._carrier.detach()
 
     def run(self) -> None:
-        """Carry the streams of agents until the connection ends."""
+        """Carry the streams of agents until the connection ends; let the launcher read what has come."""
         try:
-            while not self._carrier.ended and not (self._closing and not self._carrier.has_outgoing):
+            while not self._carrier.ended and (self._carrier.outgoing or not self._closing):
                 for frame in self._carrier.turn(60.0):
-                    self._take(frame)
+                    self._take(*frame)
                 self._do_calls()
             self.lost = self.lost or "its connection was closed"
         except (ProtocolError, OSError) as problem:
             self.lost = f"its connection broke: {getattr(problem, 'strerror', None) or problem}"
-        self._tear_down()
-
-    def _take(self, frame: Frame) -> None:
-        if frame.kind == EXIT and frame.number == self._carrier.number:
-            facts = decoded(frame.data, _EXIT)
-            self._carrier.finish(STDOUT)
-            self._carrier.finish(STDERR, facts["why"].encode())
-            if self._agent is not None:
-                self._agent.end(facts["status"])
-        elif frame.kind == TELL:
-            self.lost = str(decoded(frame.data, _LEAVING)["leaving"])
-
-    def _tear_down(self) -> None:
-        """Let the launcher read what has come, and why nothing more does."""
         until_s = monotonic() + 5.0
-        try:
-            self._carrier.finish(STDERR, f"\n{self.lost}\n".encode())
-            self._carrier.finish(STDOUT)
+        with contextlib.suppress(ProtocolError, OSError):  # the connection is lost already
+            self._carrier.finish(Kind.STDERR, f"\n{self.lost}\n".encode())
+            self._carrier.finish(Kind.STDOUT)
             self._carrier.ended = True
             while self._carrier.has_output and monotonic() < until_s:
                 self._carrier.turn(0.1)
-        except (ProtocolError, OSError):
-            pass  # the connection is lost already
-        finally:
+        if self._agent is not None:
+            self._agent.end(LOST)
+        self._carrier.close()
+        self.over.set()
+        self._do_calls()
+
+    def _take(self, kind: int, number: int, data: bytes) -> None:
+        if kind == Kind.EXIT and number == self._carrier.number:
+            facts = decoded(data, _EXIT)
+            self._carrier.finish(Kind.STDOUT)
+            self._carrier.finish(Kind.STDERR, facts["why"].encode())
             if self._agent is not None:
-                self._agent.end(LOST)
-            self._carrier.close()
-            self.over.set()
-            self._do_calls()
+                self._agent.end(facts["status"])
+        elif kind == Kind.TELL:
+            self.lost = str(decoded(data, _LEAVING)["leaving"])
 
 
 class Joined(Reach):
     """Starts agents on machines that have joined."""
 
     description = "joins with a code"
-    connection = "the machine"
     gets_shell = False
 
-    def __init__(self, machines: Dict[str, Machine], port: int = 0) -> None:
-        self._machines, self.dials_port = machines, port > 0
+    def __init__(self, invitation: Optional[Invitation] = None) -> None:
+        if invitation is not None:
+            self._machines, self.dials_port = invitation.machines, invitation.is_chosen
+            self.takes = invitation.take if self.dials_port else None
 
     def argv(self, spec: HostSpec, python: str) -> List[str]:
         # For messages: the machine starts its own interpreter.

@@ -15,7 +15,8 @@ The key comes from SPAKE2 (package ``spake2``: Ed25519, with its fixed points M 
 test codes against recorded or changed messages: each connection is one guess, which the launcher counts.
 The joining machine proves first, so a guess that is not counted shows nothing. The transcript has both ends'
 names and the fingerprints of their TLS certificates; the roles keep a message from being reflected. Without
-the package the code has 26 letters, which are a key of 130 bits themselves, and the shares are nonces.
+the package the code has 26 letters, which are a key of 130 bits themselves, and the shares are nonces, as
+for the key that both ends keep for the next time: so a recorded proof is no proof in another connection.
 """
 
 from __future__ import annotations
@@ -31,34 +32,26 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple, Optional
 
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
+from ringcomm.wire.auth import JOIN_MAGIC
 
 VERSION = 1
 HELLO = struct.Struct("!8sHH64s33s32s")
 PROOF_BYTES = 32
-MAX_LABEL = 999
-WRONG_CODES = 3
-"""So many wrong codes end an invitation, and the attempts of a joining machine."""
-CODE_S = 600.0
-"""An invitation is open for so long, in seconds."""
+MAX_CODE_LABEL, MAX_LABEL = 999, 65535
+KEPT = 3  # the kind of a code that both ends keep
+WRONG_CODES = 3  # so many end an invitation, and the attempts of a joining machine
+CODE_S = 600.0  # for so long an invitation is open
 NO_PROOF = bytes(PROOF_BYTES)
 
-MAGIC = b"ringjoin"
-_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
-"""Of a long code: none that look alike."""
+_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # of a long code: none that look alike
 _LONG, _WORDS = 26, 3
 _CONSONANTS, _VOWELS = "bdfghjklmnprstvz", "aiou"
 """Of a short code: each word is consonant, vowel, consonant, vowel, consonant, 16 bits that can be spoken."""
-MACHINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-"""A machine's own name, which becomes that of a host: no address, no path, no list of hosts."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
-"""That of either end, like ``alice@laptop``."""
+MACHINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # will be that of a host: no address, no path
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")  # of either end, like alice@laptop
 
 
-class Role(IntEnum):
-    """Which end of the connection."""
-
-    JOINING = 1
-    LAUNCHER = 2
+Role = IntEnum("Role", "JOINING LAUNCHER")
 
 
 class WrongCode(AuthenticationError):
@@ -70,25 +63,36 @@ class Code(NamedTuple):
 
     label: int
     secret: str
+    is_kept: bool = False  # for known machines
 
     @property
     def kind(self) -> int:
-        """How the key comes from it: 1: by SPAKE2, 2: the secret is a key."""
-        return 2 if len(self.secret) == _LONG else 1
+        """How the key comes from it: 1: by SPAKE2, 2: the secret is a key, KEPT: and both ends keep it."""
+        return KEPT if self.is_kept else 2 if len(self.secret) == _LONG else 1
 
     @property
     def shown(self) -> str:
-        """As people read and type it."""
         return "-".join([str(self.label), *re.findall(".{26}|.{5}", self.secret)])
 
 
 def new_code(spoken: Optional[bool] = None) -> Code:
     """Return a fresh code: of 48 secret bits for SPAKE2, if that is installed, or of 130."""
-    label = secrets.randbelow(MAX_LABEL) + 1
+    label = secrets.randbelow(MAX_CODE_LABEL) + 1
     if not (find_spec("spake2") if spoken is None else spoken):
         return Code(label, "".join(secrets.choice(_LETTERS) for _ in range(_LONG)))
     pattern = (_CONSONANTS, _VOWELS, _CONSONANTS, _VOWELS, _CONSONANTS) * _WORDS
     return Code(label, "".join(secrets.choice(letters) for letters in pattern))
+
+
+def new_key() -> Code:
+    """Return a key of 256 bits for both ends to keep."""
+    label = secrets.randbelow(MAX_LABEL - MAX_CODE_LABEL) + MAX_CODE_LABEL + 1
+    return Code(label, secrets.token_hex(32), True)
+
+
+def why_over(wrong: int, left_s: float) -> str:
+    """Return after what no machine can join any more: so many wrong codes, or no time left; or ""."""
+    return "three wrong codes" if wrong >= WRONG_CODES else "10 minutes" if left_s <= 0 else ""
 
 
 def parse_code(text: str) -> Code:
@@ -123,21 +127,20 @@ class Proof:
             side = SPAKE2_A if role == Role.JOINING else SPAKE2_B
             self._exchange = side(code.shown.encode(), idA=b"joining", idB=b"launcher")
             share = self._exchange.start()
-        self.hello = HELLO.pack(MAGIC, VERSION, code.kind, name.encode(), share, fingerprint)
+        self.hello = HELLO.pack(JOIN_MAGIC, VERSION, code.kind, name.encode(), share, fingerprint)
         self._key = self._transcript = self.peer_fingerprint = b""
         self.peer_name = ""
 
     def meet(self, hello: bytes) -> None:
         """Take the other end's hello."""
         magic, version, kind, name, share, fingerprint = HELLO.unpack(hello)
-        if magic != MAGIC:
+        if magic != JOIN_MAGIC:
             raise ProtocolError("it is not a ringrun that joins or invites")
         if version != VERSION:
             raise ProtocolError(f"it has version {version} of joining, this machine {VERSION}")
         if kind != self._code.kind:
-            raise ProtocolError("its code is of the other kind (three words, or 26 letters)")
-        self._key = self._key_with(share)
-        self.peer_name = name.rstrip(b"\0").decode("ascii", "replace")
+            raise ProtocolError("its code is of another kind (three words, or 26 letters)")
+        self._key, self.peer_name = self._key_with(share), name.rstrip(b"\0").decode("ascii", "replace")
         if not NAME.fullmatch(self.peer_name):
             raise ProtocolError("its name is not valid")
         self.peer_fingerprint = fingerprint
@@ -148,7 +151,8 @@ class Proof:
         if self._exchange is None:
             if share[0] != self._other:
                 raise ProtocolError("its share is not valid")
-            return hashlib.sha256(b"ringcomm join key\0" + self._code.shown.encode()).digest()
+            secret = f"{self._code.kind} {self._code.label} {self._code.secret}"
+            return hashlib.sha256(b"ringcomm join key\0" + secret.encode()).digest()
         from spake2 import SPAKEError
         from spake2.ed25519_basic import NotOnCurve
 
@@ -168,26 +172,18 @@ class Proof:
     def check(self, proof: bytes) -> None:
         """Compare the other end's proof."""
         if not hmac.compare_digest(proof, self._tag(self._other.name.encode())):
-            raise WrongCode("it does not have this code")
+            kind = AuthenticationError if self.by_key else WrongCode
+            raise kind(f"it does not have this {'key' if self.by_key else 'code'}")
+
+    @property
+    def by_key(self) -> bool:
+        return self._code.is_kept
+
+    def tag_of(self, key: Code) -> str:
+        """Return what proves, in this connection, that an end has the key of an earlier one."""
+        return hmac.new(key.secret.encode(), b"known\0" + self._transcript, hashlib.sha256).hexdigest()
 
     @property
     def digits(self) -> str:
         """Four digits that both ends show."""
         return f"{int.from_bytes(self._tag(b'digits')[:4], 'big') % 10000:04d}"
-
-
-class Account:
-    """Counts the uses of an invitation's code, which opens at `now_s`."""
-
-    def __init__(self, uses: int, now_s: float) -> None:
-        self.left, self.wrong, self._until_s = uses, 0, now_s + CODE_S
-
-    def is_over(self, now_s: float) -> bool:
-        """Return whether no machine can join any more, whatever becomes of those that have the code."""
-        return self.wrong >= WRONG_CODES or now_s >= self._until_s
-
-    def use(self, now_s: float) -> bool:
-        """Take a use for a machine that has proven the code; return whether there was one."""
-        taken = self.left > 0 and not self.is_over(now_s)
-        self.left -= taken
-        return taken

@@ -34,6 +34,7 @@ class HostSpec(NamedTuple):
     iface: Optional[str] = None  # which interfaces ranks there may use
     max_slots: Optional[int] = None  # with --oversubscribe; None: no limit
     port: Optional[int] = None  # sshd's
+    machine: Optional[str] = None  # a known machine that joins
 
     @property
     def target(self) -> str:
@@ -42,7 +43,7 @@ class HostSpec(NamedTuple):
 
     @property
     def joins(self) -> bool:
-        """Whether it stands for machines that join with a code."""
+        """Whether it stands for machines that join with a code, or for a known one."""
         return self.name == JOIN and self.user is None
 
     @property
@@ -50,6 +51,8 @@ class HostSpec(NamedTuple):
         """The host as an item of ``-H``: with brackets and slots."""
         name = f"[{self.name}]" if ":" in self.name else self.name
         port = "" if self.port is None else f"@{self.port}"
+        if self.machine is not None:
+            return f"{name}:{self.machine}{port}"
         slots = "" if self.slots is None and not port else f":{self.slots or 1}{port}"
         return f"{self.user}@{name}{slots}" if self.user else name + slots
 
@@ -64,6 +67,9 @@ _USER = r"[A-Za-z0-9_][A-Za-z0-9_.+\\\-]*"
 _HOST = re.compile(
     rf"(?:(?P<user>{_USER})@)?(?:(?P<name>{_NAME})|\[(?P<address>{_ADDRESS})\])"
     r"(?::(?P<slots>[0-9]{1,9})(?:@(?P<port>[0-9]{1,5}))?)?"
+)
+_KNOWN = re.compile(
+    rf"{JOIN}:(?P<machine>(?![0-9]+(?:@|$))[A-Za-z0-9][A-Za-z0-9_-]{{0,62}})(?:@(?P<port>[0-9]{{1,5}}))?"
 )
 _KEYS = ("slots", "max_slots", "port", "python", "cwd", "iface")
 
@@ -80,7 +86,10 @@ def parse_hosts(text: str) -> List[HostSpec]:
 
 def parse_host(item: str, where: str) -> HostSpec:
     """Parse one ``[user@]host[:slots[@port]]``; ConfigError begins with `where`."""
-    found = _HOST.fullmatch(item)
+    known, found = _KNOWN.fullmatch(item), _HOST.fullmatch(item)
+    if known is not None:
+        port = _number(known["port"], f"{where}: {item!r}") if known["port"] else None
+        return HostSpec(JOIN, port=port, machine=known["machine"])
     if found is None:
         hint = "" if item else "; is there one comma too many?"
         raise ConfigError(f"{where}: {item!r} is not a host{hint}. {_FORM}.")

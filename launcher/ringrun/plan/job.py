@@ -111,6 +111,7 @@ class Job:
     restarts: int = 0
     certificate: str = field(default="", repr=False)  # TLS certificate and private key if the job encrypts
     port: int = 0  # of the rendezvous; 0: any
+    joining: Any = None  # takes connections of machines that join again at that port
     provision: bool = False  # send wheels of numpy and psutil to hosts without
     checks_slots: bool = False  # refuse hosts with too many slots (plan.hosts.crowding)
     tree: Optional[SourceTree] = field(default=None, repr=False)

@@ -73,7 +73,7 @@ class Options:
     hosts: Optional[str] = _option(
         None, "-H --hosts", JOB,
         "Hosts, with their slots [1]: places for a rank. @PORT: of its sshd. join:N: machines that join with "
-        "a code. Default: this machine.",
+        "a code; join:NAME: a known one. Default: this machine.",
         metavar="HOST[:SLOTS],…", brief="Hosts, or a list.", argument="hosts", horovod="hosts", doctor=True,
         argument_doc='Hosts with their slots, like ``"localhost,jetson1:2"``; None for this machine.')
     hostfile: Optional[str] = _option(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import List, NamedTuple, Optional, Sequence
+import socket
+from typing import Callable, List, NamedTuple, Optional, Sequence
 
 from ringcomm.errors import ConfigError
 
@@ -93,6 +94,8 @@ class Reach:
     connection = "the connection to it"  # of an agent, in messages
     gets_shell = True  # ranks on other hosts get the launching shell's variables this way
     dials_port = False  # hosts have dialled this machine at the port that the rendezvous has
+    takes: Optional[Callable[[socket.socket], None]] = None
+    """Takes connections of machines that join, which the rendezvous has accepted at its port."""
 
     def argv(self, spec: HostSpec, python: str) -> List[str]:
         """Return the command line that starts the agent on a host; ConfigError if an option is not usable."""

@@ -14,7 +14,7 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import List, Mapping, Optional, Sequence, Set
+from typing import List, Mapping, Optional, Pattern, Sequence, Set
 
 from ringcomm.errors import ConfigError
 from ringcomm.storage.files import read_at, read_file, write_file
@@ -42,14 +42,18 @@ def folder_of_configuration(environ: Mapping[str, str]) -> Path:
 
 def list_names(environ: Mapping[str, str]) -> List[str]:
     """Return the sorted names of this user's lists; ConfigError if another user could change the lists."""
-    place = folder_of_lists(environ)
+    return names_in(folder_of_lists(environ), _NAME)
+
+
+def names_in(place: Path, pattern: Pattern[str]) -> List[str]:
+    """Return the sorted names of this user's files in a folder that no other user can change."""
     if not place.exists():
         return []
     try:
         with trusted_folder(place, make=False) as folder:
-            return sorted(name for name, _ in owned_names(folder, _NAME))
+            return sorted(name for name, _ in owned_names(folder, pattern))
     except OSError as problem:
-        raise _unusable(place, problem) from None
+        raise unusable(place, problem) from None
 
 
 def list_text(name: str, environ: Mapping[str, str]) -> Optional[str]:
@@ -61,7 +65,7 @@ def list_text(name: str, environ: Mapping[str, str]) -> Optional[str]:
         with trusted_folder(path.parent, make=False) as folder:
             return read_at(folder, name, LIMIT_BYTES).decode("utf-8-sig")
     except OSError as problem:
-        raise _unusable(path, problem) from None
+        raise unusable(path, problem) from None
     except UnicodeDecodeError:
         raise ConfigError(f"The list of hosts {path} is not a text file in UTF-8.") from None
 
@@ -135,7 +139,7 @@ def drop_hosts(name: str, items: Sequence[str], environ: Mapping[str, str]) -> s
         with trusted_folder(place, make=False) as folder:
             remove(folder, name)
     except OSError as problem:
-        raise _unusable(place / name, problem) from None
+        raise unusable(place / name, problem) from None
     return f"The list {name} is removed."
 
 
@@ -163,14 +167,16 @@ def _write(name: str, lines: Sequence[str], environ: Mapping[str, str]) -> None:
         with trusted_folder(place) as folder:
             write_file(folder, name, "".join(f"{line}\n" for line in lines).encode())
     except OSError as problem:
-        raise _unusable(place / name, problem) from None
+        raise unusable(place / name, problem) from None
 
 
-def _unusable(path: Path, problem: OSError) -> ConfigError:
-    why = "it is a symbolic link" if path.is_symlink() else problem.strerror or problem
+def unusable(path: Path, problem: Exception) -> ConfigError:
+    """Return the error for a file or folder that another user could change, or that cannot be read."""
+    why = "it is a symbolic link" if path.is_symlink() else getattr(problem, "strerror", None) or problem
     return ConfigError(
-        f"{path} cannot be used: {why}. Lists of hosts are files, which with the folders above them must "
-        "belong to you or to root, and others must not be able to write them (chmod go-w)."
+        f"{path} cannot be used: {why}. Lists of hosts and keys of machines are files, which with the "
+        "folders above them must belong to you or to root, and others must not be able to write them "
+        "(chmod go-w); nor to read keys."
     )
 
 

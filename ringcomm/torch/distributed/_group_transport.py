@@ -59,7 +59,7 @@ class GroupTransport:
             self._rendezvous = meet(store, rank, ranks, name, settings)
             joined = self._rendezvous.joined
             channels, peers = joined.channels, joined.peers
-            joined.control.server = 0  # see meet()
+            joined.control.server = self._rendezvous.server
         with self.telling_shortages():
             self._begin(joined, channels, peers, settings, ranks, default)
         if default:

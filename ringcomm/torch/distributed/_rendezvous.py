@@ -7,6 +7,9 @@ store of ``init_process_group``; the store itself is not trusted.
 PyTorch requires a store, so rank 0 of a job of ``ringrun`` serves one on one address, and sends that address
 to the other ranks: over the job's own links, or through the job's rendezvous if there are no links. Groups do
 not connect through that store, so a process that reaches it can end the job, but neither join nor change it.
+
+In an encrypted job of ``ringrun`` the launcher's rendezvous keeps the store (:class:`JobStore`) and connects
+the groups: nothing is open or in clear, and ranks whose machines cannot be dialled take part.
 """
 
 from __future__ import annotations
@@ -40,9 +43,9 @@ from ...config import (
     torchrun_from_environment,
 )
 from ...configuration.membership import is_loopback, numeric
-from ...errors import ConfigError, RingcommError, StartupError, describe_error
+from ...errors import ConfigError, RingcommError, StartTimeoutError, StartupError, describe_error
 from ...job.context import Context
-from ...rendezvous.client import Joined, Moved, Watched, await_entry, join, post
+from ...rendezvous.client import Joined, Moved, Watched, await_entry, change_entry, join, post
 from ...rendezvous.embedded import EmbeddedRendezvous
 from ...storage.files import open_standard_descriptors
 from ...transport.connect import check_descriptors, shortage_error
@@ -73,6 +76,7 @@ class GroupRendezvous(NamedTuple):
 
     joined: Joined
     embedded: Optional[EmbeddedRendezvous]  # on the rank that serves the rendezvous
+    server: Optional[int] = 0  # that rank; None: the launcher serves it
 
     def end(self, wait: bool = False, failed: bool = False) -> None:
         """Stop the rendezvous, where it is served, when all ranks have left: in a thread, unless ``wait``."""
@@ -110,6 +114,14 @@ class JobEntry:
         # All members of a view live as long as the view, so their counts are equal.
         self._entry = f"{title}, turn {_connections[title]}"
         _connections[title] += 1
+
+    def within_job(self, rank: int, size: int, host: str) -> Membership:
+        """Return a rank's membership in the group as a job that the launcher's rendezvous connects."""
+        job = self._membership.job
+        return replace(
+            self._membership, size=size, rank=rank, host=host, job=f"{job}, {self._entry}", within=job,
+            slot=None, member=None, elastic=False,
+        )  # fmt: skip
 
     def write(self, text: str, settings: Settings) -> None:
         post(self._membership, self._entry, text, settings.start_timeout_s)
@@ -197,6 +209,9 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
     entry: Entry = StoreEntry(store, title, b"" if secret is None else secret[0], grace_s)
     if job is not None:
         entry = JobEntry(job[0], title, job[1])
+        if _is_kept_by_launcher(job[0]):
+            membership = entry.within_job(rank, len(ranks), _host_name(rank, ranks))
+            return GroupRendezvous(join(membership, settings), None, None)
     if secret is None and settings.encrypt:
         missing = ConfigError(
             "RINGCOMM_ENCRYPT=1 needs a key file with a certificate: PyTorch's store, over which the ranks "
@@ -242,7 +257,6 @@ def _report(entry: Entry, problem: Exception, settings: Settings) -> None:
 def _membership(
     notice: Notice, rank: int, ranks: Sequence[int], secret: Optional[Tuple[bytes, str]]
 ) -> Membership:
-    host = host_from_environment() or socket.gethostname()
     key, certificate = secret if secret is not None else (bytes.fromhex(notice["key"]), "")
     return Membership(
         size=len(ranks),
@@ -251,9 +265,15 @@ def _membership(
         key=key,
         job=str(notice["job"]),
         rank=rank,
-        host=host if ranks[rank] == rank else f"{host}, rank {ranks[rank]} of all",
+        host=_host_name(rank, ranks),
         certificate=certificate,
     )
+
+
+def _host_name(rank: int, ranks: Sequence[int]) -> str:
+    """Return the name of a rank's host in messages of its group."""
+    host = host_from_environment() or socket.gethostname()
+    return host if ranks[rank] == rank else f"{host}, rank {ranks[rank]} of all"
 
 
 def _serve(
@@ -330,14 +350,19 @@ def ringcomm_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> It
         yield dist.HashStore(), 0, 1
         return
     store: Any = None
-    where = "", 0
+    where: Any = ("", 0)
+    membership = context.joined_as or Membership.from_environment()
+    if _is_kept_by_launcher(membership):
+        name = str(context.broadcast_object(secrets.token_hex(8)))
+        yield JobStore(membership, name, timeout, context.generation), context.rank, context.size
+        return
     if context.rank == 0:
         store, where = _serve_store(_own_address(context), context.size, timeout)
     where = context.broadcast_object(where)
     if store is None:
         ends = context.group.addresses(0)
         store = _reach_store(where, "localhost" if ends is None else ends[1], context.size, timeout)
-    _job_stores[:] = [(store, context.joined_as or Membership.from_environment(), context.generation)]
+    _job_stores[:] = [(store, membership, context.generation)]
     yield store, context.rank, context.size
 
 
@@ -359,6 +384,8 @@ def _launchers_rendezvous(membership: Membership, rank: int, timeout: timedelta)
     """Return a store for the ranks of a job of ``ringrun``, found at the job's rendezvous."""
     one_host, master = torchrun_from_environment(membership.size)
     entry = f"store of torch.distributed, turn {next(_stores)}"
+    if _is_kept_by_launcher(membership):
+        return JobStore(membership, entry, timeout), rank, membership.size
     if rank == 0:
         address = "127.0.0.1" if one_host else master if numeric(master) else ""
         store, where = _serve_store(address, membership.size, timeout)
@@ -368,6 +395,68 @@ def _launchers_rendezvous(membership: Membership, rank: int, timeout: timedelta)
         store = _reach_store(where, master, membership.size, timeout)
     _job_stores[:] = [(store, membership, 0)]
     return store, rank, membership.size
+
+
+def _is_kept_by_launcher(membership: Membership) -> bool:
+    """Return whether the store and the rendezvous of groups are the launcher's: in encrypted jobs."""
+    return bool(membership.certificate) and membership.slot is not None
+
+
+class JobStore(dist.Store):
+    """PyTorch's store in an encrypted job: the launcher's rendezvous keeps it, for the job's ranks only. Each
+    request has a connection of its own, as they are few.
+    """
+
+    def __init__(self, membership: Membership, name: str, timeout: timedelta, epoch: int = 0) -> None:
+        super().__init__()
+        self._membership, self._name, self._timeout = membership, name, timeout
+        _job_stores[:] = [(self, membership, epoch)]  # also because PyTorch's wrappers do not keep it
+
+    def _change(self, how: str, key: str, text: str = "", before: str = "") -> str:
+        limit_s = self._timeout.total_seconds()
+        return change_entry(self._membership, how, f"{self._name}/{key}", limit_s, text, before)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    def set(self, key: str, value: Any) -> None:
+        post(self._membership, f"{self._name}/{key}", _as_text(value), self._timeout.total_seconds())
+
+    def get(self, key: str) -> bytes:
+        return self._awaited(key, self._timeout.total_seconds())
+
+    def wait(self, keys: Sequence[str], timeout: Optional[timedelta] = None) -> None:
+        deadline = Deadline((timeout or self._timeout).total_seconds())
+        for key in keys:
+            self._awaited(key, max(0.1, deadline.remaining_s()))
+
+    def _awaited(self, key: str, limit_s: float) -> bytes:
+        try:
+            return await_entry(self._membership, f"{self._name}/{key}", limit_s).encode("latin-1")
+        except StartTimeoutError:
+            raise RuntimeError(f"wait timeout after {limit_s * 1e3:.0f}ms, keys: {key}") from None
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._change("add", key, str(amount)))
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        return self._change("compare", key, _as_text(desired), _as_text(expected)).encode("latin-1")
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(self._change("check", key) for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._change("delete", key))
+
+    def num_keys(self) -> int:
+        return int(self._change("count", ""))
+
+    deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815  as PyTorch calls them through a PrefixStore
+
+
+def _as_text(value: Any) -> str:
+    """Return a value of a store, which is bytes, as a text of as many characters."""
+    return (value.encode() if isinstance(value, str) else bytes(value)).decode("latin-1")
 
 
 def _serve_store(address: str, size: int, timeout: timedelta) -> Tuple[Any, Tuple[str, int]]:

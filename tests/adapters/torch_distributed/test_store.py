@@ -155,7 +155,8 @@ dist.all_reduce(ones, group=pair)
 store = dist.distributed_c10d._get_default_store()
 while hasattr(store, "underlying_store"):
     store = store.underlying_store
-ours = [key for key in (store.list_keys() if hasattr(store, "list_keys") else []) if "ringcomm" in key]
+has_keys = type(store) is dist.TCPStore and hasattr(store, "list_keys")
+ours = [key for key in (store.list_keys() if has_keys else []) if "ringcomm" in key]
 at = {{item.laddr.ip for item in psutil.Process().net_connections() if item.status == "LISTEN"}}
 print("found", sorted(at), ours, ones[0].item(), flush=True)
 dist.barrier()
@@ -163,10 +164,46 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize(("method", "encrypt"), [("env://", ()), ("ringcomm://", ("--encrypt",))])
+@pytest.mark.parametrize(
+    ("method", "encrypt"), [("env://", ()), ("ringcomm://", ("--encrypt",)), ("env://", ("--encrypt",))]
+)
 def test_under_ringrun_nothing_is_in_the_store_and_it_is_on_the_loopback(tmp_path, method, encrypt):
+    """In an encrypted job no rank listens: the launcher has the store, and connects the groups."""
     program = tmp_path / "listens.py"
     program.write_text(LISTENS.format(method=method))
     output = run_python("-m", "ringrun", "-np", 2, *encrypt, program, cwd=tmp_path)
     lines = sorted(line.split("] ", 1)[1] for line in output.splitlines() if "found" in line)
-    assert lines == ["found ['127.0.0.1'] [] 2.0", "found [] [] 2.0"], output
+    listens = "found [] [] 2.0" if encrypt else "found ['127.0.0.1'] [] 2.0"
+    assert lines == sorted([listens, "found [] [] 2.0"]), output
+
+
+STORE = """
+import datetime, os, torch.distributed as dist
+import ringcomm.torch.distributed
+dist.init_process_group("ringcomm")
+rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+if rank == 0:
+    store.set("bytes", bytes(range(256)))
+found = [store.get("bytes") == bytes(range(256)), store.add("count", rank + 1) in (1, 2, 3)]
+dist.barrier()
+found += [store.add("count", 0) == 3, store.get("count") == b"3", store.check(["bytes", "count"])]
+found += [not store.check(["bytes", "none"])]
+try:
+    store.wait(["none"], datetime.timedelta(seconds=0.2))
+except RuntimeError as problem:
+    found += ["wait timeout" in str(problem)]
+dist.barrier()
+if rank == 0:
+    found += [store.compare_set("once", "", "a") == b"a", store.compare_set("once", "b", "c") == b"a"]
+    found += [store.compare_set("once", "a", "b") == b"b", store.delete_key("once")]
+    found += [not store.delete_key("once")]
+dist.distributed_c10d._store_based_barrier(rank, store, "all", 2, datetime.timedelta(seconds=20))
+print("found", all(found), found, flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_the_store_of_an_encrypted_job_is_one_of_pytorch(tmp_path):
+    (tmp_path / "store.py").write_text(STORE)
+    output = run_python("-m", "ringrun", "-np", 2, "--encrypt", "store.py", cwd=tmp_path)
+    assert output.count("found True") == 2, output

@@ -6,11 +6,13 @@ import builtins
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from ringcomm.errors import LinkLostError, RingcommError, StartupError
+from ringcomm.errors import LinkLostError, ProtocolError, RingcommError, StartupError
+from ringcomm.job.context import Context
 from ringcomm.rendezvous import relay
 from ringcomm.rendezvous.relay import PIECE_BYTES, Relay, Splice
 from ringcomm.transport.reactor import Reactor
@@ -41,6 +43,33 @@ def test_ranks_without_a_route_work_over_the_relay(service):
     (table,) = service.texts("started")
     assert table.endswith(relayed)
     assert eventually(lambda: "over 3 connections between ranks" in " ".join(service.texts("log")))
+
+
+def test_groups_meet_at_the_rendezvous_of_the_job_and_are_relayed_too(service):
+    """As process groups of torch.distributed do: each is a job beside this one, with ranks of its own."""
+    wrong = ["one", 3, 5.0], ["one", 1, 5.0], ["one", True, 5.0], ["one", 2], ["one", 2, "5"], {}, None
+    with ExitStack() as stack:
+        contexts = service.start_all(stack)
+        groups = [ExitStack() for _ in range(2)]
+        for name in ("one", "two"):
+
+            def start(rank, name=name):
+                group = {"job": name, "within": service.job, "slot": None, "rank": 1 - rank}
+                member = replace(service.membership(rank), **group)
+                return groups[rank].enter_context(Context.start(member, service.settings))
+
+            with ThreadPoolExecutor(2) as pool:
+                ours = list(pool.map(start, range(2)))
+            assert [context.rank for context in ours] == [1, 0]
+            assert together(ours, sum_of_ranks) == together(contexts, sum_of_ranks) == [1.0, 1.0]
+        for terms in wrong:
+            with pytest.raises(ProtocolError):
+                service.server._group(terms)
+        for group in groups:
+            group.close()
+        assert eventually(lambda: not service.server._groups)
+        assert together(contexts, sum_of_ranks) == [1.0, 1.0]
+    assert not service.texts("failed") and not service.texts("lost")
 
 
 def test_a_job_that_does_not_encrypt_is_not_relayed(no_leaks):

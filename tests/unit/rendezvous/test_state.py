@@ -252,6 +252,28 @@ def test_waiting_readers_get_it_when_it_is_posted_and_later_ones_at_once():
     assert here.awaited(4, wish("a")) == [answer(4, "a", "y")]
 
 
+def change(how, entry, text="", before=""):
+    return {"type": "change", "how": how, "entry": entry, "text": text, "before": before}
+
+
+def test_entries_change_as_in_a_store_of_pytorch():
+    here = Board()
+    here.awaited(2, wish("n"))
+    assert here.changed(1, change("add", "n", "5")) == [answer(1, "n", "5"), answer(2, "n", "5")]
+    assert here.changed(1, change("add", "n", "-7")) == [answer(1, "n", "-2")]
+    assert here.changed(1, change("compare", "n", "x", "y")) == [answer(1, "n", "-2")]
+    assert here.changed(1, change("compare", "n", "x", "-2")) == [answer(1, "n", "x")]
+    assert here.changed(1, change("compare", "new", "x", "y")) == [answer(1, "new", "y")]
+    assert here.changed(1, change("compare", "new", "x")) == [answer(1, "new", "x")]
+    assert here.changed(1, change("count", "n")) == [answer(1, "n", "2")]
+    for text in ("1", ""):
+        assert here.changed(1, change("check", "n")) == [answer(1, "n", text)]
+        assert here.changed(1, change("delete", "n")) == [answer(1, "n", text)]
+    for odd in (change("add", "new", "1"), change("add", "m", "9" * 30), change("grow", "m")):
+        with pytest.raises(ProtocolError):
+            here.changed(1, odd)
+
+
 def test_a_rank_that_has_left_gets_nothing():
     here = Board()
     here.awaited(1, wish("a"))

@@ -71,7 +71,6 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No job is run, and handlers of signals are as before in the end."""
     monkeypatch.setattr(console_module, "DescriptorConsole", Kept)
     monkeypatch.setattr(supervise, "Attempts", Attempts)
-    monkeypatch.setattr(Kept, "fails", "")
     before = {number: signal.getsignal(number) for number in SIGNALS}
     made.clear()
     Kept.made.clear()

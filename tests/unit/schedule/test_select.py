@@ -6,10 +6,10 @@ import pytest
 
 from ringcomm.errors import BrokenInvariantError, ConfigError
 from ringcomm.schedule import hierarchy, registry
-from ringcomm.schedule.cost import CostModel
+from ringcomm.schedule.cost import CostModel, predict
 from ringcomm.schedule.registry import Algorithm
 from ringcomm.schedule.select import Selector, rule_for_all_reduce, rule_for_broadcast, rule_in_chunks
-from ringcomm.schedule.steps import Recv, even_bounds
+from ringcomm.schedule.steps import Recv, Send, even_bounds
 from tests.support.prover.verify import (
     check_all_gather,
     check_all_reduce,
@@ -43,6 +43,38 @@ def name_of(model, length_bytes, single=False):
     (first, *_) = selectors(model, heard)
     first.all_reduce(length_bytes // 4, 4, single)
     return heard[-1].split(": ")[1].split(" ")[0]
+
+
+def relayed_bytes(model, count):
+    """What an all-reduce of so many float32 sends over the relay."""
+    schedules = [one.all_reduce(count, 4, False) for one in selectors(model)]
+    return sum(
+        4 * (step.stop - step.start)
+        for rank, steps in enumerate(schedules) for step in steps
+        if isinstance(step, Send) and tuple(sorted((rank, step.peer))) in model.relayed
+    )  # fmt: skip
+
+
+class TestRelayedLinks:
+    """Two machines at home, 20 Mbit/s each, and a third that both reach."""
+
+    HOME = network(GIGABIT, 4e-7, 4e-7, latency_s=0.04)
+    RELAYED = HOME._replace(relayed=frozenset({(1, 2)}))
+
+    @pytest.mark.parametrize("length_bytes", [MIB, 16 * MIB])
+    def test_nothing_is_relayed_where_another_host_reaches_all(self, length_bytes):
+        assert relayed_bytes(self.RELAYED, length_bytes // 4) == 0
+        assert name_of(self.RELAYED, length_bytes) == "direct"
+
+    def test_all_are_relayed_where_none_reaches_all(self):
+        model = network(*[4e-7] * 3)._replace(relayed=frozenset({(0, 1), (0, 2), (1, 2)}))
+        assert relayed_bytes(model, MIB) >= 4 * 4 * MIB
+
+    def test_relayed_links_share_one_wire_in_the_model(self):
+        steps = [make("allreduce", "ring", rank, 3, MIB) for rank in range(3)]
+        alone, shared = predict(steps, 4, network(*[4e-7] * 3)), network(*[4e-7] * 3)
+        every = shared._replace(relayed=frozenset({(0, 1), (0, 2), (1, 2)}))
+        assert 1.4 * alone < predict(steps, 4, every) < 1.8 * alone
 
 
 class TestAllReduce:

@@ -111,7 +111,7 @@ def test_an_admission_holds_for_one_key():
     assert all("this process has the wrong one" in str(problem) for problem in problems[12:])
 
 
-LINK = Claim(Purpose.BACKGROUND, b"", 3, 7, 2)
+LINK = Claim(Purpose.BACKGROUND, JOB, 3, 7, 2)
 
 
 @pytest.mark.parametrize("passage", [None, LINK])

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import pytest
@@ -19,10 +20,11 @@ from ringcomm.clock import monotonic
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
 from ringcomm.storage.keys import make_certificate
 from ringrun.join import connection, discovery, invitation
-from ringrun.join.command import Guest
-from ringrun.join.connection import EXIT, START, TELL, Carrier, fingerprint_of, join_with
+from ringrun.join.command import Guest, connect, take_part
+from ringrun.join.connection import Carrier, Kind, fingerprint_of, join_with
 from ringrun.join.invitation import Invitation, Joined, Machine
-from ringrun.join.proof import HELLO, Code, Proof, Role, WrongCode, new_code
+from ringrun.join.known import LAUNCHERS, MACHINES, Known, find_known, forget, keep, known_names
+from ringrun.join.proof import HELLO, Code, Proof, Role, WrongCode, new_code, new_key
 
 pytest.importorskip("spake2")
 LIMIT_S = 20.0
@@ -33,12 +35,19 @@ def pem() -> str:
     return make_certificate()
 
 
+@pytest.fixture(autouse=True)
+def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where both ends keep their keys."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return tmp_path / "ringcomm"
+
+
 class Desk:
     """An invitation for a launcher, and what it has said."""
 
-    def __init__(self, count: int = 1, taken: Tuple[str, ...] = ()) -> None:
+    def __init__(self, count: int = 1, taken: Tuple[str, ...] = (), **options: Any) -> None:
         self.lines: List[str] = []
-        self.invitation = Invitation(count, "train.py", taken, self.lines.append, "lo")
+        self.invitation = Invitation(count, "train.py", taken, self.lines.append, "lo", **options)
         self.address = "127.0.0.1", self.invitation.port
 
     @property
@@ -51,17 +60,18 @@ class Desk:
         with socket.create_connection(self.address, LIMIT_S) as sock:
             return Carrier(join_with(sock, proof, pem))
 
-    def join(self, pem: str, name: str = "desk", agreed: bool = True) -> Tuple[Carrier, Any]:
+    def join(
+        self, pem: str, name: str = "desk", agreed: bool = True, code: Optional[Code] = None
+    ) -> Tuple[Carrier, Any]:
         """Join as a user does; the connection, and what is offered."""
-        carrier = self.dial(self.code, pem, name)
-        guest = Guest(carrier, "launcher", self.lines.append)
+        carrier = self.dial(code or self.code, pem, name)
         try:
-            offer = guest.offered(1, 2)
+            offer = Guest(carrier, "launcher", self.lines.append).offered(1, 2)
         except ConfigError:
             carrier.close()
             raise
-        guest.answer(agreed)
-        carrier.turn(0.0)
+        carrier.tell({"agreed": agreed})
+        carrier.flush()
         return carrier, offer
 
     def wait_for(self, word: str) -> str:
@@ -73,7 +83,7 @@ class Desk:
 
     def close(self) -> None:
         self.invitation.close()
-        for machine in self.invitation.machines:
+        for machine in list(self.invitation.machines.values()):
             machine.close()
 
 
@@ -81,8 +91,8 @@ class Desk:
 def desk() -> Iterator[Callable[..., Desk]]:
     with contextlib.ExitStack() as stack:
 
-        def make(*arguments: Any) -> Desk:
-            made = Desk(*arguments)
+        def make(*arguments: Any, **options: Any) -> Desk:
+            made = Desk(*arguments, **options)
             stack.callback(made.close)
             return made
 
@@ -119,9 +129,9 @@ def test_an_agent_runs_over_the_connection(desk: Callable[..., Desk], pem: str) 
     """Its streams, of more bytes than pipes hold, its status, another one after it, and the end."""
     host = desk()
     carrier, offer = host.join(pem)
-    assert offer == {"refused": "", "command": "train.py", "slots": 1}
-    (machine,) = host.invitation.wait(LIMIT_S)
-    host.invitation.close()
+    assert (offer["refused"], offer["command"], offer["again"]) == ("", "train.py", False)
+    host.invitation.wait(LIMIT_S)
+    host.invitation.begin()
     wait_until_closed(host.address)
     guest = Guest(carrier, "launcher", host.lines.append)
     codes: List[int] = []
@@ -138,7 +148,7 @@ def test_an_agent_runs_over_the_connection(desk: Callable[..., Desk], pem: str) 
         patch.setattr("signal.signal", lambda *_: None)
         thread = threading.Thread(target=lambda: codes.append(guest.run()))
         thread.start()
-        way = Joined({"desk": machine})
+        way = Joined(host.invitation)
         data = os.urandom(3_000_000)
         agent = way.start(["ringrun", "join", "desk"])
         threading.Thread(target=lambda: (agent.stdin.write(data), agent.stdin.close())).start()
@@ -150,7 +160,7 @@ def test_an_agent_runs_over_the_connection(desk: Callable[..., Desk], pem: str) 
         for process in (agent, again):
             for pipe in (process.stdin, process.stdout, process.stderr):
                 pipe.close()
-        machine.close()
+        host.invitation.machines["desk"].close()
         thread.join(LIMIT_S)
         carrier.close()
     assert codes == [0] and "the job is over" in host.lines
@@ -161,10 +171,10 @@ def test_an_agent_runs_over_the_connection(desk: Callable[..., Desk], pem: str) 
 def test_a_machine_that_is_lost_ends_its_agent_with_the_reason(desk: Callable[..., Desk], pem: str) -> None:
     host = desk()
     carrier, _ = host.join(pem)
-    (machine,) = host.invitation.wait(LIMIT_S)
-    way = Joined({"desk": machine})
+    host.invitation.wait(LIMIT_S)
+    way = Joined(host.invitation)
     agent = way.start(["desk"])
-    while not any(frame.kind == START for frame in carrier.turn(1.0)):
+    while not any(kind == Kind.START for kind, _, _ in carrier.turn(1.0)):
         pass
     carrier.tell({"leaving": "its user has left"})
     carrier.turn(0.1)
@@ -282,7 +292,7 @@ def test_3_a_machine_in_the_middle_ends_both_sides(desk: Callable[..., Desk], pe
     problem = through(host, pem, change)
     if way in changed:
         assert isinstance(problem, WrongCode)
-        assert host.invitation._account.wrong == 1
+        assert host.invitation._wrong == 1
     else:
         host.wait_for("has not joined")
     assert not host.invitation.machines
@@ -304,7 +314,7 @@ def test_6_many_that_prove_nothing_cost_little_and_one_with_the_code_gets_in(
         with contextlib.suppress(ProtocolError, OSError):
             carrier = host.dial(host.code, pem)
     assert threading.active_count() < 2 * invitation.PLACES
-    assert host.invitation._account.wrong == 0
+    assert host.invitation._wrong == 0
     for sock in socks:
         sock.close()
     carrier.close()
@@ -338,10 +348,10 @@ def test_9_a_machine_may_not_take_a_name(desk: Callable[..., Desk], pem: str, na
 def test_9_frames_of_a_hostile_machine_end_its_connection(desk: Callable[..., Desk], pem: str) -> None:
     bad = [
         connection._FRAME.pack(99, 0, 0),
-        connection._FRAME.pack(TELL, 0, 1 << 30),
-        connection._FRAME.pack(TELL, 0, 4) + b"{{{{",
-        connection._FRAME.pack(TELL, 0, 2) + b"[]",
-        connection._FRAME.pack(EXIT, 0, 20) + b'{"status":1e999}    ',
+        connection._FRAME.pack(Kind.TELL, 0, 1 << 30),
+        connection._FRAME.pack(Kind.TELL, 0, 4) + b"{{{{",
+        connection._FRAME.pack(Kind.TELL, 0, 2) + b"[]",
+        connection._FRAME.pack(Kind.EXIT, 0, 20) + b'{"status":1e999}    ',
     ]
     host = desk(len(bad))
     for number, data in enumerate(bad):
@@ -355,9 +365,8 @@ def test_9_frames_of_a_hostile_machine_end_its_connection(desk: Callable[..., De
 def _machine(host: Desk, name: str) -> Machine:
     until_s = monotonic() + LIMIT_S
     while True:
-        found = [machine for machine in host.invitation.machines if machine.name == name]
-        if found:
-            return found[0]
+        if name in host.invitation.machines:
+            return host.invitation.machines[name]
         assert monotonic() < until_s, host.lines
         threading.Event().wait(0.01)
 
@@ -385,7 +394,7 @@ def test_15_to_17_answers_are_short_rare_and_for_questions_of_the_own_network(
         sock.bind(("127.0.0.1", 0))
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
         sock.settimeout(0.5)
-        question = discovery._QUESTION.pack(discovery._ASKED, b"n" * 16)
+        question = discovery._QUESTION.pack(discovery._ASKED, b"n" * 16, host.code.label)
         for _ in range(50):
             sock.sendto(question, (discovery.GROUP, discovery.PORT))
             sock.sendto(b"x" * 64, (discovery.GROUP, discovery.PORT))
@@ -427,3 +436,153 @@ def test_16_forged_answers_only_suggest_a_few_addresses(monkeypatch: pytest.Monk
     monkeypatch.setattr(discovery.select, "select", lambda socks, *_: (socks, [], []))
     assert len(list(discovery.find(7, 5.0))) <= discovery.MAX_ADDRESSES + 8
     assert Forger.count < 100
+
+
+# -- known machines --------------------------------------------------------------------------
+
+
+def met(desk: Callable[..., Desk], pem: str) -> Code:
+    """Let a machine join by a code; the key that both ends keep since then."""
+    host = desk()
+    sock, proof = connect(host.code, host.address, "desk", pem)
+    with ThreadPoolExecutor(1) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("signal.signal", lambda *_: None)
+        ended = pool.submit(take_part, sock, proof, "desk", 1, 2, host.lines.append, lambda _: True)
+        (machine,) = host.invitation.wait(LIMIT_S)
+        machine.close()
+        assert ended.result(LIMIT_S) == (0, 0.0)
+    host.close()
+    known, (launcher,) = find_known(MACHINES, "desk"), known_names(LAUNCHERS)
+    kept = find_known(LAUNCHERS, launcher)
+    assert known is not None and kept == Known(*known[:2], "desk", *host.address)
+    return known.code
+
+
+def test_a_known_machine_joins_by_its_key_and_is_found_by_it(desk: Callable[..., Desk], pem: str) -> None:
+    key = met(desk, pem)
+    host = desk(0, names=("desk",))
+    assert "ringrun join 1" not in host.invitation.lines and "waiting for desk" in host.invitation.lines
+    if host.invitation._answerer is not None:
+        assert next(discovery.find(key.label, LIMIT_S))[1] == host.invitation.port
+    sock, proof = connect(key, host.address, "desk", pem)
+    carrier = Carrier(sock)
+    Guest(carrier, "launcher", host.lines.append).offered(1, 2)
+    carrier.tell({"agreed": True})
+    carrier.flush()
+    assert [machine.name for machine in host.invitation.wait(LIMIT_S)] == ["desk"]
+    carrier.close()
+
+
+def test_19_a_known_machine_joins_only_where_it_is_awaited(desk: Callable[..., Desk], pem: str) -> None:
+    key = met(desk, pem)
+    host = desk(1, again=True)
+    with pytest.raises(ProtocolError):
+        host.dial(key, pem)
+    assert host.invitation._wrong == 0
+    with pytest.raises(ConfigError, match="No machine lab is known here"):
+        desk(0, names=("lab",))
+
+
+@pytest.mark.parametrize("way", ["another key", "a code", "a code and another key"])
+def test_18_the_name_of_a_known_machine_is_nothing_without_its_key(
+    desk: Callable[..., Desk], pem: str, way: str
+) -> None:
+    key = met(desk, pem)
+    host = desk(1) if "code" in way else desk(0, names=("desk",))
+    if way == "another key":
+        with pytest.raises(ProtocolError):
+            host.dial(new_key(), pem)
+        return
+    carrier = host.dial(host.code, pem)
+    with pytest.raises(ConfigError, match="desk is another machine there"):
+        Guest(carrier, "launcher", host.lines.append).offered(1, 2, "0" * 64 if "key" in way else "")
+    carrier.close()
+    assert not host.invitation.machines and find_known(MACHINES, "desk") == Known(key.label, key.secret)
+
+
+def test_18_a_launcher_without_the_key_is_not_served_in_the_name_of_a_known_one(
+    desk: Callable[..., Desk], pem: str
+) -> None:
+    met(desk, pem)
+    forget("desk")  # as if it were another launcher of this name
+    (launcher,), host, asked = known_names(LAUNCHERS), desk(), []
+    kept = find_known(LAUNCHERS, launcher)
+    sock, proof = connect(host.code, host.address, "desk", pem)
+    with pytest.raises(ConfigError, match=f"is another launcher than the one known.*hosts forget {launcher}"):
+        take_part(sock, proof, "desk", 1, 2, host.lines.append, lambda text: not asked.append(text))
+    assert not asked and find_known(LAUNCHERS, launcher) == kept
+    with pytest.raises((AuthenticationError, ProtocolError)):
+        assert kept is not None
+        host.dial(kept.code, pem)
+
+
+def test_19_a_forgotten_machine_is_refused_also_while_a_launcher_waits(
+    desk: Callable[..., Desk], pem: str
+) -> None:
+    key = met(desk, pem)
+    host = desk(0, names=("desk",))
+    assert forget("desk").startswith("desk is forgotten")
+    with pytest.raises(ProtocolError):
+        host.dial(key, pem)
+    assert not host.invitation.machines
+    with pytest.raises(ConfigError, match="No machine or launcher 'desk'"):
+        forget("desk")
+
+
+def test_20_a_recorded_join_of_a_known_machine_proves_nothing(desk: Callable[..., Desk], pem: str) -> None:
+    key = met(desk, pem)
+    host, sent = desk(0, names=("desk",)), []
+
+    def record(forth: bool, _: int, data: bytes) -> bytes:
+        if forth:
+            sent.append(data)
+        return data
+
+    Desk.dial(_at(host, Between(host.address, record).address), key, pem).close()
+    for target in (host, desk(0, names=("desk",))):
+        with socket.create_connection(target.address, LIMIT_S) as sock:
+            sock.sendall(sent[0])
+            connection.read_exactly(sock, HELLO.size, monotonic() + LIMIT_S)
+            sock.sendall(b"".join(sent[1:]))
+            with contextlib.suppress(ConnectionError):
+                assert sock.recv(1) == b""
+    assert not host.invitation.machines
+
+
+def test_10_a_machine_that_returns_voids_its_old_connection(desk: Callable[..., Desk], pem: str) -> None:
+    host = desk(1, again=True)
+    carrier, offer = host.join(pem)
+    (machine,) = host.invitation.wait(LIMIT_S)
+    host.invitation.begin()
+    way = Joined(host.invitation)
+    agent = way.start(["desk"])
+    with pytest.raises((AuthenticationError, ProtocolError)):
+        host.dial(host.code, pem)
+    again, _ = host.join(pem, code=Code(offer["label"], offer["secret"], True))
+    assert agent.wait(LIMIT_S) == 255 and machine.over.wait(LIMIT_S) and machine.lost == "it has joined again"
+    assert not way._machines["desk"].over.is_set()
+    for pipe in (agent.stdin, agent.stdout, agent.stderr):
+        pipe.close()
+    carrier.close()
+    again.close()
+
+
+@pytest.mark.parametrize("mode", ["key", "folder", "content"])
+def test_18_a_key_that_others_could_have_read_or_changed_is_refused(
+    desk: Callable[..., Desk], pem: str, configuration: Path, mode: str
+) -> None:
+    met(desk, pem)
+    place = configuration / MACHINES / "desk"
+    assert place.stat().st_mode & 0o777 == 0o600 and place.parent.stat().st_mode & 0o777 == 0o700
+    if mode == "key":
+        place.chmod(0o644)
+    elif mode == "folder":
+        place.parent.chmod(0o777)
+    else:
+        place.write_text('{"label": 7}')
+    with pytest.raises(ConfigError, match="cannot be used"):
+        find_known(MACHINES, "desk")
+    if mode == "folder":
+        said: List[str] = []
+        keep(MACHINES, "lab", Known(*new_key()[:2]), said.append)
+        assert "a code is needed" in said[0] and not (place.parent / "lab").exists()

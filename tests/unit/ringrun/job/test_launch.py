@@ -265,7 +265,9 @@ def test_a_machine_that_has_joined_gets_the_address_that_it_has_dialled(
 ) -> None:
     """A router forwards that port. The job encrypts, so that the proof does not cover the address."""
     interfaces += [WIRED, LOOPBACK]
-    joined = [(HostSpec("desk", slots=1), Joined({}, 43117))]
+    way = Joined()
+    way.dials_port = True
+    joined = [(HostSpec("desk", slots=1), way)]
     job = prepare(Options(hosts="localhost,join:1@43117"), ["true"], {"PATH": "/"}, joined=joined)
     assert job.port == 43117 and job.certificate
     found = [

@@ -11,28 +11,27 @@ from ringrun.join.command import read_words
 from ringrun.join.discovery import _ASKED, _QUESTION, answer_to, said_in
 
 NONCE = bytes(range(16))
-QUESTION = _QUESTION.pack(_ASKED, NONCE)
-SAID = struct.pack("!HH", 7, 43117)
+QUESTION = _QUESTION.pack(_ASKED, NONCE, 7)
 
 
 def test_an_answer_has_a_number_and_a_port_and_nothing_else() -> None:
-    answer = answer_to(QUESTION, SAID)
-    assert answer == b"ringjoin!" + NONCE + SAID and len(answer) < len(QUESTION)
+    answer = answer_to(QUESTION, [5, 7], 43117)
+    assert answer == b"ringjoin!" + NONCE + struct.pack("!HH", 7, 43117) and len(answer) < len(QUESTION)
     assert said_in(answer, NONCE, 7) == 43117
 
 
-@pytest.mark.parametrize("data", [b"", QUESTION[:-1], QUESTION + b"x", b"\0" + QUESTION[1:]])
-def test_what_is_no_question_is_not_answered(data: bytes) -> None:
-    assert answer_to(data, SAID) == b""
+@pytest.mark.parametrize("data", [b"", QUESTION[:-1], QUESTION + b"x", b"\0" + QUESTION[1:], QUESTION])
+def test_what_is_no_question_about_an_own_number_is_not_answered(data: bytes) -> None:
+    assert answer_to(data, [8], 43117) == b""
 
 
 def test_answers_to_others_or_of_others_do_not_count() -> None:
-    answer = answer_to(QUESTION, SAID)
-    assert said_in(answer, NONCE, 8) is None
-    assert said_in(answer, bytes(16), 7) is None
-    assert said_in(answer[:-2] + b"\0\0", NONCE, 7) is None
-    assert said_in(answer + b"x", NONCE, 7) is None
-    assert said_in(b"", NONCE, 7) is None
+    answer = answer_to(QUESTION, [7], 43117)
+    assert said_in(answer, NONCE, 8) == 0
+    assert said_in(answer, bytes(16), 7) == 0
+    assert said_in(answer[:-2] + b"\0\0", NONCE, 7) == 0
+    assert said_in(answer + b"x", NONCE, 7) == 0
+    assert said_in(b"", NONCE, 7) == 0
 
 
 def test_address_and_code_are_told_apart() -> None:

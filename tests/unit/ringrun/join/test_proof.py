@@ -6,22 +6,22 @@ from typing import Tuple
 
 import pytest
 
-from ringcomm.errors import ConfigError, ProtocolError
+from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
 from ringrun.join.proof import (
     CODE_S,
     HELLO,
     WRONG_CODES,
-    Account,
     Code,
     Proof,
     Role,
-    WrongCode,
     new_code,
     parse_code,
+    why_over,
 )
 
 SHORT, LONG = Code(7, "lusabbabadgutih"), Code(7, "abcdefghijkmnpqrstuvwxyz23")
-CODES = [pytest.param(SHORT, id="words"), pytest.param(LONG, id="letters")]
+KEY = Code(40000, "ab" * 32, True)
+CODES = [pytest.param(SHORT, id="words"), pytest.param(LONG, id="letters"), pytest.param(KEY, id="key")]
 POINT = slice(8 + 2 + 2 + 64 + 1, 8 + 2 + 2 + 64 + 33)
 
 
@@ -51,7 +51,7 @@ def test_another_code_proves_nothing_to_either_end(code: Code) -> None:
     launcher.meet(joining.hello)
     joining.meet(launcher.hello)
     for end, tag in ((launcher, joining.own), (joining, launcher.own)):
-        with pytest.raises(WrongCode):
+        with pytest.raises(AuthenticationError):
             end.check(tag)
 
 
@@ -68,9 +68,9 @@ def test_what_is_changed_on_the_way_proves_nothing(code: Code, place: str) -> No
         fields[5] = b"m" * 32
     launcher.meet(HELLO.pack(*fields))
     joining.meet(launcher.hello)
-    with pytest.raises(WrongCode):
+    with pytest.raises(AuthenticationError):
         launcher.check(joining.own)
-    with pytest.raises(WrongCode):
+    with pytest.raises(AuthenticationError):
         joining.check(launcher.own)
 
 
@@ -81,7 +81,7 @@ def test_own_messages_sent_back_are_refused(code: Code) -> None:
         joining.meet(joining.hello)
     joining, launcher = pair(code, code)
     joining.meet(launcher.hello)
-    with pytest.raises(WrongCode):
+    with pytest.raises(AuthenticationError):
         joining.check(joining.own)
 
 
@@ -149,14 +149,6 @@ def test_a_code_has_40_bits_or_more() -> None:
     assert len({new_code(True).secret for _ in range(200)}) == 200
 
 
-def test_an_invitation_ends_by_use_time_or_wrong_codes() -> None:
-    account = Account(2, 100.0)
-    assert not account.is_over(100.0) and account.is_over(100.0 + CODE_S)
-    assert [account.use(101.0) for _ in range(3)] == [True, True, False]
-    account.left += 1  # one of them has not agreed
-    assert not account.use(100.0 + CODE_S) and account.use(101.0)
-    account.left += 1
-    for _ in range(WRONG_CODES):
-        assert not account.is_over(102.0)
-        account.wrong += 1
-    assert account.is_over(102.0) and not account.use(102.0)
+def test_an_invitation_ends_by_time_or_wrong_codes() -> None:
+    assert [why_over(0, left_s) for left_s in (CODE_S, 0.1, 0.0)] == ["", "", "10 minutes"]
+    assert [why_over(wrong, 1.0) for wrong in (2, WRONG_CODES, 9)] == ["", *["three wrong codes"] * 2]

@@ -32,6 +32,8 @@ from ringrun.plan.hosts import (
         ("me@[::1]:2,[::1]", [HostSpec("::1", "me", 2), HostSpec("::1")]),
         ("DOMAIN\\me@pc", [HostSpec("pc", "DOMAIN\\me")]),
         ("me@a:2@2222,[::1]:1@22", [HostSpec("a", "me", 2, port=2222), HostSpec("::1", slots=1, port=22)]),
+        ("join:2@80,join:desk", [HostSpec("join", slots=2, port=80), HostSpec("join", machine="desk")]),
+        ("join:2nd-desk@80", [HostSpec("join", port=80, machine="2nd-desk")]),
     ],
 )
 def test_hosts(text: str, specs: List[HostSpec]) -> None:
@@ -52,9 +54,10 @@ def test_slots_that_are_probably_no_slots(slots: Optional[int], cores: float, od
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", ["is not a host", "comma"]), ("a,,b", ["item 2 of 3", "comma too many"]),
+        ("", ["empty"]), ("a,,b", ["item 2 of 3", "comma too many"]),
         ("a:", ["'a:' is not a host"]), ("a:0", ["'0'", "whole number from 1 to 65535"]),
         ("a:1@99999", ["'99999'", "whole number from 1 to 65535"]), ("a:²", ["is not a host"]),
+        ("join:desk@99999", ["'99999'", "whole number from 1 to 65535"]), ("join:a.b", ["is not a host"]),
         ("a:99999", ["99999"]), ("fe80::1", ["[IPV6]:SLOTS"]), ("[fe80::1", ["is not a host"]),
         ("[jetson1]:2", ["is not a host"]), (":2", ["is not a host"]),
         ("-oProxyCommand=x", ["is not a host"]), ("-x@a", ["is not a host"]), ("a b", ["is not a host"]),
