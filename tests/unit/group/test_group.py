@@ -48,7 +48,7 @@ def make():
 
 
 def joined(control):
-    return SimpleNamespace(control=control, generation=4)
+    return SimpleNamespace(control=control, generation=4, relayed=frozenset())
 
 
 @pytest.mark.parametrize(
