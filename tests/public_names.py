@@ -24,6 +24,8 @@ def public_names(module: str) -> Set[str]:
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in tree.body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            if isinstance(node.value, ast.Subscript):  # vars(MODULE)["__all__"], of a module imported with *
+                return set(_starred(tree, package))
             return set(ast.literal_eval(node.value))
         call = getattr(node, "value", None)
         if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "_export":
@@ -31,14 +33,20 @@ def public_names(module: str) -> Set[str]:
     raise LookupError(f"{module} has no __all__")
 
 
+def _starred(tree: ast.Module, package: str) -> Iterator[str]:
+    """Return what is imported with ``*``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            yield from public_names(_absolute(node, package))
+
+
 def _exported(call: ast.Call, tree: ast.Module, package: str) -> Iterator[str]:
     """Return what is imported under its own name or with ``*``, and what the call names."""
+    yield from _starred(tree, package)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:  # otherwise of modules
             for alias in node.names:
-                if alias.name == "*":
-                    yield from public_names(_absolute(node, package))
-                elif alias.asname == alias.name and not alias.name.startswith("_"):
+                if alias.asname == alias.name and not alias.name.startswith("_"):
                     yield alias.name
     yield from (item.value for item in call.args if isinstance(item, ast.Constant))
 

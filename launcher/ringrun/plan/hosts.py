@@ -91,7 +91,7 @@ def parse_host(item: str, where: str) -> HostSpec:
         port = _number(known["port"], f"{where}: {item!r}") if known["port"] else None
         return HostSpec(JOIN, port=port, machine=known["machine"])
     if found is None:
-        hint = "" if item else "; is there one comma too many?"
+        hint = "" if item else " (is there one comma too many?)"
         raise ConfigError(f"{where}: {item!r} is not a host{hint}. {_FORM}.")
     given = (found["slots"], found["port"])
     slots, port = (_number(text, f"{where}: {item!r}") if text else None for text in given)

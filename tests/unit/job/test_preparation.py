@@ -46,7 +46,7 @@ class Job:
         channels = SimpleNamespace(direct=SimpleNamespace(link=lambda peer: link))
         control = SimpleNamespace(warn=lambda *what: self.warned.append(what))
         group = SimpleNamespace(
-            runner=SimpleNamespace(with_settings=self._with_settings), channels=channels, rank=rank,
+            runner=SimpleNamespace(with_settings=self._with_settings), channels=channels, rank=rank, relayed=frozenset(),
             size=self.size, peers=self.peers, settings=Settings(**settings),
             control=control if joined else None,
             hosts=[peer.host for peer in self.peers], local_size=hosts.count(hosts[rank]), generation=7,
@@ -72,7 +72,7 @@ def machine(monkeypatch):
     """The cores of this host, what a measurement finds, and what other ranks agree to."""
     found = SimpleNamespace(cores=4, model=MODEL, others=lambda row: [row, row], asked=[], measured=0)
 
-    def measure(runner, hosts):
+    def measure(runner, hosts, relayed):
         found.measured += 1
         return found.model
 

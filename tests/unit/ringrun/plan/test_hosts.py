@@ -54,7 +54,7 @@ def test_slots_that_are_probably_no_slots(slots: Optional[int], cores: float, od
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", ["empty"]), ("a,,b", ["item 2 of 3", "comma too many"]),
+        ("", ["is not a host"]), ("a,,b", ["item 2 of 3", "comma too many"]),
         ("a:", ["'a:' is not a host"]), ("a:0", ["'0'", "whole number from 1 to 65535"]),
         ("a:1@99999", ["'99999'", "whole number from 1 to 65535"]), ("a:²", ["is not a host"]),
         ("join:desk@99999", ["'99999'", "whole number from 1 to 65535"]), ("join:a.b", ["is not a host"]),
