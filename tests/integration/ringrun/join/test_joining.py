@@ -37,8 +37,9 @@ def pem() -> str:
 
 @pytest.fixture(autouse=True)
 def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where both ends keep their keys."""
+    """Where both ends keep their keys; the variable that a machine sets when it joins is taken back."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("SSH_CONNECTION", "")
     return tmp_path / "ringcomm"
 
 
