@@ -46,8 +46,8 @@ class Job:
         channels = SimpleNamespace(direct=SimpleNamespace(link=lambda peer: link))
         control = SimpleNamespace(warn=lambda *what: self.warned.append(what))
         group = SimpleNamespace(
-            runner=SimpleNamespace(with_settings=self._with_settings), channels=channels, rank=rank, relayed=frozenset(),
-            size=self.size, peers=self.peers, settings=Settings(**settings),
+            runner=SimpleNamespace(with_settings=self._with_settings), channels=channels, rank=rank,
+            size=self.size, relayed=frozenset(), peers=self.peers, settings=Settings(**settings),
             control=control if joined else None,
             hosts=[peer.host for peer in self.peers], local_size=hosts.count(hosts[rank]), generation=7,
         )  # fmt: skip
