@@ -28,8 +28,8 @@ from ._adapter.placed import (
     call,
     settings_for,
 )
+from .calls.objects import unpack
 from .errors import ConfigError
-from .storage.results import unpack
 
 __all__ = ["run", "submit"]
 
@@ -127,10 +127,7 @@ def _start(
 
 
 def _places(client: distributed.Client, workers: Optional[Sequence[str]]) -> List[str]:
-    """Return the addresses of the workers in rank order.
-
-    ConfigError: there are none, there is no such worker, or one is named twice.
-    """
+    """Return the addresses of the workers in rank order; ConfigError if one is unknown or named twice."""
     there = list(client.run_on_scheduler(_addresses))
     chosen = sorted(there) if workers is None else list(workers)
     if not chosen:

@@ -101,10 +101,8 @@ class RingcommEnvironment:
 
 
 class JobRanks:
-    """Mixin before a strategy of Lightning or Fabric: the ranks are those of the job.
-
-    ``devices`` and ``num_nodes`` of the Trainer need not be given: each rank has one device, and the job its
-    size.
+    """Mixin before a strategy of Lightning or Fabric: the ranks are those of the job. ``devices`` and
+    ``num_nodes`` of the Trainer need not be given: each rank has one device, and the job its size.
     """
 
     _devices: Optional[List[Any]] = None

@@ -19,10 +19,10 @@ from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, S
 import pyspark
 
 from ._adapter.placed import ARRIVE_S, PlacedJob, RankOutcome, Ticket, attempt, call, settings_for
+from .calls.objects import unpack
 from .clock import Deadline
 from .configuration.membership import exported
 from .errors import ConfigError, NotOfferedError, RemoteError, StartTimeoutError
-from .storage.results import unpack
 from .transport.nics import spec_of
 
 __all__ = ["run"]
@@ -120,7 +120,6 @@ class _Stage:
 
     def poll(self, timeout_s: float) -> List[Tuple[int, RankOutcome]]:
         """Return the outcomes, once Spark has those of all tasks; wait for that at most ``timeout_s``.
-
         StartTimeoutError: the tasks have not started in time. RemoteError: Spark has given up, and the ranks
         have reported no failure.
         """

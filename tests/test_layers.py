@@ -131,7 +131,7 @@ def test_the_environment_is_read_by_the_configuration_alone() -> None:
 def test_pickles_are_read_where_they_are_signed_or_the_users() -> None:
     own = [name for name in MODULES if name.startswith("ringcomm")]
     found = {name for name in own for other in imported(name) if "pickle" in other}
-    assert where(found) == {"calls", "storage"}
+    assert where(found) == {"calls"}
 
 
 def test_the_library_does_not_print_exit_or_configure() -> None:

@@ -14,9 +14,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import cloudpickle
 
+from ringcomm.calls.objects import remote_error, unpack
 from ringcomm.configuration.settings import SettingValue, nearest
 from ringcomm.errors import ConfigError, RemoteError
-from ringcomm.storage.results import remote_error, unpack
 
 from .agent.worker import Call, carries_bytecode, pack_call
 from .job.launch import prepare

@@ -29,7 +29,7 @@ from ..docstrings import documented
 from ..errors import ConfigError, HorovodInternalError, HostsUpdatedInterrupt
 from ..ops import Adasum, Average, Max, Min, Product, Sum
 from .compression import Compression
-from .objects import allgather_object, broadcast_object
+from .submit import allgather_object, broadcast_object
 
 __all__ = [
     "Adasum", "Average", "Compression", "HorovodInternalError", "HostsUpdatedInterrupt", "Max", "Min",
@@ -122,92 +122,52 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def gloo_built() -> bool:
-    """Return whether Horovod's Gloo interface exists.
-
-    Returns:
-        True: ringcomm takes the place of Gloo, which needs nothing but the network.
-    """
+    """Return True: ringcomm takes the place of Gloo, which needs nothing but the network."""
     return True
 
 
 def gloo_enabled() -> bool:
-    """Return whether collectives run over the network without MPI.
-
-    Returns:
-        True.
-    """
+    """Return True: collectives run over the network without MPI."""
     return True
 
 
 def mpi_built() -> bool:
-    """Return whether MPI support exists.
-
-    Returns:
-        False: ringcomm has no MPI.
-    """
+    """Return False: ringcomm has no MPI."""
     return False
 
 
 def mpi_enabled() -> bool:
-    """Return whether MPI is used.
-
-    Returns:
-        False: ringcomm has no MPI.
-    """
+    """Return False: ringcomm has no MPI."""
     return False
 
 
 def mpi_threads_supported() -> bool:
-    """Return whether MPI supports calls from several threads.
-
-    Returns:
-        False: ringcomm has no MPI. (Collectives can be submitted from any thread.)
-    """
+    """Return False: ringcomm has no MPI. (Collectives can be submitted from any thread.)"""
     return False
 
 
 def nccl_built() -> int:
-    """The version of NCCL that collectives use.
-
-    Returns:
-        0: ringcomm has no NCCL.
-    """
+    """Return 0, as the version of NCCL: ringcomm has no NCCL."""
     return 0
 
 
 def ddl_built() -> bool:
-    """Return whether DDL support exists.
-
-    Returns:
-        False: ringcomm has no DDL.
-    """
+    """Return False: ringcomm has no DDL."""
     return False
 
 
 def ccl_built() -> bool:
-    """Return whether oneCCL support exists.
-
-    Returns:
-        False: ringcomm has no oneCCL.
-    """
+    """Return False: ringcomm has no oneCCL."""
     return False
 
 
 def cuda_built() -> bool:
-    """Return whether CUDA support was compiled in.
-
-    Returns:
-        False: ringcomm is pure Python. (Tensors on GPUs are copied through host memory.)
-    """
+    """Return False: ringcomm is pure Python. (Tensors on GPUs are copied through host memory.)"""
     return False
 
 
 def rocm_built() -> bool:
-    """Return whether ROCm support was compiled in.
-
-    Returns:
-        False: ringcomm is pure Python.
-    """
+    """Return False: ringcomm is pure Python."""
     return False
 
 

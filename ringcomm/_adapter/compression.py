@@ -41,7 +41,6 @@ def wire_dtype(compression: str, dtype: str) -> Optional[str]:
 
 
 def dtype_name(tensor: Any) -> str:
-    """Return NumPy's name of a tensor's dtype."""
     dtype = tensor.dtype
     if isinstance(dtype, type):  # MXNet's: numpy.float32 itself
         return dtype.__name__

@@ -80,7 +80,6 @@ class Operation(NamedTuple):
 
     @property
     def is_coded(self) -> bool:
-        """Return whether the reduction executes a compression."""
         return getattr(self.how.compression, "kind", "none") != "none"
 
     @property
@@ -284,10 +283,11 @@ def overwrite_in_order(operation: Operation, arrays: Sequence[Array], site: Site
         if len(arrays) == 1:
             _overwrite_one(context, operation, arrays[0])
             return
-        label = _shapes(arrays)
+        label = _label([array.shape for array in arrays])
+        adasum = operation.kind == "allreduce" and operation.how.op == ReduceOp.ADASUM
         for indices in groups_by_index(arrays):
             group = [arrays[index] for index in indices]
-            if len(group) == 1 or _is_adasum(operation):
+            if len(group) == 1 or adasum:
                 for array in group:
                     _overwrite_one(context, operation, array, label)
                 continue
@@ -315,7 +315,7 @@ def run_in_order(operation: Operation, arrays: Sequence[Array], site: Site) -> L
             # Each rank can have another number of rows.
             label = _label([array.shape[1:] for array in arrays]) if len(arrays) > 1 else None
             return [context.allgather(array, label) for array in arrays]
-        label = _shapes(arrays) if len(arrays) > 1 else None
+        label = _label([array.shape for array in arrays]) if len(arrays) > 1 else None
         how = operation.how
         options = how.options._replace(
             op=how.op, name=label, prescale_factor=how.prescale, postscale_factor=how.postscale,
@@ -354,14 +354,6 @@ def _overwrite_one(context: Context, operation: Operation, array: Array, label: 
     else:
         how = operation.how
         context.allreduce_(array, how.op, label or None, how.prescale, how.postscale)
-
-
-def _is_adasum(operation: Operation) -> bool:
-    return operation.kind == "allreduce" and operation.how.op == ReduceOp.ADASUM
-
-
-def _shapes(arrays: Sequence[Array]) -> str:
-    return _label([array.shape for array in arrays])
 
 
 def _label(shapes: Sequence[Tuple[int, ...]]) -> str:
@@ -428,7 +420,6 @@ class TreeCollectives:
         self._execute = execute
 
     def allreduce(self, tree: Any, options: Options) -> Any:
-        """Reduce a tree."""
         return self._reduce("allreduce", tree, Reduction.of(options), options)
 
     def reducescatter(self, tree: Any, options: Options) -> Any:
@@ -478,14 +469,6 @@ class TreeCollectives:
 # Each gradient is sent as :func:`~.compression.codec_for` says. A :class:`CompressionState`, which belongs to
 # a model's first variable, keeps the compression error: gradient tapes and reducers come and go. Single
 # arrays have no such state, so there is no error feedback, and each is sent with the codec itself.
-
-
-def sent_as(compression: Any, dtype: str, shape: Sequence[int]) -> str:
-    """Return the codec for a gradient, also if other reductions execute the compression as a conversion."""
-    kind = getattr(compression, "kind", "")
-    if kind in ("bf16", "fp16"):
-        return str(kind) if dtype in ("float32", "float64") else "none"
-    return codec_for(compression, dtype, shape)
 
 
 class CompressionState:
@@ -609,8 +592,11 @@ def _codec(how: Reduction, compression: Any, is_gradient: bool, dtype: str, shap
     if not how.adds:
         return "none"
     kind = str(getattr(compression, "kind", "none"))
-    # The caller of a single reduction has chosen the codec for these arrays, whatever their shapes.
-    return kind if not is_gradient and kind in CODECS else sent_as(compression, dtype, shape)
+    if not is_gradient and kind in CODECS:  # the caller has chosen it for these arrays, whatever their shapes
+        return kind
+    if kind in ("bf16", "fp16"):  # also if other reductions execute the compression as a conversion
+        return kind if dtype in ("float32", "float64") else "none"
+    return codec_for(compression, dtype, shape)
 
 
 class Pending:

@@ -92,7 +92,6 @@ def divided(sizes: Sequence[int], parts: int) -> List[List[int]]:
 
 
 def square(array: Array) -> float:
-    """Return the squared norm of an array."""
     flat = array.reshape(-1)
     return float(np.dot(flat, flat))
 
@@ -571,7 +570,6 @@ class Interval:
         return ""
 
     def begin(self) -> None:
-        """Begin the next interval."""
         self.steps = self._planned
 
     def state_dict(self) -> List[float]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .. import api
+from ..calls.objects import pack_error, pack_value, remote_error, unpack
 from ..clock import Deadline
 from ..config import Settings, Slot
 from ..configuration.membership import assign, format_endpoint
@@ -23,7 +24,6 @@ from ..errors import ConfigError, RemoteError, RingcommError
 from ..rendezvous.embedded import EmbeddedRendezvous
 from ..rendezvous.membership import Notice, Seat
 from ..storage.keys import key_text, make_certificate
-from ..storage.results import pack_error, pack_value, remote_error, unpack
 from ..transport.nics import machine
 
 logger = logging.getLogger("ringcomm")
@@ -52,14 +52,13 @@ class Host(NamedTuple):
 
 
 class RankOutcome(NamedTuple):
-    """The result or the error of a rank; ``facts`` are those of :func:`ringcomm.storage.results.unpack`."""
+    """The result or the error of a rank; ``facts`` are those of :func:`ringcomm.calls.objects.unpack`."""
 
     facts: Dict[str, Any]
     lost: bool = False  # the error is the system's, which reports that the worker has ended
 
     @property
     def ok(self) -> bool:
-        """Return whether the rank's function has returned."""
         return bool(self.facts["ok"])
 
     @classmethod
@@ -239,7 +238,10 @@ def end(error: Optional[BaseException] = None) -> None:
     """Leave the job, if this process is in one; ``error`` is what the rank's function raised."""
     global _present
     try:
-        _end_process_groups()
+        # Process groups of PyTorch that the function has left: the next job needs its own.
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()
         if error is None:
             api.shutdown()
         else:
@@ -248,13 +250,6 @@ def end(error: Optional[BaseException] = None) -> None:
         with _lock:
             _present = None
             assign({})
-
-
-def _end_process_groups() -> None:
-    """Destroy the process groups of PyTorch that the function has left: the next job needs its own."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 def call(ticket: Ticket, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -275,7 +270,7 @@ def call(ticket: Ticket, fn: Callable[..., Any], args: Sequence[Any], kwargs: Ma
 
 
 def attempt(function: Callable[[], Any]) -> bytes:
-    """Call a function; return its result or error for :func:`ringcomm.storage.results.unpack`."""
+    """Call a function; return its result or error for :func:`ringcomm.calls.objects.unpack`."""
     try:
         return pack_value(function())
     except Exception as error:  # noqa: BLE001  whatever the user's function raises goes to the driver

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from functools import lru_cache
 from numbers import Integral
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from ..balance.plan import StepWeight
 from ..calls.process_set import ProcessSet, global_process_set, included_in, size_of
 from ..collective.options import Options
 from ..errors import ConfigError, NotOfferedError
 from ..ops import ReduceOp, factor_of, op_of
 from .compression import NoneCompressor, compressor_of, configured, refuse_local_steps
+
+if TYPE_CHECKING:
+    from ..balance.pace import StepCursor
 
 Groups = Union[int, Sequence[Sequence[Any]], None]
 
@@ -23,7 +25,7 @@ class Reduction(NamedTuple):
     prescale: float = 1.0  # factor before the reduction
     postscale: float = 1.0  # factor after it
     process_set: ProcessSet = global_process_set
-    weight: Optional[StepWeight] = None  # of a weighted average; None: no weights
+    weight: Optional[StepCursor] = None  # of a weighted average; None: no weights
     compression: Any = NoneCompressor  # a compressor, or its name
     sparse_as_dense: bool = False
     # number of groups or lists of parameters, each one operation; None: the adapter divides
@@ -42,7 +44,8 @@ class Reduction(NamedTuple):
     @classmethod
     def of_rows(cls, options: Options) -> Reduction:
         """Return the reduction of a reducescatter; NotOfferedError for Adasum, which needs whole tensors."""
-        scattered_reduction(options.op)
+        if op_of(options.op) == ReduceOp.ADASUM:
+            raise NotOfferedError("reducescatter does not support Adasum: it compares whole tensors.")
         return cls.of(options)
 
     def call(self, name: Optional[str], weight: Any = None, compression: Any = None) -> Options:
@@ -58,7 +61,6 @@ class Reduction(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """Return the product of both factors."""
         return self.prescale * self.postscale
 
     @property
@@ -68,7 +70,6 @@ class Reduction(NamedTuple):
 
     @property
     def adds(self) -> bool:
-        """Return whether it is a sum or an average."""
         return self.op in (ReduceOp.AVERAGE, ReduceOp.SUM)
 
     @property
@@ -115,7 +116,6 @@ class VariableReducer:
         self._local[id(variable)] = variable
 
     def is_local(self, variable: Any) -> bool:
-        """Return whether the variable was passed to :meth:`register_local`."""
         return id(variable) in self._local
 
     def reduce(
@@ -152,7 +152,6 @@ class VariableReducer:
         raise NotImplementedError
 
     def times(self, gradient: Any, factor: float) -> Any:
-        """Return a gradient multiplied by a number."""
         return gradient * factor
 
 
@@ -173,7 +172,7 @@ def is_coded(compression: Any) -> bool:
 
 def of_gradients(
     op: Any, gradient_predivide_factor: float, process_set: ProcessSet, compression: Any,
-    weight: Optional[StepWeight] = None, sparse_as_dense: bool = False, groups: Groups = None,
+    weight: Optional[StepCursor] = None, sparse_as_dense: bool = False, groups: Groups = None,
     num_groups: int = 0, parameter_type: type = object, local_steps: bool = False,
 ) -> Reduction:  # fmt: skip
     """Return the reduction for the arguments of a ``DistributedOptimizer``. ``gradient_predivide_factor``
@@ -213,14 +212,6 @@ def chosen_groups(groups: Groups, num_groups: int, parameter_type: type) -> Grou
                 raise ConfigError("A parameter can only appear once in groups.")
             seen.add(id(parameter))
     return groups
-
-
-def scattered_reduction(op: Any) -> ReduceOp:
-    """Return the reduction of a reducescatter; NotOfferedError for Adasum, which needs whole tensors."""
-    chosen = op_of(op)
-    if chosen == ReduceOp.ADASUM:
-        raise NotOfferedError("reducescatter does not support Adasum: it compares whole tensors.")
-    return chosen
 
 
 def checked_passes(passes: Any) -> int:

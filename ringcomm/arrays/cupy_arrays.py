@@ -18,12 +18,10 @@ import numpy as np
 
 from ..dtypes import Array
 from ..errors import DeviceError, Misuse
-from .kinds import CopyEngine, DeviceKind, Done, Recorded, event_of, load_kind
+from .kinds import CopyEngine, DeviceKind, Done, load_kind
 
-_HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
-"""``cudaMemcpyKind``."""
-_CUDA = 2
-"""``kDLCUDA`` among DLPack's devices."""
+_HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2  # ``cudaMemcpyKind``
+_CUDA = 2  # ``kDLCUDA`` among DLPack's devices
 _CACHED = 72
 """The least compute capability (7.2) of integrated GPUs whose page-locked memory the processor caches."""
 _IMMUTABLE = ("jaxlib", "jax", "tensorflow")
@@ -33,8 +31,8 @@ def _cupy() -> Any:
     return sys.modules["cupy"]
 
 
-def _recorded(event: Any) -> Recorded:
-    return Recorded(event, lambda: event.done)
+def _recorded(event: Any) -> Done:
+    return Done(event, lambda: event.done)
 
 
 class CupyEngine(CopyEngine):
@@ -73,7 +71,7 @@ class CupyEngine(CopyEngine):
             with self._device:
                 event = cuda.Event(disable_timing=True)
                 if after is not None:
-                    stream.wait_event(event_of(after))
+                    stream.wait_event(after.event)
                 cuda.runtime.memcpyAsync(target, source, nbytes, direction, stream.ptr)
                 event.record(stream)
         except RuntimeError as problem:
@@ -82,7 +80,7 @@ class CupyEngine(CopyEngine):
 
     def follow(self, done: Done) -> None:
         with self._device:
-            _cupy().cuda.get_current_stream().wait_event(event_of(done))
+            _cupy().cuda.get_current_stream().wait_event(done.event)
 
 
 @lru_cache(maxsize=None)

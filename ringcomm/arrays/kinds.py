@@ -35,16 +35,8 @@ from ..errors import DeviceError
 logger = logging.getLogger("ringcomm")
 
 
-class Done(ABC):
-    """The end of work that a device does by itself, such as a copy."""
-
-    @abstractmethod
-    def poll(self) -> bool:
-        """Return whether it is done; raises DeviceError if it failed."""
-
-
-class Recorded(Done):
-    """The work of a stream before an event; ``is_done`` raises RuntimeError if a copy has failed."""
+class Done:
+    """The end of work that a device does by itself, such as a copy; ``is_done`` raises RuntimeError."""
 
     __slots__ = ("event", "is_done")
 
@@ -53,20 +45,14 @@ class Recorded(Done):
         self.is_done = is_done
 
     def poll(self) -> bool:
+        """Return whether it is done; raises DeviceError if it failed."""
         try:
             return bool(self.is_done())
         except RuntimeError as problem:  # of which CuPy's own errors are subclasses
             raise DeviceError(f"a copy has failed on the device: {problem}") from problem
 
 
-def event_of(done: Done) -> Any:
-    """Return the event of work that was recorded with one."""
-    assert isinstance(done, Recorded)
-    return done.event
-
-
-Wait = Callable[[Done], None]
-"""Waits for a copy; may raise an error instead."""
+Wait = Callable[[Done], None]  # waits for a copy; may raise an error instead
 
 
 class CopyEngine(ABC):

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dtypes import Array, dtype_named
 from ..errors import DeviceError, Misuse, UnsupportedDtypeError
-from .kinds import CopyEngine, DeviceKind, Done, Recorded, event_of
+from .kinds import CopyEngine, DeviceKind, Done
 from .operands import Operand
 
 NO_VALUES = (
@@ -111,7 +111,6 @@ class TensorOperand(Operand):
 
     @property
     def shape(self) -> Tuple[int, ...]:  # type: ignore[override]
-        """Return the tensor's shape."""
         return tuple(self._host.shape)
 
     def finish(self, shape: Optional[Tuple[int, ...]] = None) -> Any:
@@ -145,7 +144,7 @@ class TorchEngine(CopyEngine):
     def mark(self) -> Done:
         event = _torch().cuda.Event()
         event.record(_torch().cuda.current_stream(self.device))
-        return Recorded(event, event.query)
+        return Done(event, event.query)
 
     def to_host(self, array: Any, start: int, stop: int, block: Array, after: Optional[Done]) -> Done:
         target = _torch().from_numpy(block[start:stop])
@@ -161,17 +160,17 @@ class TorchEngine(CopyEngine):
         try:
             with cuda.stream(stream):
                 if after is not None:
-                    stream.wait_event(event_of(after))
+                    stream.wait_event(after.event)
                 target.copy_(source, non_blocking=True)
                 event.record(stream)
             # The tensor's memory is not reused before this stream has reached this point.
             array.record_stream(stream)
         except RuntimeError as problem:
             raise DeviceError(f"a copy could not be started on {self.device}: {problem}") from problem
-        return Recorded(event, event.query)
+        return Done(event, event.query)
 
     def follow(self, done: Done) -> None:
-        _torch().cuda.current_stream(self.device).wait_event(event_of(done))
+        _torch().cuda.current_stream(self.device).wait_event(done.event)
 
 
 def _bytes(flat: Any) -> Any:

@@ -202,7 +202,9 @@ def compare(
     if not rows:
         raise ConfigError(f"advise: no machine can compute a global batch of {global_batch} by itself.")
     rows.sort(key=lambda row: (row.step_s, len(row.hosts)))
-    best = _best(rows)
+    # The fewest hosts to which no further one brings a noticeable gain; then the fastest.
+    near = [row for row in rows if row.step_s <= rows[0].step_s / (1.0 - _JOIN_GAIN)]
+    best = min(near, key=lambda row: (len(row.hosts), row.step_s))
     return Advice(best, tuple(rows), _text(best, rows, order))
 
 
@@ -234,13 +236,6 @@ def _subsets(
         for chosen in combinations(considered, count)
     ]
     return found if len(considered) == len(order) else [*found, tuple(order)]
-
-
-def _best(rows: Sequence[Row]) -> Row:
-    """Return the fewest hosts to which no further one brings a noticeable gain; then the fastest."""
-    limit_s = rows[0].step_s / (1.0 - _JOIN_GAIN)
-    near = [row for row in rows if row.step_s <= limit_s]
-    return min(near, key=lambda row: (len(row.hosts), row.step_s))
 
 
 def _text(best: Row, rows: Sequence[Row], order: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from ..job.context import Context
 from ..ops import ReduceOp
 from ..schedule.cost import Calibration, model_of
 from .advise import Probe
-from .plan import RankTimes, Replanner, SampleDivision, StepWeight, rank_names, typical_s
+from .plan import RankTimes, Replanner, SampleDivision, rank_names, typical_s
 
 MIN_FOR_BATCH_NORM = 8  # with fewer samples the statistics of batch normalization are mostly noise
 _FEW_SAMPLES = (
@@ -267,8 +267,8 @@ def weight_of_steps(
     return cursor
 
 
-class StepCursor(StepWeight):
-    """The weights of an optimizer's gradients, from step to step."""
+class StepCursor:
+    """The weights of this rank's gradients in weighted averages, from step to step; for optimizers."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
@@ -277,7 +277,6 @@ class StepCursor(StepWeight):
 
     @property
     def samples(self) -> int:
-        """See :attr:`Pace.samples`."""
         return self._pace.samples
 
     def now(self) -> float:
@@ -287,7 +286,6 @@ class StepCursor(StepWeight):
         return float(self._pace.share(self._step))
 
     def reduced(self) -> None:
-        """Begin the next step."""
         self.now()
         self._step += 1
         if self is self._pace.leader:

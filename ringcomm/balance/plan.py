@@ -59,20 +59,8 @@ class ShareLimits(NamedTuple):
     multiple_of: int = 1  # the remainder of a global batch or max_batch may be another number
 
     def most(self, rank: int, total: int) -> int:
-        """Return the most samples for a rank."""
         limit = None if self.max_batch is None else self.max_batch[rank]
         return total if limit is None else min(total, limit)
-
-
-class StepWeight:
-    """The weight of this rank's gradients in a weighted average, from step to step; for optimizers."""
-
-    def now(self) -> float:
-        """Return the weight in the current step."""
-        raise NotImplementedError
-
-    def reduced(self) -> None:
-        """Begin the next step: all gradients of this one have been reduced."""
 
 
 def fit(observations: Sequence[TimedShare], proportional: float = 0.0) -> ComputeTime:
@@ -289,11 +277,9 @@ class SampleDivision:
         return self._speeds == MEASURE
 
     def position(self, epoch: int, step: int) -> int:
-        """Return the number of a step among the steps of all epochs."""
         return epoch * self.steps + step
 
     def batch(self, epoch: int, step: int) -> Array:
-        """Return the indices of a global batch."""
         if self._order[0] != epoch:
             self._order = (epoch, epoch_order(self.count, self.seed, epoch, self._shuffle))
         order: Array = self._order[1]

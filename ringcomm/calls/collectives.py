@@ -31,7 +31,7 @@ from ..collective.rows import (
 from ..collective.runner import Runner
 from ..docstrings import documented
 from ..dtypes import Array, joined_shape, type_names
-from ..engine.adasum import adasum, check_adasum
+from ..engine.bucket_runner import adasum, check_adasum
 from ..errors import MismatchError, Misuse
 from ..ops import Collective, ReduceOp, codec_number, factor_of, name_of, root_of
 from ..wire.frames import NO_ROOT

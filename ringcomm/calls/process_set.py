@@ -190,9 +190,8 @@ def rank_in(process_set: ProcessSet) -> int:
 
 
 def number_of(process_set: Optional[ProcessSet]) -> int:
-    """Return a set's number in the engine; None is the set of all ranks.
-
-    UnknownProcessSetError: the set is not registered. Misuse: it is something else.
+    """Return a set's number in the engine; None is the set of all ranks. UnknownProcessSetError: the set is
+    not registered. Misuse: it is something else.
     """
     if process_set is None:
         return GLOBAL_SET

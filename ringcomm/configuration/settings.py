@@ -397,7 +397,7 @@ def polling_s(settings: Settings, local_size: int) -> float:
     2 cores exchange 8 bytes in half the time of sleeping.
     """
     spin_s = settings.spin_us * 1e-6
-    return spin_s if local_size <= usable_cores() else _CROWDED * spin_s
+    return spin_s if local_size <= own_cores()[1] else _CROWDED * spin_s
 
 
 def own_cores() -> Tuple[int, int]:
@@ -407,11 +407,6 @@ def own_cores() -> Tuple[int, int]:
     except (AttributeError, OSError):  # not Linux, or refused
         return 0, os.cpu_count() or 1
     return min(cores), len(cores)
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may run on."""
-    return own_cores()[1]
 
 
 def cores_together(cores: Iterable[Tuple[int, int]]) -> int:

@@ -1,7 +1,6 @@
 """Elastic training: ranks may be lost and may join while a program runs, and it goes on with those alive."""
 
 from ..api import take_changes
-from .samples import ElasticSampler
-from .state import ArrayState, ObjectState, State, run
+from .state import ArrayState, ElasticSampler, ObjectState, State, run
 
 __all__ = ["ArrayState", "ElasticSampler", "ObjectState", "State", "run", "take_changes"]

@@ -5,19 +5,18 @@ from __future__ import annotations
 import copy
 import functools
 import queue
+import random
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Sized, Tuple, Union
 
 import numpy as np
 
 from .. import api
-from .._adapter.objects import broadcast_object
-from .._adapter.submit import with_causes
+from .._adapter.submit import broadcast_object, with_causes
 from ..calls import direct
 from ..errors import ConfigError, HostsUpdatedInterrupt, Misuse, Recoverable
 from ..ops import Max
-from .samples import ElasticSampler
 
 # ``update_res`` of State.on_hosts_updated, with the numbers of Horovod's ``HostUpdateResult``.
 NO_UPDATE, REMOVED, ADDED, MIXED = range(4)
@@ -324,10 +323,7 @@ class StatePart:
 
 
 class DictPart(StatePart):
-    """A part whose object has ``state_dict()`` and ``load_state_dict()``.
-
-    ``send`` gives every rank the state of rank 0's object; None: broadcast its ``state_dict()`` as an object.
-    """
+    """A part with ``state_dict()``; ``send`` gives all ranks rank 0's, by default as an object."""
 
     def __init__(self, value: Any, send: Optional[Callable[[Any], None]] = None) -> None:
         super().__init__(value)
@@ -410,10 +406,8 @@ class PartsState(ObjectState):
 
 
 class VariablesPart(StatePart):
-    """Save the values of a framework's variables.
-
-    ``value`` is a model, an optimizer, or a list of variables; ``read`` copies values, ``assign`` sets them,
-    and ``send`` sets rank 0's on all ranks.
+    """Save the values of a framework's variables. ``value`` is a model, an optimizer, or a list of variables;
+    ``read`` copies values, ``assign`` sets them, and ``send`` sets rank 0's on all ranks.
     """
 
     def __init__(
@@ -443,9 +437,8 @@ def variables_of(thing: Any) -> List[Any]:
 
 
 def check_built(model: Any, optimizer: Any) -> Any:
-    """Return the optimizer (None: the compiled one) after creating its variables, so that they can be saved.
-
-    ConfigError: the model is not built, so its variables do not exist yet.
+    """Return the optimizer (None: the compiled one) with its variables; ConfigError if the model is not
+    built.
     """
     if not getattr(model, "built", True):
         raise ConfigError("The model must be built first: model.build(input_shape), or call it once.")
@@ -527,10 +520,9 @@ def run(func: Callable[..., Any], reset: Optional[Callable[[], None]] = None) ->
 
 
 def _synchronize(state: State) -> None:
-    """Give all ranks rank 0's state, unless all have the same position.
-
-    Equal positions mean equal states: a position is counted at the same points of the program on every rank,
-    and the ranks compute the same. A new process has position 0.
+    """Give all ranks rank 0's state, unless all have the same position. Equal positions mean equal states: a
+    position is counted at the same points of the program on every rank, and the ranks compute the same. A new
+    process has position 0.
     """
     positions = api.gather_positions(state._position)
     if positions[0] and len(set(positions)) == 1:
@@ -540,3 +532,100 @@ def _synchronize(state: State) -> None:
         state._position = 0  # until all of it is there: a part of each of two states is none
     state.sync()
     state._position = max(1, positions[0])
+
+
+# ---- the samples of an epoch --------------------------------------------------------------------
+
+
+class ElasticSampler:
+    """Distributes samples over the ranks, and redistributes the remaining ones when the ranks change.
+
+    Make it an attribute of an elastic state, call :meth:`record_batch` after each batch and before the
+    commit, and :meth:`set_epoch` at the end of each epoch. Then every sample of an epoch is processed once,
+    whatever ranks are lost or join meanwhile: batches after the last commit are repeated after a loss, and
+    their results are dropped. All ranks get the same number of samples, so some of the first remaining ones
+    are repeated at the end of an epoch if they cannot be divided.
+
+    Example::
+
+        sampler = hvd.elastic.ElasticSampler(len(images))
+        state = hvd.elastic.KerasState(model, sampler=sampler)
+        for start in range(0, len(sampler), 32):
+            chosen = sampler.indices[start : start + 32]
+            train_on(images[chosen])
+            sampler.record_batch(start // 32, len(chosen))
+            state.commit()
+
+    Args:
+        dataset: the data set, or its number of samples, which must not change.
+        shuffle: whether to shuffle, in a different order each epoch.
+        seed: of the shuffling; the same on all ranks.
+
+    Attributes:
+        epoch: the index of the epoch.
+        processed_num: number of samples of this epoch that all ranks together have processed.
+        indices: the indices of the samples that remain for this rank, since the last :meth:`reset`.
+        remaining_indices: those that remain for all ranks.
+        num_replicas: number of ranks.
+        rank: this process's rank.
+    """
+
+    def __init__(self, dataset: Union[Sized, int], shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.processed_num = 0
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start an epoch, with all samples.
+
+        Args:
+            epoch: its index.
+        """
+        self.epoch = epoch
+        self.processed_num = 0
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Record that every rank has processed a batch.
+
+        Args:
+            batch_idx: its index; not used.
+            batch_size: its number of samples on each rank.
+        """
+        self.processed_num += batch_size * self.num_replicas
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The epoch, and the number of samples processed in it."""
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Continue from a state, with the current ranks.
+
+        Args:
+            state_dict: as :meth:`state_dict` returns it.
+        """
+        self.epoch = state_dict["epoch"]
+        self.processed_num = state_dict["processed_num"]
+        self.reset()
+
+    def reset(self) -> None:
+        """Distribute the samples that have not been processed over the current ranks."""
+        self.num_replicas, self.rank = api.size(), api.rank()
+        order = list(range(self.dataset if isinstance(self.dataset, int) else len(self.dataset)))
+        if self.shuffle:
+            random.Random(self.seed + self.epoch).shuffle(order)
+        self.remaining_indices = order[self.processed_num :]
+        self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+        # Repeat some, more than once if fewer samples remain than there are ranks.
+        repeated = self.remaining_indices * (1 + self.num_replicas)
+        self.indices: List[int] = repeated[: self.total_size][self.rank :: self.num_replicas]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+    def __len__(self) -> int:
+        return self.num_samples

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 from itertools import islice
 from math import prod
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ..arrays.kinds import BlockMirror
 from ..codec.codecs import BLOCK_ITEMS
 from ..collective.observe import OperationTotal, Progress, Tally, Totals
-from ..collective.reduce import restore, weigh, weighable
+from ..collective.reduce import multiply, restore, weigh, weighable
 from ..collective.rows import RowLayout, cumulative
 from ..collective.runner import Runner
 from ..configuration.settings import ALONE_BYTES
 from ..dtypes import Array, dtype_named
-from ..errors import RingcommError, ShapeError
+from ..errors import RingcommError, ShapeError, UnsupportedDtypeError
 from ..ops import Collective, ReduceOp
 from ..transport.base import Fabric, Subset
 from ..wire.signature import Key, Signature, ahead_of, direct_call
-from .adasum import adasum
 from .process_sets import ProcessSets
 from .repeats import RepeatedSet
 from .request import Request
@@ -93,13 +92,6 @@ def neutral(count: int, dtype: np.dtype[Any], op: ReduceOp, prescale: float = 1.
     return np.zeros(count, dtype)
 
 
-def residuals_of(work: Work) -> Sequence[Optional[Array]]:
-    """The residuals of a member, one for each array; None where there is no error feedback."""
-    signature, request = work
-    given: Sequence[Optional[Array]] = () if request is None else request.residuals
-    return given or [None] * len(signature.shapes)
-
-
 def side_by_side(
     group: Sequence[Array], buffer: FusionBuffer, note: Optional[Callable[[str], None]] = None
 ) -> Tuple[Array, Callable[[], None]]:
@@ -150,7 +142,6 @@ def in_blocks(group: Sequence[Array], buffer: FusionBuffer) -> Tuple[Array, Call
 
 
 def tensors_of(bucket: Sequence[Work]) -> List[Tuple[Array, Tuple[int, ...]]]:
-    """Every array with its shape as the signature has it."""
     return [(array, shape) for work in bucket for array, shape in zip(arrays_of(work), work[0].shapes)]
 
 
@@ -200,26 +191,11 @@ def as_one(arrays: Sequence[Array]) -> Optional[Array]:
 # ---- arrays on devices ---------------------------------------------------------------------------
 
 
-def mirrors_of(requests: Iterable[Optional[Request]]) -> Mirrors:
-    """The mirrors of some requests; of arrays in host memory there are none."""
-    found: Mirrors = {}
-    for request in requests:
-        if request is not None and request.mirrors:
-            pairs = zip(request.arrays, request.mirrors)
-            found.update({id(array): mirror for array, mirror in pairs if mirror is not None})
-    return found
-
-
 def fetch_all(arrays: Sequence[Any], mirrors: Mirrors, runner: Runner) -> None:
     """Wait until those of the arrays that devices hold have been loaded."""
     for array in arrays:
         if id(array) in mirrors:
             runner.fetch(mirrors[id(array)])
-
-
-def is_shared(array: Any, mirrors: Mirrors) -> bool:
-    """Return whether an array is memory of a device that the host uses without a copy."""
-    return bool(mirrors) and id(array) in mirrors and mirrors[id(array)].shared
 
 
 def store_all(arrays: Sequence[Any], mirrors: Mirrors) -> None:
@@ -265,7 +241,10 @@ class BucketRunner:
         runner.purpose = lambda: bucket_text(bucket)
         runner.tally = self._tally(bucket)
         self._active = runner
-        self._mirrors = mirrors_of([request for _, request in bucket])
+        for _, request in bucket:
+            if request is not None and request.mirrors:
+                pairs = zip(request.arrays, request.mirrors)
+                self._mirrors.update((id(array), mirror) for array, mirror in pairs if mirror is not None)
         try:
             if self._mirrors and first.kind not in _STORING:
                 fetch_all([array for work in bucket for array in arrays_of(work)], self._mirrors, runner)
@@ -294,7 +273,6 @@ class BucketRunner:
 
     @property
     def reduced_bytes(self) -> int:
-        """Payload of all all-reduces so far."""
         repeated = sum(item.total.runs * item.nbytes for item in list(self.repeated))
         return repeated + sum(runner.reduced_bytes for runner in self._runners.values())
 
@@ -321,7 +299,6 @@ class BucketRunner:
             sums.setdefault(name, OperationTotal()).add(runs, took_s, 2 * bytes_each_way * len(peers))
 
     def delivered(self) -> Dict[int, Tuple[int, float]]:
-        """Return what the engine's links have delivered; see :func:`ringcomm.transport.tcp.delivered`."""
         from ..transport.tcp import delivered  # asked for once a second at most, and of TCP links
 
         return delivered(self._fabric)
@@ -380,7 +357,9 @@ class BucketRunner:
     def _all_reduce_coded(self, runner: Runner, bucket: Sequence[Work], arrays: Sequence[Array]) -> None:
         """Reduce with a codec: every tensor begins with a block of its own, so that none coarsens another."""
         first = bucket[0][0]
-        residuals = [item for work in bucket for item in residuals_of(work)]
+        residuals: List[Optional[Array]] = []  # one for each array; None where there is no error feedback
+        for signature, request in bucket:
+            residuals += (request.residuals if request is not None else ()) or [None] * len(signature.shapes)
         for indices in groups_by_index(arrays):
             group, kept = [arrays[i] for i in indices], [residuals[i] for i in indices]
             packed, unpack = in_blocks(group, self._buffer)
@@ -459,8 +438,9 @@ class BucketRunner:
             root = self.sets.members(work[0].process_set).index(work[0].root)
             arrays, mirrors = arrays_of(work), self._mirrors
             # Memory that the device shares is written to only after what the device has still to do there.
-            waits = runner.rank == root
-            fetch_all([item for item in arrays if waits or is_shared(item, mirrors)], mirrors, runner)
+            shared = {key for key, mirror in mirrors.items() if mirror.shared}
+            read = arrays if runner.rank == root else [item for item in arrays if id(item) in shared]
+            fetch_all(read, mirrors, runner)
             for array in arrays:
                 runner.broadcast(array, direct_call(Collective.BROADCAST, array, root=root))
             store_all(arrays, mirrors)
@@ -526,3 +506,108 @@ _DO = {
 
 _STORING = (Collective.ALLREDUCE, Collective.BROADCAST)
 """Their results overwrite the arrays, so they load and store mirrors themselves."""
+
+
+# ---- Adasum: a sum that does not overshoot where gradients agree ------------------------------------------
+
+# Two gradients a and b become ``a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2)``: their sum if they are
+# orthogonal, their average if they are the same (Maleki et al., "Scaling Distributed Training with
+# Adaptive Summation", MLSys 2021). Ranks combine in pairs at distances 1, 2, 4, ...; with any other
+# number of ranks than a power of two, those beyond it first combine with one of the others.
+#
+# The two factors come from dot products, which BLAS adds up in another order on another processor or with
+# another number of threads. So in each round one rank computes them for all ranks whose results must be the
+# same; what follows is element by element, and the same everywhere.
+
+
+def check_adasum(dtype: np.dtype[Any]) -> None:
+    """Raise UnsupportedDtypeError if these are no floating-point numbers."""
+    if dtype.kind != "f" and dtype.name != "bfloat16":
+        raise UnsupportedDtypeError(f"Adasum needs floating-point numbers, not {dtype}.")
+
+
+def dot(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
+    """The dot product of two vectors of float64, in whatever order BLAS adds it up here."""
+    return float(a @ b)
+
+
+def factors(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> Tuple[float, float]:
+    """Return what two vectors are multiplied by before they are added up; not defined for complex ones."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    both, norm_a, norm_b = dot(a, b), dot(a, a), dot(b, b)
+    return (
+        1.0 - both / (2.0 * norm_a) if norm_a > 0.0 else 1.0,
+        1.0 - both / (2.0 * norm_b) if norm_b > 0.0 else 1.0,
+    )
+
+
+def combine(
+    a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], by: Optional[Tuple[float, float]] = None
+) -> np.ndarray[Any, Any]:
+    """Return Adasum of two vectors, in the type of ``a``; ``by`` are their :func:`factors` if known."""
+    factor_a, factor_b = factors(a, b) if by is None else by
+    wide: np.ndarray[Any, Any] = factor_a * a.astype(np.float64) + factor_b * b.astype(np.float64)
+    # Which NaN an operation gives depends on the processor, and several ranks compute the same element.
+    wide[np.isnan(wide)] = np.nan
+    result: np.ndarray[Any, Any] = wide.astype(a.dtype)
+    return result
+
+
+def adasum(runner: Runner, data: np.ndarray[Any, Any], prescale: float = 1.0, postscale: float = 1.0) -> None:
+    """Replace ``data`` (flat) by the Adasum over all ranks of the runner, the same bits on each."""
+    with np.errstate(all="ignore"):  # Overflow and NaN are the caller's numbers.
+        multiply(data, prescale)
+        _add_up(runner, data)
+        multiply(data, postscale)
+
+
+def _add_up(runner: Runner, data: np.ndarray[Any, Any]) -> None:
+    size, rank = runner.size, runner.rank
+    power = 1 << (size.bit_length() - 1)
+    extra = size - power
+    # Those beyond the power of two hand theirs to a partner, and get the result at the end.
+    partner = rank - power if rank >= power else rank + power if rank < extra else -1
+    theirs = _swap(runner, data, partner)
+    if 0 <= rank < extra:
+        data[:] = combine(data, theirs)
+    distance = 1
+    while distance < power:
+        partner = rank ^ distance if rank < power else -1
+        theirs = _swap(runner, data, partner)
+        start = rank - rank % (2 * distance)
+        group = range(start, start + 2 * distance if partner >= 0 else start)  # all with the same two vectors
+        # The lower rank's first, on both sides: the same bits.
+        first, second = (data, theirs) if rank < partner else (theirs, data)
+        found = _hand_out(runner, group, factors(first, second) if rank in group[:1] else (0.0, 0.0))
+        if partner >= 0:
+            data[:] = combine(first, second, found)
+        distance *= 2
+    partner = rank - power if rank >= power else rank + power if rank < extra else -1
+    theirs = _swap(runner, data, partner)
+    if rank >= power:
+        data[:] = theirs
+
+
+def _hand_out(runner: Runner, group: range, found: Tuple[float, float]) -> Tuple[float, float]:
+    """Return what the first rank of a group has found; every rank must call it, those of no group, too."""
+    first = runner.rank in group[:1]
+    counts = [2 * (first and rank in group[1:]) for rank in range(runner.size)]
+    source = np.resize(np.array(found), sum(counts))
+    received = np.array(found)
+    wanted = _to(runner, 2, group[0]) if group and not first else _to(runner, 0, -1)
+    bounds = (0, *np.cumsum(counts).tolist())
+    runner.all_to_all(source, received, bounds, wanted, direct_call(Collective.ALLTOALL, received, items=0))
+    return float(received[0]), float(received[1])
+
+
+def _swap(runner: Runner, data: np.ndarray[Any, Any], partner: int) -> np.ndarray[Any, Any]:
+    """Exchange whole vectors with a partner (-1: no partner); every rank must call it."""
+    received = np.empty(data.size if partner >= 0 else 0, data.dtype)
+    bounds, call = _to(runner, data.size, partner), direct_call(Collective.ALLTOALL, received, items=0)
+    runner.all_to_all(data, received, bounds, bounds, call)
+    return received
+
+
+def _to(runner: Runner, items: int, partner: int) -> Tuple[int, ...]:
+    """Chunk boundaries that give everything to one rank."""
+    return tuple(items if 0 <= partner < rank else 0 for rank in range(runner.size + 1))

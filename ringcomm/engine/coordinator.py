@@ -150,12 +150,10 @@ class RankReports:
         self.to_explain += [rank for rank in ranks if rank not in self.to_explain]
 
     def take_stack(self, rank: int, text: str) -> None:
-        """A rank has answered where it is."""
         self.stacks[rank] = text
         self.warnings.append(whereabouts(rank, self._hosts[rank], text))
 
     def stack_of(self, rank: int) -> str:
-        """Return where a rank's main thread was when it was asked, as a sentence; empty if it was not."""
         text = self.stacks.get(rank)
         return "" if text is None else f"Its main thread was last seen here:\n{text.rstrip()}"
 
@@ -251,7 +249,10 @@ class Coordinator:
             signature = numbered[what] if type(what) is int else Signature.from_json(what)
             site, details, absent, weight = lines[line], more[0] if more else {}, 0, 0.0
             if details or signature.weighted:
-                absent, weight = _absent_and_weight(signature, details)
+                weight = float(details["weight"]) if signature.weighted else 0.0
+                if not 0.0 <= weight < inf:
+                    raise ValueError(f"a weight of {weight}")
+                absent = int(details.get("absent", "0"), 16)
             entry = self._entry(rank, signature, number, now_s)
             if entry is None:
                 continue
@@ -295,7 +296,6 @@ class Coordinator:
         self._blocked.blocked(rank, *numbers, message["call"])
 
     def repeat_begun(self, rank: int, at: At, what: What, now_s: float) -> None:
-        """A rank has begun a repeat."""
         self._blocked.changed_s = now_s
         if self._blocked.reports:
             self._blocked.goes_on(rank)
@@ -424,7 +424,7 @@ class Coordinator:
         if all_joined:
             self._joined.clear()
             self._blocked.will_go_on(range(len(self._hosts)))
-        self._blocked.responded()
+        self._blocked.issued += 1
         self._next = _Next()
         if not ready:
             self._next.urgent = coming.urgent
@@ -535,13 +535,6 @@ class Coordinator:
             elif warn:
                 entry.reported_s = now_s
                 reports.warn(f"{reports.stall_text(entry, missing, now_s)}.", missing)
-
-
-def _absent_and_weight(signature: Signature, details: Dict[str, Any]) -> Tuple[int, float]:
-    weight = float(details["weight"]) if signature.weighted else 0.0
-    if not 0.0 <= weight < inf:
-        raise ValueError(f"a weight of {weight}")
-    return int(details.get("absent", "0"), 16), weight
 
 
 def _works_with_joined(signature: Signature) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from math import inf
 from typing import Any, Collection, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -25,15 +24,13 @@ from .coordinator import Coordinator, RankReports
 from .observer import labels_of
 from .peer_channels import PeerChannels
 from .repeats import Repeats
-from .request import Handle, OperationHistory, Pending, Request, Work, unpack
+from .request import Handle, OperationHistory, Pending, Request, unpack
 from .stacks import NOTHING_REPORTED, Waiters, main_stack
 
 logger = logging.getLogger("ringcomm.engine")
 
-GIVE_UP_S = 0.1
-"""How long a rank waits in a repeat before rank 0 is to find out what the others do."""
-_DECIDE_S = 1e-3
-"""How often a rank that only repeats does the rest of a cycle."""
+GIVE_UP_S = 0.1  # how long a rank waits in a repeat before rank 0 is to find out what the others do
+_DECIDE_S = 1e-3  # how often a rank that only repeats does the rest of a cycle
 
 
 Rest = Tuple[Sequence[Link], Sequence[Link], float]
@@ -76,7 +73,6 @@ class EngineState:
         self._reported = NOTHING_REPORTED
 
     def fail_all(self, error: BaseException) -> None:
-        """The engine has failed: so has everything that is on its way."""
         with self.lock:
             self.broken = error
             requests = [*self._cut_short, *self.pending.take_all()]
@@ -161,7 +157,7 @@ class EngineState:
             called_off = self.repeats.negotiate(message["epoch"], message["last"])
             if called_off is not None:
                 with self.lock:
-                    self.pending.announce_again(called_off.requests)
+                    self.pending.unannounced = [*called_off.requests, *self.pending.unannounced]
                     self.urgent = True
 
     # ---- what repeats -------------------------------------------------------------------------
@@ -201,13 +197,6 @@ class EngineState:
         for request in ended.requests:
             request.finish()
         return True
-
-    def _give_up_in_s(self) -> float:
-        """Return in how many seconds to give up the repeat under way; infinite without one to give up."""
-        current = self.repeats.current
-        if current is None or current.at == self._given_up:
-            return inf
-        return max(0.0, self._repeat_began_s + GIVE_UP_S - self._clock())
 
     # ---- rank 0 ---------------------------------------------------------------------------------
 
@@ -279,7 +268,9 @@ class EngineState:
 
     def prepare_to_sleep(self, most_s: float = 3600.0, thread: bool = False) -> Rest:
         """Return what to wait for, and how long (0.0: there is work); later submissions wake the sleeper."""
-        timeout_s = min(most_s, self.peers.alarm_s(), self._give_up_in_s())
+        timeout_s, current = min(most_s, self.peers.alarm_s()), self.repeats.current
+        if current is not None and current.at != self._given_up:
+            timeout_s = min(timeout_s, max(0.0, self._repeat_began_s + GIVE_UP_S - self._clock()))
         if self.coordinator is not None:
             alarm_s = self.coordinator.next_alarm_s(self._clock())
             timeout_s = timeout_s if alarm_s is None else min(timeout_s, alarm_s)
@@ -409,8 +400,13 @@ class EngineState:
         self.bucket_runner.count += 1
         if self.rank not in members:
             return
-        self._check_submitted(bucket)
         requests = [request for _, request in bucket if request is not None]
+        if len(requests) < len(bucket) and self.join is None:  # this rank's program would wait for ever
+            missing = next(signature for signature, request in bucket if request is None)
+            raise ProtocolError(
+                f"Rank 0's responses run {missing.describe(named=False)} {missing.name!r}, which this rank "
+                f"({self.rank}) has not submitted."
+            )
         for request in requests:
             request.begin()
         observer = self.peers.tracing.observer
@@ -438,12 +434,3 @@ class EngineState:
             if work[1] is not None:
                 failed = isinstance(result, RingcommError)  # this operation alone, on all ranks
                 work[1].finish(None if failed else result, result if failed else None)
-
-    def _check_submitted(self, bucket: Sequence[Work]) -> None:
-        """Without this, a rank would take part with neutral numbers, and its program would wait for ever."""
-        missing = [signature for signature, request in bucket if request is None]
-        if missing and self.join is None:
-            raise ProtocolError(
-                f"Rank 0's responses run {missing[0].describe(named=False)} {missing[0].name!r}, which this "
-                f"rank ({self.rank}) has not submitted."
-            )

@@ -45,8 +45,7 @@ BUSY_FACTOR = 2.0
 """How many times ``stall_warning_s`` they must have waited if other threads live, which may still submit
 what is missing."""
 
-EVERY_RANK, NO_RANK = -1, -2
-"""What a direct call needs, if not one rank; see :attr:`.Progress.root`."""
+EVERY_RANK, NO_RANK = -1, -2  # what a direct call needs, if not one rank; see :attr:`.Progress.root`
 
 Operations = Iterable[Tuple[Collection[int], Collection[int]]]
 """Of each incomplete operation, the ranks that have announced it, and those that it lacks."""
@@ -99,7 +98,7 @@ class BlockedRanks:
         self._stall_warning_s = stall_warning_s
         self.reports: Dict[int, _Blocked] = {}
         self._counts_from: Dict[int, int] = {}
-        self._issued = 0  # responses
+        self.issued = 0  # responses
         self.changed_s = 0.0
         self.look_at_s: Optional[float] = None
 
@@ -122,13 +121,9 @@ class BlockedRanks:
         """A rank has submitted something, or reports that it is no longer blocked."""
         self.reports.pop(rank, None)
 
-    def responded(self) -> None:
-        """Rank 0 has issued responses."""
-        self._issued += 1
-
     def will_go_on(self, ranks: Collection[int]) -> None:
         """Note that operations of these ranks end, or may run, from the next response on."""
-        self._counts_from.update(dict.fromkeys(ranks, self._issued + 1))
+        self._counts_from.update(dict.fromkeys(ranks, self.issued + 1))
         for rank in ranks if self.reports else ():
             self.reports.pop(rank, None)
 

@@ -29,8 +29,7 @@ from ..schedule.select import Selector
 from ..transport.base import Channels, Fabric, StoppableWatch
 from ..wire.frames import NO_OP, NO_ROOT
 from ..wire.signature import Shape, Signature
-from .adasum import check_adasum
-from .bucket_runner import BucketRunner
+from .bucket_runner import BucketRunner, check_adasum
 from .observer import Observer, OwnTrace, label_of
 from .process_sets import GLOBAL_SET, ProcessSets
 from .request import Handle, OperationHistory, Request
@@ -41,10 +40,8 @@ if TYPE_CHECKING:
 
 Convert = Optional[Callable[[Any], Any]]
 Mirrors = Sequence[Optional[BlockMirror]]
-_MAX_KNOWN = 4096
-"""Programs that give each step's tensors new names have their options checked every time."""
-NEGOTIATION_S = 200e-6
-"""What it takes at least to ask rank 0, and to be answered."""
+_MAX_KNOWN = 4096  # programs that give each step's tensors new names have their options checked every time
+NEGOTIATION_S = 200e-6  # what it takes at least to ask rank 0, and to be answered
 
 _dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
 
@@ -280,7 +277,6 @@ class Engine:
 
     @contextmanager
     def pause(self, reason: str) -> Iterator[None]:
-        """See :func:`ringcomm.pause`."""
         self._thread.pause(reason)
         try:
             yield
@@ -305,12 +301,10 @@ class Engine:
 
     @property
     def observer(self) -> Optional[Observer]:
-        """The observer that receives the engine's events, if there is one."""
         return self._thread.observer
 
     @property
     def waited_s(self) -> float:
-        """The seconds that threads of this rank have waited for operations."""
         return self._thread.waited_s
 
     @property

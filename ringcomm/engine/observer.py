@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from ..ops import Collective
 from ..wire.messages import Message
 from ..wire.signature import Key, Signature
 
-FLUSH_S = 0.25
-"""How long events are collected before they are sent."""
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .peer_channels import HeartbeatThread
+
+FLUSH_S = 0.25  # how long events are collected before they are sent
 OWN_FLUSH_S = 0.02
 """The same for rank 0's own, which need no message: programs read the file after a collective, as Horovod's
 tests do."""
-CLOCK_ASKS = 8
-"""How often a rank asks for the time."""
+CLOCK_ASKS = 8  # how often a rank asks for the time
 
 Event = Tuple[str, str, str, float, Optional[Dict[str, Any]]]
 """Tensor, phase (B, E, X, i), activity, microseconds on this rank's clock, arguments."""
 
-Sink = Callable[[int, Sequence[Sequence[Any]]], None]
-"""Takes a rank's events."""
+Sink = Callable[[int, Sequence[Sequence[Any]]], None]  # Takes a rank's events
 
-Send = Callable[[Message, Sequence[int]], None]
-"""Sends a message to ranks."""
+Send = Callable[[Message, Sequence[int]], None]  # Sends a message to ranks
 
 
 def now_us() -> float:
@@ -67,7 +67,6 @@ class Observer:
             self.on_added()
 
     def announced(self, key: Key, rank: int, signature: Signature) -> None:
-        """On rank 0: an announcement has arrived."""
         now, label = now_us(), label_of(signature, key.number)
         events: List[Event] = []
         if key not in self._negotiating:
@@ -83,7 +82,6 @@ class Observer:
             self._add([(label, "E", "", now_us(), None)])
 
     def started(self, bucket: Sequence[Tuple[str, Signature]]) -> None:
-        """A bucket begins to run."""
         now = now_us()
         self._add([(label, "B", Collective(signature.kind).name, now, None) for label, signature in bucket])
 
@@ -93,7 +91,6 @@ class Observer:
         self._add([(label, "B" if name else "E", name, now, None) for label, _ in bucket])
 
     def ended(self, bucket: Sequence[Tuple[str, Signature]]) -> None:
-        """A bucket has run."""
         now = now_us()
         self._add([
             (label, "E", "", now, {"dtype": "/".join(sorted(set(item.dtypes))), "shape": str(item.shapes)})
@@ -174,20 +171,16 @@ class Tracing:
         elif self._rank == 0:
             self._send({**message, "there_us": now_us()}, [peer])
         else:
-            self._learn_time(message)
+            now = now_us()
+            took_us = now - float(message["sent_us"])
+            if self.observer is not None and took_us < self._quickest_us:
+                self._quickest_us = took_us
+                self.observer.offset_us = float(message["there_us"]) + took_us / 2.0 - now
+            if self._asked < CLOCK_ASKS:
+                self._send(self._ask_time(), [0])
         return True
 
-    def _learn_time(self, answer: Message) -> None:
-        now = now_us()
-        took_us = now - float(answer["sent_us"])
-        if self.observer is not None and took_us < self._quickest_us:
-            self._quickest_us = took_us
-            self.observer.offset_us = float(answer["there_us"]) + took_us / 2.0 - now
-        if self._asked < CLOCK_ASKS:
-            self._send(self._ask_time(), [0])
-
     def flush(self, now_s: float) -> None:
-        """Send what was collected, if it is time."""
         observer = self.observer
         if observer is not None and now_s - self._flushed_s >= self._interval_s:
             self._flushed_s = now_s
@@ -206,25 +199,6 @@ class Tracing:
         if self.observer is None or not self.observer.collected:
             return None
         return max(0.0, self._flushed_s + self._interval_s - now_s)
-
-
-class EventSource(Protocol):
-    """What brings a rank's events to rank 0: an engine, a failure detector, or the trace of a rank alone."""
-
-    rank: int
-
-    @property
-    def observer(self) -> Optional[Observer]:
-        """The observer that receives this rank's events, if there is one."""
-
-    def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
-        """Set the observer, or none (None); on rank 0 the sink takes the events of all ranks."""
-
-    def settle(self, limit_s: float) -> None:
-        """Wait for the events that are on their way when this rank leaves; seconds."""
-
-    def stop(self) -> None:
-        """End it."""
 
 
 class OwnTrace:
@@ -257,3 +231,6 @@ class OwnTrace:
 
     def stop(self) -> None:
         """There is no thread to end."""
+
+
+EventSource = Union["Engine", "HeartbeatThread", OwnTrace]  # what brings a rank's events to rank 0

@@ -34,8 +34,7 @@ Lost = Callable[[int, str, str], BaseException]
 """(peer, why, kind): makes the error to raise for a peer that is gone."""
 
 _READ_BYTES = 64 * 1024
-_LOOK_S = 0.002
-"""How often to look whether all has been sent, at the end."""
+_LOOK_S = 0.002  # how often to look whether all has been sent, at the end
 LOOK_AGAIN_S = 0.5
 """How long after a look that has found this rank in a new direct call it looks again, in seconds."""
 
@@ -98,10 +97,6 @@ class ControlMessages:
                     break
                 self._given[peer] = self._given[peer][taken:]
 
-    def has_unsent(self) -> bool:
-        """Return whether the links have not taken all that was sent."""
-        return any(self._unsent.values()) or any(self._given.values())
-
     def receive(self, all_peers: bool = True) -> List[Tuple[int, Message]]:
         """Return the messages that have arrived, by sender; each peer that is read costs a system call."""
         messages: List[Tuple[int, Message]] = []
@@ -130,12 +125,9 @@ class ControlMessages:
         return reading, unsent
 
 
-BEATS = 6
-"""Number of heartbeats in the time without any after which a peer counts as failed."""
-MAX_INTERVAL_S = 5.0
-"""Heartbeats are sent at least this often, in seconds, unless no limit depends on them."""
-CALLS, ENGINE = 0, 1
-"""The channels that reports are about."""
+BEATS = 6  # number of heartbeats in the time without any after which a peer counts as failed
+MAX_INTERVAL_S = 5.0  # heartbeats are sent at least this often, in seconds, unless no limit depends on them
+CALLS, ENGINE = 0, 1  # the channels that reports are about
 
 
 class SilenceLimits(NamedTuple):
@@ -168,7 +160,6 @@ class FailureDetector:
         self._looked_s = now_s
 
     def received(self, peer: int, now_s: float) -> None:
-        """A message or heartbeat has arrived from a peer."""
         if peer in self._heard_s:
             self._heard_s[peer] = now_s
 
@@ -239,7 +230,6 @@ class ProgressReports:
         self._waited_since_s = self._warned_s = 0.0
 
     def report(self, rank: int, channel: int, progress: Progress, now_s: float) -> None:
-        """Take a rank's report."""
         known = self._known[channel].get(rank)
         since_s = known.since_s if known is not None and known.progress[:3] == progress[:3] else now_s
         self._known[channel][rank] = _Known(progress, since_s)
@@ -428,10 +418,9 @@ class PeerChannels:
             time.sleep(_LOOK_S)
 
     def settled(self, waiting: Sequence[Message]) -> bool:
-        """Return whether there is nothing left for which :meth:`settle` waits."""
         if self._rank == 0:
             return len(self.said_goodbye | set(self.messages.gone)) == len(self._hosts) - 1
-        return not waiting and not self.messages.has_unsent()
+        return not waiting and not self.messages.waiting_for()[1]
 
     def note_closed(self, reporter: FailureReporter) -> None:
         """Report the links that have ended without a goodbye, each of them once."""
@@ -482,7 +471,6 @@ class HeartbeatThread:
 
     @property
     def observer(self) -> Optional[Observer]:
-        """The observer that receives this rank's events, if there is one."""
         return self._peers.tracing.observer
 
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
@@ -492,7 +480,6 @@ class HeartbeatThread:
         self._fabric.wake()
 
     def settle(self, limit_s: float) -> None:
-        """Wait for what is on its way at the end; see :meth:`.PeerChannels.settle`."""
         self._peers.settle(limit_s, lambda: self._outbox, lambda: self._ended)
 
     def stop(self) -> None:
@@ -544,7 +531,7 @@ class HeartbeatThread:
         if message["type"] == "explain":
             self._peers.messages.send({"type": "stack", "text": self._where()})
         elif message["type"] == "stack" and self.rank == 0:
-            self._send_where(peer, str(message["text"]))
+            logger.warning("%s", whereabouts(peer, self._hosts[peer], str(message["text"])))
         else:
             raise ProtocolError(f"rank {peer} may not send {message['type']!r} to rank {self.rank}")
 
@@ -556,7 +543,7 @@ class HeartbeatThread:
         logger.warning("%s: %s.", self._name[:1].upper() + self._name[1:], late.text)
         for rank in late.ranks:
             if rank == self.rank:
-                self._send_where(rank, self._where())
+                logger.warning("%s", whereabouts(rank, self._hosts[rank], self._where()))
             else:
                 self._peers.messages.send({"type": "explain"}, [rank])
 
@@ -564,6 +551,3 @@ class HeartbeatThread:
         """Return where this rank is instead. If it waits itself, what it waits for says more than a stack."""
         elsewhere = self._elsewhere()
         return f"  {elsewhere}\n" if elsewhere else main_stack()
-
-    def _send_where(self, rank: int, stack: str) -> None:
-        logger.warning("%s", whereabouts(rank, self._hosts[rank], stack))

@@ -7,8 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..errors import ConfigError, Misuse
 
-GLOBAL_SET = 0
-"""Number of the set of all ranks."""
+GLOBAL_SET = 0  # number of the set of all ranks
 
 
 class UnknownProcessSetError(Misuse, ValueError):
@@ -25,8 +24,11 @@ class ProcessSets:
 
     def members(self, number: int) -> Tuple[int, ...]:
         """Return the ranks of a set, in ascending order; UnknownProcessSetError if there is none."""
-        if number < 0:
-            return self._pair(number)
+        if number < 0:  # a pair's
+            low, high = divmod(-1 - number, self._size)
+            if not low < high:
+                raise UnknownProcessSetError(f"Process set {number} does not exist.")
+            return low, high
         try:
             return self._sets[number]
         except KeyError:
@@ -48,12 +50,6 @@ class ProcessSets:
             )
         return -1 - (min(self._rank, number) * self._size + max(self._rank, number))
 
-    def _pair(self, number: int) -> Tuple[int, ...]:
-        low, high = divmod(-1 - number, self._size)
-        if not low < high:
-            raise UnknownProcessSetError(f"Process set {number} does not exist.")
-        return low, high
-
     def check_member(self, number: int) -> Tuple[int, ...]:
         """Return the ranks of a set, to which this rank must belong."""
         members = self.members(number)
@@ -65,12 +61,10 @@ class ProcessSets:
         return members
 
     def find(self, ranks: Sequence[int]) -> Optional[int]:
-        """Return the number of the set with exactly these ranks, if there is one."""
         wanted = tuple(sorted(ranks))
         return next((number for number, members in self._sets.items() if members == wanted), None)
 
     def numbers(self) -> List[int]:
-        """Return all sets."""
         return sorted(self._sets)
 
     def check_new(self, ranks: Sequence[int]) -> Tuple[int, ...]:

@@ -36,10 +36,8 @@ from ..wire.messages import Message
 from ..wire.signature import Signature
 from .request import Request
 
-MAX_BYTES = 128 * 1024
-"""Of a set, times the number of peers: every rank sends all elements to every peer."""
-TIMES = 2
-"""So often a set must have been negotiated before it repeats."""
+MAX_BYTES = 128 * 1024  # of a set, times the number of peers: every rank sends all elements to every peer
+TIMES = 2  # so often a set must have been negotiated before it repeats
 _MORE_TIMES, _MOST_TIMES = 4, 4096
 """After a rank did something else instead of an early repeat: so many times as often, and at most."""
 _MAX_SETS = 64
@@ -47,8 +45,7 @@ _MAX_SEEN = 256
 _LAST_NUMBER = 1 << 30
 _KINDS = (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 
-At = Tuple[int, int]
-"""(epoch, number) of a repeat."""
+At = Tuple[int, int]  # (epoch, number) of a repeat
 What = Tuple[int, int]
 """What a rank has begun: the number of the set, and of the operation in it that has no name (0: none)."""
 Members = FrozenSet[Signature]
@@ -163,7 +160,6 @@ class Repeats:
         return current
 
     def take(self, peer: int, at: At, what: What, elements: bytearray) -> None:
-        """Take the elements of a peer that has begun a repeat."""
         if self.current is not None and at == self.current.at:
             self.current.take(peer, what, elements)
         elif at[0] >= self._epoch:  # otherwise it was called off
@@ -275,7 +271,6 @@ class RepeatPolicy:
                 self.want_stop(deviated=True)
 
     def stop(self, now_s: float) -> Optional[Message]:
-        """Return what tells all ranks to stop, if they must."""
         wanted, self._wanted = self._wanted, False
         if not wanted or self.since_s is not None or not self._sets:
             return None
@@ -304,7 +299,6 @@ class RepeatPolicy:
         return {"type": "negotiate", "epoch": self.epoch, "last": last}
 
     def unstopped(self) -> List[int]:
-        """Return the ranks that have not said that they have stopped, if repeats are being stopped."""
         return [] if self.since_s is None else [r for r in range(self._size) if r not in self._stopped]
 
 

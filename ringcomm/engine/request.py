@@ -131,7 +131,6 @@ class Request:
         self.operation: Optional[RecordedOperation] = None
 
     def begin(self) -> None:
-        """Record that the operation is being run."""
         if self.operation is not None:
             self.operation.began_s = monotonic()
 
@@ -194,12 +193,7 @@ class Pending:
         self.unannounced.append(request)
 
     def named(self, name: str, process_set: int) -> Optional[Request]:
-        """Return the operation of this name that is on its way, or None."""
         return self.requests.get(Key(process_set, name, 0))
-
-    def announce_again(self, requests: Sequence[Request]) -> None:
-        """Announce operations that were held back."""
-        self.unannounced = [*requests, *self.unannounced]
 
     def announce(self, urgent: bool, rank: int) -> Optional[Message]:
         """Return what rank 0 has not been told yet. ``rank`` is this one."""
@@ -268,7 +262,6 @@ class Pending:
         return request
 
     def take_all(self) -> List[Request]:
-        """Everything, in the order of submission."""
         requests = self.waiting()
         self.requests.clear()
         self._later.clear()

@@ -26,8 +26,7 @@ _THREAD = re.compile(r"(?:Current t|T)hread 0x([0-9a-f]+)")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _ESCAPE = re.compile(r"\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U[0-9a-f]{8}")
 
-Frame = Tuple[str, int, str]
-"""(file, line, function)"""
+Frame = Tuple[str, int, str]  # (file, line, function)
 
 
 class Dump(NamedTuple):

@@ -43,10 +43,8 @@ from .stacks import NOTHING_REPORTED, BlockedReport
 
 logger = logging.getLogger("ringcomm.engine")
 
-BLOCKED_S = 0.1
-"""How long every thread of a rank must wait before rank 0 is told that nothing more will come."""
-LOOK_S = 0.5
-"""How often a rank that waits in a transfer listens to the others."""
+BLOCKED_S = 0.1  # how long every thread of a rank must wait before rank 0 is told that nothing more will come
+LOOK_S = 0.5  # how often a rank that waits in a transfer listens to the others
 PAUSE_S = 0.005
 """How long the engine's thread leaves the work to threads that wait: after one of them has done some, and
 after a small operation was submitted."""
@@ -157,7 +155,6 @@ class EngineThread:
 
     @property
     def observer(self) -> Optional[Observer]:
-        """The observer that receives the engine's events, if there is one."""
         return self._state.peers.tracing.observer
 
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
@@ -173,7 +170,6 @@ class EngineThread:
         self._turn.hurry()
 
     def settle(self, limit_s: float) -> None:
-        """Wait for what is on its way at the end; see :meth:`.PeerChannels.settle`."""
         state = self._state
         state.peers.settle(limit_s, lambda: state.outbox, lambda: state.broken)
 

@@ -17,8 +17,7 @@ from ..transport.base import Watch
 
 logger = logging.getLogger("ringcomm")
 
-HeardFrom = Callable[[], Tuple[List[int], List[int]]]
-"""Returns the ranks with and without recent heartbeats."""
+HeardFrom = Callable[[], Tuple[List[int], List[int]]]  # Returns the ranks with and without recent heartbeats
 
 
 class Reporter(Watch):
@@ -70,8 +69,7 @@ class Reporter(Watch):
         logger.warning("%s", text)
 
 
-_OF_ALL_S = 1.5
-"""How long a group that has lost a rank waits for the root cause of the group of all ranks."""
+_OF_ALL_S = 1.5  # how long a group that has lost a rank waits for the root cause of the group of all ranks
 
 _Error = TypeVar("_Error", bound=RingcommError)
 
@@ -96,11 +94,9 @@ class GroupWatch(Watch):
         self._aborted = error
 
     def fileno(self) -> int:
-        """Return the control connection's file descriptor; -1 without one."""
         return -1 if self._control is None else int(self._control.fileno())
 
     def check(self) -> None:
-        """Raise the error that ended the group, if it has ended."""
         if self._aborted is not None:
             raise self._aborted
         if self._control is not None:
@@ -127,33 +123,26 @@ class GroupWatch(Watch):
 
     @property
     def abort_error(self) -> Optional[RingcommError]:
-        """The root cause from the rendezvous, once the group has ended."""
         error: Optional[RingcommError] = self._reporter.abort_error
         return None if error is None else self._noted(error)
 
     def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
-        """Report that a peer is lost; return the error that all ranks raise."""
         return self._aborted or self._noted(self._reporter.report_lost(peer, doing, why, kind))
 
     def note_closed(self, peer: int, why: str) -> None:
-        """Report, without waiting, that a peer's link ended while no call needed that peer."""
         self._reporter.note_closed(peer, why)
 
     def note_interrupted(self, doing: str, why: str) -> RingcommError:
-        """Report that this rank left a collective half-way; return an error for lack of a root cause."""
         return self._noted(self._reporter.note_interrupted(doing, why), is_own=True)
 
     def root_cause(self, otherwise: RingcommError) -> RingcommError:
-        """Return the root cause, after a failure was reported without waiting."""
         in_group = {rank: place for place, rank in enumerate(self._ranks)}
         return self._aborted or self._noted(self._reporter.root_cause(_renumbered(otherwise, in_group)))
 
     def report_mismatch(self, peer: int, text: str) -> RingcommError:
-        """Report that a peer is in another call; return the error that all ranks raise."""
         return self._noted(self._reporter.report_mismatch(peer, text))
 
     def warn(self, topic: str, text: str) -> None:
-        """Warn the user; of one topic a group warns once."""
         self._reporter.warn(topic, text)
 
     def _noted(self, error: RingcommError, is_own: bool = False) -> RingcommError:

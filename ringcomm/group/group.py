@@ -123,18 +123,15 @@ class Group:
         self._stop_calls(reason, ok, failure)  # first of all: another thread may be about to call
         if ok:
             self.recording.finish()
-            self._point_out_settings()
+            if self.size > 1 and self.members[self.rank] == 0:
+                from ..configuration.settings import without_effect  # not needed while a job runs
+
+                for topic, text in without_effect(self.settings):
+                    self.reporter.warn(topic, text)
         self._detector.stop()
         self.failed = not ok or self.reporter.abort_error is not None
         if self.control is not None:
             self.control.leave(reason, ok)
-
-    def _point_out_settings(self) -> None:
-        if self.size > 1 and self.members[self.rank] == 0:
-            from ..configuration.settings import without_effect  # not needed while a job runs
-
-            for topic, text in without_effect(self.settings):
-                self.reporter.warn(topic, text)
 
     def close(self) -> None:
         """Close the links and the timeline's file, after :meth:`stop` or :meth:`leave`."""

@@ -34,16 +34,14 @@ SHORT_BYTES = 4 * 1024 * 1024
 """Longest message without an announcement. An announcement wakes each side once more: a copy is faster."""
 HELD_BYTES = 64 * 1024 * 1024
 """Maximum bytes of short messages without credit, including the overhead per message."""
-OVERHEAD_BYTES = 512
-"""Memory for a message without a receive, besides its bytes."""
+OVERHEAD_BYTES = 512  # memory for a message without a receive, besides its bytes
 _HEAD = struct.Struct("<HBBiIQQ")
 HEAD_BYTES = _HEAD.size
 _MAGIC = 0x7C51
 _SHORT, _LONG, _READY, _BYTES, _CREDIT = 1, 2, 3, 4, 5
 
 
-Address = Tuple[int, int]
-"""The owner of the tag (0: the user, 1: ringcomm) and the tag."""
+Address = Tuple[int, int]  # the owner of the tag (0: the user, 1: ringcomm) and the tag
 
 
 class Arrival(NamedTuple):
@@ -102,11 +100,9 @@ class Matcher:
         self._arrivals.setdefault(arrival.address, deque()).append(arrival)
 
     def withdraw(self, receive: Receive) -> None:
-        """Remove a receive that is kept: it has a message now, or its time is over."""
         _remove(self._receives, receive.address, receive)
 
     def receives(self) -> List[Receive]:
-        """Return the receives without a message."""
         return [receive for queue in self._receives.values() for receive in queue]
 
 
@@ -325,7 +321,6 @@ class Channel:
                 self.serve(late, arrival)
 
     def writing(self) -> bool:
-        """Return whether there are frames to send."""
         return bool(self._outgoing)
 
     def is_at_work(self) -> bool:

@@ -11,36 +11,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Any, Callable, Deque, Optional, Protocol, TypeVar
+from typing import Any, Callable, Deque, Optional
 
 from ..clock import Deadline, monotonic
-from ..collective.observe import Site
 from ..errors import NotInitializedError, RingcommError
 
-
-class Work(Protocol):
-    """A collective or a point-to-point message."""
-
-    what: str  # its name, for error texts
-    waiters: int  # threads that wait for it
-    source: int  # the sender of a received message
-    site: Optional[Site]  # the place of its call in the user's program, if known
-    noted: Any  # the history that records it, and its record there
-
-    def perform(self) -> None:
-        """Run it, and finish it with success or its error."""
-
-    def finish(self, error: Optional[BaseException] = None) -> None:
-        """Mark it as done, or as failed with ``error``; only the first call has an effect."""
-
-    def is_completed(self) -> bool:
-        """Return whether it is done or has failed."""
-
-    def where(self) -> str:
-        """Return the place of the call, for error texts; empty if unknown."""
-
-
-_Work = TypeVar("_Work", bound=Work)
+# A collective or a point-to-point message, such as :class:`.RingcommWork`: ``what`` is its name for errors,
+# ``waiters`` counts the threads that wait for it, ``source`` is the sender of a received message, ``site``
+# the place of its call, and ``noted`` the history that records it, and its record there.
+Work = Any
 
 
 class OperationQueue:
@@ -61,7 +40,7 @@ class OperationQueue:
         self._thread: Optional[threading.Thread] = None
         self._closed: Optional[str] = None
 
-    def submit(self, work: _Work, inline: bool) -> _Work:
+    def submit(self, work: Work, inline: bool) -> Work:
         """Run a work now if ``inline`` and the queue is empty; otherwise append it."""
         me = threading.get_ident()
         with self._lock:
@@ -70,7 +49,13 @@ class OperationQueue:
             nested = self._runner == me
             if not nested:
                 if not inline or self._runner is not None or self._queue:
-                    self._enqueue(work)
+                    self._queue.append(work)
+                    if self._thread is None:
+                        thread = threading.Thread(target=self._main, name=self._name, daemon=True)
+                        thread.start()
+                        self._thread = thread
+                    elif self._runner is None:
+                        self._ready.notify()
                     return work
                 self._runner = me
         if nested:
@@ -79,15 +64,6 @@ class OperationQueue:
             work.waiters += 1  # its caller waits for it in this call
             self._perform(work)
         return work
-
-    def _enqueue(self, work: Work) -> None:
-        self._queue.append(work)
-        if self._thread is None:
-            thread = threading.Thread(target=self._main, name=self._name, daemon=True)
-            thread.start()
-            self._thread = thread
-        elif self._runner is None:
-            self._ready.notify()
 
     def _perform(self, work: Work) -> None:
         try:
@@ -202,7 +178,6 @@ class Turn:
         self._wake()
 
     def is_mine(self) -> bool:
-        """Return whether the calling thread has the turn."""
         return self._owner == threading.get_ident()
 
     def end(self, timeout_s: float) -> None:

@@ -26,8 +26,7 @@ from .message_channel import Address, Channel, Disagreement, Matcher, Receive
 from .operation_queue import Turn, Work
 
 SEND, RECEIVE = "send", "recv"
-KIND = "message"
-"""The name of both in sums over kinds of calls."""
+KIND = "message"  # the name of both in sums over kinds of calls
 
 
 class _Message(NamedTuple):
@@ -103,7 +102,6 @@ class MessageHistory:
         flow.waited_s += time.perf_counter() - wait.began_s
 
     def fail(self, error: BaseException) -> None:
-        """Mark the messages that threads waited for as failed, with the engine."""
         if self._failure is None:
             text = f"{type(error).__name__}: {error}"
             rows = [row for row in self.rows() if row["state"] == RUNNING]
@@ -147,7 +145,6 @@ class MessageHistory:
 
     @property
     def waited_s(self) -> float:
-        """Return the seconds that threads have waited for messages."""
         flows = list(self._flows.items())
         return sum(flow.waited_s + self._present_s(*key) for key, flow in flows)
 
@@ -181,8 +178,7 @@ class MessageHistory:
         }  # fmt: skip
 
 
-LARGE_BYTES = 256 * 1024
-"""A caller that starts a longer message leaves it to the thread, and returns at once."""
+LARGE_BYTES = 256 * 1024  # A caller that starts a longer message leaves it to the thread, and returns at once
 PAUSE_S = 2e-3
 """The thread takes the turn this long after a caller has given it back, if no message needs it before."""
 _MAX_WAIT_S = 3600.0
@@ -286,12 +282,9 @@ class PointToPoint:
             self._is_broken = True
             raise
         finally:
-            self._turn.give_back(self._is_needed())
-
-    def _is_needed(self) -> bool:
-        """Return whether messages must be moved although the caller that moved them does not wait now."""
-        waited_for = any(work.waiters and not work.is_completed() for work in self._limits)
-        return waited_for or any(channel.is_at_work() for channel in self._channels.values())
+            waited_for = any(work.waiters and not work.is_completed() for work in self._limits)
+            at_work = any(channel.is_at_work() for channel in self._channels.values())
+            self._turn.give_back(waited_for or at_work)
 
     def close(self, error: RingcommError) -> None:
         """End the thread; unfinished operations fail with ``error``."""
@@ -442,15 +435,14 @@ class PointToPoint:
         if arrival is not None:
             if arrival.content is None:
                 self._channel(arrival.peer)
-            self._channel_or_closed(arrival.peer).serve(receive, arrival)
+            channel = self._channels.get(arrival.peer)
+            if channel is None:  # its link is closed: one that only delivers messages received before
+                channel = Channel(self._fabric.link(arrival.peer), self._matcher, self._type_name)
+            channel.serve(receive, arrival)
         elif receive.peer is not None:
             self._channel(receive.peer)
         elif not self._channels:
             raise LinkClosed(*next(iter(self._gone.items())))
-
-    def _channel_or_closed(self, peer: int) -> Channel:
-        """Return the peer's channel; for a closed link, one that only delivers messages received before."""
-        return self._channels.get(peer) or Channel(self._fabric.link(peer), self._matcher, self._type_name)
 
     def _lose(self, peer: int, reason: str) -> None:
         """Handle the end of a peer's link: fail if an operation still needs the peer."""

@@ -27,7 +27,6 @@ if [int(part) for part in _re.findall(r"\d+", _version)[:3]] < [0, 6, 1]:
 # isort: split
 from .._adapter.basics import *  # noqa: F403
 from ..docstrings import export as _export
-from . import cluster as cluster
 from .collectives import *  # noqa: F403
 from .programs import jit as jit
 from .programs import typed_errors as typed_errors

@@ -28,9 +28,8 @@ class GradientReducer(NamedTuple):
     name: Optional[str] = None
 
     def __call__(self, gradients: Any, weight: Any = None) -> Any:
-        """Return the reduced gradients, as a tree of the same structure, in which None stays None.
-
-        ``weight`` is that of this rank in a weighted average; None: no weights.
+        """Return the reduced gradients, as a tree of the same structure, in which None stays None. ``weight``
+        is that of this rank in a weighted average; None: no weights.
         """
         weights = weights_of(weight)
         leaves, structure = jax.tree_util.tree_flatten(gradients)
@@ -54,18 +53,13 @@ class GradientReducer(NamedTuple):
     def _buckets(self, arrays: List[Any]) -> List[List[int]]:
         if self.how.weight is not None:
             return [list(range(len(arrays)))]  # a weight counts reductions as steps
-        return plan_buckets([_described(array) for array in arrays])
-
-
-def _described(array: Any) -> Gradient:
-    return Gradient(array.size * array.dtype.itemsize, str(array.dtype))
+        return plan_buckets([Gradient(it.size * it.dtype.itemsize, str(it.dtype)) for it in arrays])
 
 
 def gradient_reducer(
     op: Any, compression: Any, gradient_predivide_factor: float, process_set: ProcessSet, share: float = 1.0
 ) -> GradientReducer:
     """Return a reducer for the arguments of the public functions; ``share`` multiplies its results.
-
     ConfigError: ``gradient_predivide_factor`` is given with an op other than Average.
     """
     chosen = op_of(op)

@@ -344,10 +344,9 @@ def _point_out_misspelt() -> None:
 
 class Newcomer:
     """A process of an elastic job before it joins. Its numbers are those of the last rank if it joined now.
-
     The others go on meanwhile. ``init()`` of a process that is started while the job runs returns at once,
-    and the process joins when its state is ready: at the call of the function that ``elastic.run``
-    decorates, or at its first collective. Otherwise all others would wait while it reads its data.
+    and the process joins when its state is ready: at the call of the function that ``elastic.run`` decorates,
+    or at its first collective. Otherwise all others would wait while it reads its data.
     """
 
     is_elastic = True
@@ -406,23 +405,18 @@ def init(membership: Optional[Membership] = None, settings: Optional[Settings] =
                 membership = Membership.from_environment() if membership is None else membership
                 if not (isinstance(membership, Membership) and isinstance(settings, Settings)):
                     raise ConfigError("init() takes a Membership and Settings of ringcomm.config, or none.")
-                _default = _newcomer(membership, settings) or _started(membership, settings)
+                size = 0
+                if membership.elastic:
+                    from ..rendezvous.client import running_size
+
+                    size = running_size(membership, settings)
+                _default = Newcomer(membership, settings, size) if size else _started(membership, settings)
             except RingcommError as error:
                 # The message has all facts; a traceback through ringcomm's own code adds none.
                 raise error.with_traceback(None) from None
         if not _registered:
             atexit.register(_leave_at_exit)
             _registered = True
-
-
-def _newcomer(membership: Membership, settings: Settings) -> Optional[Newcomer]:
-    """Return this process as one that joins an elastic job later; None if it is among the first ranks."""
-    if not membership.elastic:
-        return None
-    from ..rendezvous.client import running_size
-
-    size = running_size(membership, settings)
-    return Newcomer(membership, settings, size) if size else None
 
 
 def _started(membership: Membership, settings: Settings) -> Context:

@@ -343,13 +343,15 @@ class RecorderSocket:
     def __init__(self, sock: socket.socket, stacks: int) -> None:
         self.recorders: List[FlightRecorder] = []
         self._socket = sock
-        self._stacks = stacks
         self._socket.setblocking(False)
         self._sending = threading.Lock()
         self._listing = threading.Lock()
         self._pid = os.getpid()
         self._counted = False  # whether ringrun has asked for numbers
-        self.send({"type": "hello", "signal": self._take_signal()})
+        is_free = _is_free(signal.SIGUSR1)
+        if is_free:  # otherwise the program handles that signal
+            faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
+        self.send({"type": "hello", "signal": is_free})
         atexit.register(self._report_end)
         threading.Thread(target=self._answer, name="ringcomm-flight", daemon=True).start()
 
@@ -373,21 +375,12 @@ class RecorderSocket:
         return cls._own if cls._own is not None and cls._own._pid == os.getpid() else None
 
     def add(self, recorder: FlightRecorder) -> None:
-        """Add a recorder, and drop closed ones."""
         with self._listing:
             self.recorders = [*(item for item in self.recorders if not item.closed), recorder]
 
     def forget_closed(self) -> None:
-        """Drop the recorders whose context has been closed."""
         with self._listing:
             self.recorders = [item for item in self.recorders if not item.closed]
-
-    def _take_signal(self) -> bool:
-        """Make SIGUSR1 write the stacks to the pipe, unless the program handles that signal."""
-        if not _is_free(signal.SIGUSR1):
-            return False
-        faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True, chain=False)
-        return True
 
     def _answer(self) -> None:
         readable = select.poll()

@@ -40,7 +40,6 @@ class TraceFile:
             raise _unwritable(path, problem) from None
 
     def add(self, events: Sequence[Dict[str, Any]]) -> None:
-        """Append events."""
         lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
         self._write((b",\n" if self._end > 2 else b"") + lines.encode(), b"\n]\n")
 
@@ -53,7 +52,6 @@ class TraceFile:
         self._end += len(body)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -128,7 +126,6 @@ class Timeline:
                 return
 
     def close(self) -> None:
-        """Write the remaining events, and close the file."""
         self._queue.put(None)
         self._thread.join()
         self._file.close()
@@ -186,7 +183,6 @@ class Recording:
             self._source.settle(FINISH_S)
 
     def close(self) -> None:
-        """Close the file, if it is open."""
         timeline, self._timeline = self._timeline, None
         if timeline is not None:
             timeline.close()

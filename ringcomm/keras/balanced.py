@@ -64,7 +64,6 @@ class BalancedDataset(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> Any:
         """Return this rank's rows of the next global batch; ConfigError if no optimizer has ``batches=``.
-
         ``index`` is ignored while Keras trains: ``fit(shuffle=True)`` would shuffle otherwise on each rank.
         """
         if not self._running:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Sequence
 
 from ..docstrings import documented
-from ..elastic.samples import ElasticSampler
-from ..elastic.state import ObjectState, PartsState, State, VariablesPart, check_built, run
+from ..elastic.state import ElasticSampler, ObjectState, PartsState, State, VariablesPart, check_built, run
 from .callbacks import Callback
 from .collectives import as_array, broadcast_variables
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any, Callable, Dict, List, Optional, Sequence, Type
 
 import keras
@@ -109,15 +108,19 @@ def reducer_class() -> Type[VariableReducer]:
     there is no adapter for the backend.
     """
     backend = keras.backend.backend()
-    modules = {"tensorflow": "..tensorflow.gradients", "torch": ".on_torch"}
+    if backend == "tensorflow":
+        from ..tensorflow.gradients import GradientReducer
+
+        return GradientReducer
+    if backend == "torch":
+        from ..torch.reducer import KerasReducer
+
+        return KerasReducer
     if backend == "jax":
         return _JaxReducer
-    if backend not in modules:
-        raise NotImplementedError(
-            f"The backend of Keras is {backend}; gradients can be reduced on tensorflow, torch and jax."
-        )
-    found: Type[VariableReducer] = import_module(modules[backend], __package__).GradientReducer
-    return found
+    raise NotImplementedError(
+        f"The backend of Keras is {backend}; gradients can be reduced on tensorflow, torch and jax."
+    )
 
 
 class _JaxReducer(VariableReducer):

@@ -21,8 +21,8 @@ from .._adapter.graph_callbacks import (
     put_together,
     take_apart,
 )
-from .._adapter.objects import broadcast_object
 from .._adapter.reduction import Reduction, of_gradients, wrapped
+from .._adapter.submit import broadcast_object
 from ..calls.process_set import ProcessSet, global_process_set
 from ..collective.observe import look_through
 from ..collective.options import Options, takes
@@ -216,9 +216,8 @@ def from_host(array: Array) -> mx.array:
 
 
 def evaluate(how: Any, arrays: Sequence[mx.array]) -> None:
-    """Compute arrays by ``mx.eval`` or ``mx.async_eval``.
-
-    NotOfferedError: MLX is transforming the function that has called the collective.
+    """Compute arrays by ``mx.eval`` or ``mx.async_eval``. NotOfferedError: MLX is transforming the function
+    that has called the collective.
     """
     try:
         how(*arrays)
@@ -232,9 +231,8 @@ def evaluate(how: Any, arrays: Sequence[mx.array]) -> None:
 
 
 class Blocks:
-    """Copies of arrays in new memory, which collectives overwrite.
-
-    ``groups`` are indices of arrays that are side by side in one block, with one dtype.
+    """Copies of arrays in new memory, which collectives overwrite. ``groups`` are indices of arrays that are
+    side by side in one block, with one dtype.
     """
 
     def __init__(self, arrays: Sequence[mx.array], groups: Sequence[Sequence[int]]) -> None:

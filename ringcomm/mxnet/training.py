@@ -15,9 +15,8 @@ from .. import api
 from .._adapter.compression import Compression
 from .._adapter.gradients import Gradient, bucket_name, check_start, plan_buckets, plan_groups
 from .._adapter.graph_callbacks import Batch, CompressionState, Operation
-from .._adapter.objects import allgather_object
 from .._adapter.reduction import Reduction, of_gradients
-from .._adapter.submit import start_broadcast
+from .._adapter.submit import allgather_object, start_broadcast
 from ..calls.async_calls import wire_name
 from ..calls.process_set import ProcessSet, global_process_set, number_of, size_of
 from ..docstrings import documented

@@ -25,11 +25,11 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from .._adapter.placed import Host, PlacedJob, RankOutcome, Ticket, attempt, by_host, end, enter, settings_for
+from ..calls.objects import unpack
 from ..clock import Deadline
 from ..config import Settings
 from ..configuration.membership import export
 from ..errors import ConfigError, NotOfferedError, RemoteError, StartTimeoutError
-from ..storage.results import unpack
 from ..transport.nics import spec_of
 
 if TYPE_CHECKING:

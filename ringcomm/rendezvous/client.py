@@ -51,14 +51,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ringcomm.rendezvous")
 
 NEW = Resume()
-_MAX_ATTEMPTS = 5
-"""After this many views with unusable links the cause is this process, not a lost member."""
+_MAX_ATTEMPTS = 5  # after this many views with unusable links the cause is this process, not a lost member
 
 
-DIAL_S = 5.0
-"""Time limit for an address to answer."""
-_LATER_S = 1.0
-"""How long the preferred addresses have to answer before the others are dialled as well."""
+DIAL_S = 5.0  # time limit for an address to answer
+_LATER_S = 1.0  # how long the preferred addresses have to answer before the others are dialled as well
 _RETRY_S = 0.25
 REFUSED_S = 3.0
 """For how long a server is dialled although every address refuses: it serves before they are published."""
@@ -261,7 +258,6 @@ class Joiner:
         self._attempts = 0
 
     def join(self) -> Joined:
-        """Become a rank of the job; see :func:`join`."""
         try:
             check_descriptors(self.membership.size - 1)
             interfaces = self._interfaces()
@@ -341,22 +337,18 @@ class Joiner:
 
     def _wait(self) -> None:
         """Handle received messages, or wait for more."""
-        if self._failed_view:
-            self._start_over()
+        if self._failed_view:  # while its members were connecting: ask for the next one
+            self._failed_view = False
+            self._assignment = self._go = None
+            if self._setup is not None:
+                self._setup.close()
+            self._introduce(self._interfaces())
         elif self._deadline.expired():
             raise StartTimeoutError(_timeout_text(self.membership, self._deadline))
         elif self._rejoin:
             self._join_again()
         else:
             self.reactor.run_once(self._deadline.remaining_s())
-
-    def _start_over(self) -> None:
-        """Ask for the next view: one has failed while its members were connecting."""
-        self._failed_view = False
-        self._assignment = self._go = None
-        if self._setup is not None:
-            self._setup.close()
-        self._introduce(self._interfaces())
 
     def _finish(self) -> Joined:
         """Hand the established links to their users."""
@@ -431,7 +423,6 @@ class Joiner:
         self._send(self._introduction(self._setup.offers()))
 
     def abandon(self) -> None:
-        """Close everything that joining has opened."""
         if self._setup is not None:
             self._setup.close()
         if self._connection is not None:
@@ -575,7 +566,6 @@ def await_entry(membership: Membership, entry: str, timeout_s: float) -> str:
 def change_entry(
     membership: Membership, how: str, entry: str, timeout_s: float, text: str = "", before: str = ""
 ) -> str:
-    """Change an entry, see :meth:`ringcomm.rendezvous.server.Board.changed`; return the answer."""
     message = {"type": "change", "how": how, "entry": entry, "text": text, "before": before}
     return _ask_at(membership, message, timeout_s)
 

@@ -33,16 +33,11 @@ from .routing import ranges_of
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
-ROOT_CAUSE_S = 5.0
-"""How long a rank that lost a peer waits for the root cause."""
-_MISMATCH_S = 30.0
-"""The same for a rank whose peer makes another call: only a busy machine can delay it."""
-_LEAVE_S = 1.0
-"""How long a rank that leaves waits for the rendezvous to close the connection."""
-_SILENCE_S = 1.5
-"""The same after a long silence: then the rendezvous may be cut off as well."""
-_SILENT_KINDS = ("silent", "still", "cut off")
-"""Kinds of reports about peers that have sent nothing for long."""
+ROOT_CAUSE_S = 5.0  # how long a rank that lost a peer waits for the root cause
+_MISMATCH_S = 30.0  # the same for a rank whose peer makes another call: only a busy machine can delay it
+_LEAVE_S = 1.0  # how long a rank that leaves waits for the rendezvous to close the connection
+_SILENCE_S = 1.5  # the same after a long silence: then the rendezvous may be cut off as well
+_SILENT_KINDS = ("silent", "still", "cut off")  # kinds of reports about peers that have sent nothing for long
 
 
 Listener = Callable[[int, bool], None]
@@ -253,7 +248,6 @@ class ControlChannel(Reporter):
             self._send_if_open({"type": "closed", "peer": peer, "why": why})
 
     def report_mismatch(self, peer: int, text: str) -> RingcommError:
-        """Report that a peer is in a different call; return the error that every rank will raise."""
         error = MismatchError(text, peer=peer)
         return self._report({"type": "mismatch", "peer": peer, "text": text}, error, _MISMATCH_S)
 
@@ -271,19 +265,16 @@ class ControlChannel(Reporter):
                 self._interruption = PeerLostError(text, rank=self._rank, host=host)
             return self._interruption
 
-    def root_cause(self, otherwise: RingcommError) -> RingcommError:
-        """Wait for the root cause after a reported failure; return ``otherwise`` if it does not arrive."""
-        return self._await_root_cause(otherwise, ROOT_CAUSE_S)
-
     def _report(self, message: Message, otherwise: RingcommError, limit_s: float) -> RingcommError:
         with self._lock:
             self._read()  # The root cause may have arrived, on a connection that ended after it.
             sent = self.open and self.abort_error is None and self._send(message)
             if not sent:
                 self._read()  # or since then
-        return self._await_root_cause(otherwise, limit_s if sent else 0.0)
+        return self.root_cause(otherwise, limit_s if sent else 0.0)
 
-    def _await_root_cause(self, otherwise: RingcommError, limit_s: float) -> RingcommError:
+    def root_cause(self, otherwise: RingcommError, limit_s: float = ROOT_CAUSE_S) -> RingcommError:
+        """Wait for the root cause after a reported failure; return ``otherwise`` if it does not arrive."""
         self._over.wait(limit_s)
         with self._lock:
             if self.abort_error is None:

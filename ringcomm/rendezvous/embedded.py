@@ -35,8 +35,7 @@ LOOK_AGAIN_S = 0.1
 _LEAVE_S = 10.0
 _FAILED_LEAVE_S = 1.0
 """How long the rank that serves the rendezvous waits, when it leaves, for the others to leave as well."""
-GRACE_S = 10.0
-"""How long an address from a file may not answer: the file may be left from an earlier start."""
+GRACE_S = 10.0  # how long an address from a file may not answer: the file may be left from an earlier start
 _LIMIT_BYTES = 1 << 20
 
 _turns = 0
@@ -190,7 +189,6 @@ class FileNotice:
             raise ConfigError(f"Rank 0 cannot write in {self._folder}: {problem.strerror}. {_HINT}") from None
 
     def read(self, deadline: Deadline) -> str:
-        """Wait for the file."""
         pause = threading.Event()
         while True:
             found = self._content()
@@ -219,12 +217,10 @@ class FileNotice:
             ) from None
 
     def moved(self) -> bool:
-        """Return whether the file has changed since it was read."""
         latest = self._content()
         return latest not in ("", self._read)
 
     def withdraw(self) -> None:
-        """Remove the file."""
         self._path.unlink(missing_ok=True)  # the other processes may remove it as well
 
 

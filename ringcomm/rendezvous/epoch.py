@@ -27,11 +27,9 @@ from ..wire.messages import Message
 from .membership import EVIDENCE_S, NO_RELAY, SETTLE_S, Action, Notice, Process, RelayHost, Send, Timer
 from .routing import Linking, NoRoute, link_table
 
-_MAX_TOPICS = 16
-"""The maximum number of warnings that are passed on."""
+_MAX_TOPICS = 16  # the maximum number of warnings that are passed on
 _HERE_AND_THERE = re.compile(r"\((.*) here, (.*) there\)")
-RENDEZVOUS = -1
-"""The reporter of the rendezvous' own observations."""
+RENDEZVOUS = -1  # the reporter of the rendezvous' own observations
 VANISHED = "its connections closed without a goodbye message"
 
 
@@ -93,7 +91,13 @@ class Epoch:
         """Abort because a member does not answer pings, while links are built or some ranks have left."""
         running = self.phase is Phase.RUNNING
         when = "others have left already" if running else "links were being built"
-        return self._abort_for(silence(self._by_rank[rank], silent_s, when))
+        member = self._by_rank[rank]
+        text = (
+            f"{member.name()} has been silent for {silent_s:.0f} s while {when}: its process is stopped, "
+            "swapped out or cut off, or a C call keeps the interpreter lock (RINGCOMM_DEAD_AFTER sets the "
+            "limit)."
+        )
+        return self._abort_for(RootCause("stalled", text, member))
 
     def answered(self, member: Process, message: Message, now_s: float) -> List[Action]:
         """Take a member's answer to a ping: the peers with and without heartbeats."""
@@ -104,11 +108,9 @@ class Epoch:
     # ---- probing and linking -----------------------------------------------------------------
 
     def probed(self, member: Process, message: Message, now_s: float) -> List[Action]:
-        """Take the attempts of a host's first rank."""
         return self._linking.probed(member, message) + self._link_if_probed()
 
     def measured(self, member: Process, message: Message, now_s: float) -> List[Action]:
-        """Take the measurements of a host's first rank."""
         return self._linking.measured(member, message) + self._link_if_probed()
 
     def _link_if_probed(self) -> List[Action]:
@@ -129,7 +131,6 @@ class Epoch:
         return current and self._linking.relays(link.source, link.target)
 
     def linked(self, member: Process, message: Message, now_s: float) -> List[Action]:
-        """Note that a rank has an authenticated link to every other."""
         if not self._linking.linked(member, message["links"]):
             return []
         self.phase = Phase.RUNNING
@@ -154,7 +155,10 @@ class Epoch:
         peer = self._by_rank.get(int(message["peer"]))
         if peer is None:
             return []
-        wait_s = self._analysis.lost(member.rank, peer, message, now_s)
+        known = not peer.is_present or message["kind"] in ("stalled", "late")
+        wait_s = SETTLE_S if known else EVIDENCE_S  # for better evidence
+        doing, why, kind = message["doing"], message["why"], message["kind"]
+        self._analysis.suspect(Suspicion(member.rank, peer.rank, doing, why, kind, now_s + wait_s))
         # Ask every member from which peers it receives heartbeats, and from which it does not. After a loss
         # all ranks report at the same time. A rank that has not answered yet is not asked again, or a
         # thousand reports would have a thousand ranks answer a thousand times.
@@ -164,16 +168,15 @@ class Epoch:
         return [*(Send(item.connection, {"type": "ping"}) for item in asked), Timer(wait_s)]
 
     def closed(self, member: Process, message: Message, now_s: float) -> List[Action]:
-        """Note that an idle link between two ranks ended without a goodbye."""
         return self.lost(member, {**message, "doing": "", "kind": "closed"}, now_s)
 
     def interrupted(self, member: Process, message: Message, now_s: float) -> List[Action]:
         """Note that a rank has left a collective half-way. Its program may go on, or end soon."""
-        self._analysis.interrupted(member.rank, message, now_s)
+        doing, why, due_s = str(message["doing"]), str(message["why"]), now_s + SETTLE_S
+        self._analysis.suspect(Suspicion(RENDEZVOUS, member.rank, doing, why, "interrupted", due_s))
         return [Timer(SETTLE_S)]
 
     def mismatched(self, member: Process, message: Message, now_s: float) -> List[Action]:
-        """Take a rank's report that another one is in a different call."""
         self._analysis.mismatch(member.rank, str(message["text"]), now_s)
         return [Timer(SETTLE_S)]
 
@@ -214,7 +217,6 @@ class Epoch:
         return self.phase is Phase.RUNNING and len(self._staying) < len(self.members)
 
     def disconnected(self, connection: int, now_s: float) -> List[Action]:
-        """Note that a control connection ended."""
         member = self.members.get(connection)
         if member is None or not member.is_present:
             return []
@@ -224,11 +226,11 @@ class Epoch:
         if member.gone != VANISHED:
             return self._abort_for(self._analysis.root_cause_of(self._by_rank, member))
         # The launcher usually reports within moments how the process ended, which is more informative.
-        self._analysis.vanished(member.rank, self._evidence_s, now_s)
+        due_s = now_s + self._evidence_s
+        self._analysis.suspect(Suspicion(RENDEZVOUS, member.rank, "", "", "vanished", due_s))
         return [Timer(self._evidence_s)]
 
     def process_exited(self, number: int, how: str, ok: bool, now_s: float) -> List[Action]:
-        """Note the launcher's report that a process has ended."""
         member = self._by_number.get(number)
         if member is None:
             return []
@@ -247,7 +249,6 @@ class Epoch:
         return []
 
     def tick(self, now_s: float) -> List[Action]:
-        """Act on what is due."""
         if self.phase in (Phase.JOINING, Phase.ABORTED):
             return []
         root_cause = self._analysis.due(self._by_rank, now_s)
@@ -354,7 +355,6 @@ class RootCauseAnalysis:
         self._heartbeats[rank] = heard, silent
 
     def exited(self, number: int, how: str, ok: bool) -> None:
-        """Record how a process ended, as the launcher reports it."""
         self._exits[number] = how, ok
 
     def exit_of(self, number: int) -> Optional[str]:
@@ -362,30 +362,11 @@ class RootCauseAnalysis:
         return self._exits[number][0] if number in self._exits else None
 
     def suspect(self, suspicion: Suspicion) -> None:
-        """Record a report that a rank is lost."""
         if not self._suspicions:
             self._heartbeats.clear()  # Heartbeats received before the first report prove nothing now.
         self._suspicions.append(suspicion)
 
-    def lost(self, reporter: int, peer: Process, message: Message, now_s: float) -> float:
-        """Record a rank's report that it lost another; return the seconds to wait for better evidence."""
-        known = peer.gone is not None or peer.left is not None or message["kind"] in ("stalled", "late")
-        wait_s = SETTLE_S if known else EVIDENCE_S
-        doing, why, kind = message["doing"], message["why"], message["kind"]
-        self.suspect(Suspicion(reporter, peer.rank, doing, why, kind, now_s + wait_s))
-        return wait_s
-
-    def interrupted(self, rank: int, message: Message, now_s: float) -> None:
-        """Record a rank's report that it has left a collective half-way."""
-        doing, why, due_s = str(message["doing"]), str(message["why"]), now_s + SETTLE_S
-        self.suspect(Suspicion(RENDEZVOUS, rank, doing, why, "interrupted", due_s))
-
-    def vanished(self, rank: int, wait_s: float, now_s: float) -> None:
-        """Record that the control connection of a rank has ended. ``wait_s``: for the launcher's report."""
-        self.suspect(Suspicion(RENDEZVOUS, rank, "", "", "vanished", now_s + wait_s))
-
     def mismatch(self, rank: int, text: str, now_s: float) -> None:
-        """Record a report that another rank makes a different call."""
         if not self._mismatches:
             self._mismatch_due_s = now_s + SETTLE_S
         self._mismatches[rank] = text
@@ -433,7 +414,8 @@ class RootCauseAnalysis:
         here = {rank for rank, member in members.items() if member.is_present}
         if lost not in self._heartbeats:
             silent = any(item.kind in _SILENT_KINDS for item in about)
-            if not silent or not any(_covers(heard, lost) for heard, _ in self._heartbeats.values()):
+            ranges = (item for heard, _ in self._heartbeats.values() for item in heard)
+            if not silent or not any(first <= lost <= last for first, last in ranges):
                 return set()
         pairs = {
             frozenset((item.reporter, item.peer))
@@ -493,16 +475,6 @@ class RootCauseAnalysis:
         return RootCause(kind, f"{culprit.name()} was lost{during}: {cause}.", culprit)
 
 
-def silence(member: Process, silent_s: float, when: str) -> RootCause:
-    """Return the root cause if a member does not answer pings; ``when`` is the activity meanwhile."""
-    return RootCause(
-        "stalled",
-        f"{member.name()} has been silent for {silent_s:.0f} s while {when}: its process is stopped, swapped "
-        "out or cut off, or a C call keeps the interpreter lock (RINGCOMM_DEAD_AFTER sets the limit).",
-        member,
-    )
-
-
 def _cut(members: Mapping[int, Process], pairs: Set[Pair], why: str) -> RootCause:
     """Return the root cause if running ranks do not receive each other's messages."""
     separated = sorted({rank for pair in pairs for rank in pair})
@@ -533,10 +505,6 @@ def _cut(members: Mapping[int, Process], pairs: Set[Pair], why: str) -> RootCaus
 def _names(members: Mapping[int, Process], ranks: List[int]) -> str:
     """Return the ranks as text, such as ``rank 1 (jetson1) and rank 2 (jetson2)``."""
     return " and ".join(members[rank].name() for rank in ranks)
-
-
-def _covers(ranges: Ranges, rank: int) -> bool:
-    return any(first <= rank <= last for first, last in ranges)
 
 
 def _grouped(texts: Mapping[int, str]) -> List[str]:

@@ -17,6 +17,7 @@ import ipaddress
 import logging
 import math
 import socket
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
@@ -50,22 +51,17 @@ _PLACE_S = 0.03
 peers could slow down, and a rank that is not accepted has only 5 s to try again."""
 _CHANNELS = (Purpose.DIRECT, Purpose.BACKGROUND, Purpose.ENGINE_CONTROL)
 
-PROBE_S = 10.0
-"""Time limit for the slowest address to answer, on hosts that are busy with other work."""
+PROBE_S = 10.0  # time limit for the slowest address to answer, on hosts that are busy with other work
 _RELAYED_PROBE_S = 5.0
 """The same where a relay connects hosts without a route: addresses behind a firewall never answer."""
-_GRACE_S = 0.3
-"""Minimum time to wait for other addresses once every host has answered on a real interface,"""
-_GRACE_FACTOR = 3.0
-"""and in multiples of the time that this has taken."""
+_GRACE_S = 0.3  # minimum time to wait for other addresses once every host has answered on a real interface,
+_GRACE_FACTOR = 3.0  # and in multiples of the time that this has taken
 _LINK_LOCAL_GRACE_S = 0.03
 """The minimum where only link-local addresses are left: they are dialled by every interface of this machine,
 and all but one of these lead nowhere."""
 
-Channel = Tuple[int, int]
-"""The purpose of a link, and the peer at the other end."""
-Proven = Tuple[socket.socket, Session]
-"""A connection after the handshake, and its session."""
+Channel = Tuple[int, int]  # the purpose of a link, and the peer at the other end
+Proven = Tuple[socket.socket, Session]  # A connection after the handshake, and its session
 
 SendMessage = Callable[[Message], None]
 Report = Callable[[List[Dict[str, Any]]], None]
@@ -137,11 +133,14 @@ class LinkSetup:
             # process's rank, before closing, lets the other side report it.
             send_rank(sock, session, self.rank)
             sock.close()
-        elif claim.purpose == Purpose.PROBE:
+            return
+        if claim.purpose == Purpose.PROBE:
             self._note_reached(sock, claim.source)
             self._echoes.add(Echo(self.reactor, sock, session, self.rank, self._drop_echo))
-        elif claim.purpose in _CHANNELS and claim.source != self.rank:
-            self._accept_link((claim.purpose, claim.source), (sock, session))
+            return
+        is_link = claim.purpose in _CHANNELS and claim.source != self.rank
+        if is_link and send_rank(sock, session, self.rank):
+            self._add_link((claim.purpose, claim.source), (sock, session))
         else:
             sock.close()
 
@@ -276,12 +275,6 @@ class LinkSetup:
 
         await_echo(self.reactor, *link, channel[1], lambda: self._add_link(channel, link), refused)
 
-    def _accept_link(self, channel: Channel, link: Proven) -> None:
-        if send_rank(*link, self.rank):
-            self._add_link(channel, link)
-        else:
-            link[0].close()
-
     def _add_link(self, channel: Channel, link: Proven) -> None:
         older = self._links.get(channel)
         if older is not None:
@@ -328,7 +321,6 @@ class LinkSetup:
         return channels
 
     def close(self) -> None:
-        """Close everything that is still open."""
         self._missing = None
         if self._probing is not None:
             self._probing.close()
@@ -475,10 +467,12 @@ class Probing:
         self._probes = []
 
 
+@dataclass
 class _Probe:
     """One address that is dialled. Its connection is for this question alone."""
 
-    def __init__(self, target: int, offer: Dict[str, Any], scope: int) -> None:
-        self.target, self.offer, self.scope = target, offer, scope
-        self.dial: Optional[Dial] = None
-        self.why: Optional[str] = None  # the failure; "" on success, None until it has ended
+    target: int
+    offer: Dict[str, Any]
+    scope: int
+    dial: Optional[Dial] = None
+    why: Optional[str] = None  # the failure; "" on success, None until it has ended

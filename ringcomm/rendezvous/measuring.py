@@ -28,28 +28,20 @@ from ..wire.messages import MessageReader, encode
 
 logger = logging.getLogger("ringcomm.rendezvous")
 
-BURST_BYTES = 1088 * 1024
-"""Bytes that a bucket of 1 MiB lets pass, and some more: it is refilled meanwhile."""
-TAIL_BYTES = 2 * 1024 * 1024
-"""After the burst, a fast wire is measured over this many bytes more;"""
-TAIL_S = 0.06
-"""a slow one is measured for this long."""
-LIMIT_BYTES = BURST_BYTES + TAIL_BYTES
-"""More is never sent in one measurement, each way."""
-OTHERS_S = 0.1
-"""When enough is known of one wire, the others are measured for this long at most,"""
-MAX_S = 0.7
-"""and no measurement takes longer than this: on a busy machine nothing may be known by then."""
+BURST_BYTES = 1088 * 1024  # bytes that a bucket of 1 MiB lets pass, and some more: it is refilled meanwhile
+TAIL_BYTES = 2 * 1024 * 1024  # after the burst, a fast wire is measured over this many bytes more;
+TAIL_S = 0.06  # a slow one is measured for this long
+LIMIT_BYTES = BURST_BYTES + TAIL_BYTES  # more is never sent in one measurement, each way
+OTHERS_S = 0.1  # when enough is known of one wire, the others are measured for this long at most,
+MAX_S = 0.7  # and no measurement takes longer than this: on a busy machine nothing may be known by then
 _WINDOW_BYTES = 256 * 1024
 _WINDOW_S = 0.02
-_PACKET_BYTES = 64 * 1024
-"""Within a machine, and from a shaper, segments arrive in pieces of this size."""
+_PACKET_BYTES = 64 * 1024  # within a machine, and from a shaper, segments arrive in pieces of this size
 
 BLOCK = struct.Struct("!QQI")
 """Ahead of a block: bytes received here, microseconds until the last of them, and the block's length."""
 BLOCK_BYTES = 32 * 1024
-READ_BYTES = 1024 * 1024
-"""The size of a system's receive buffer: one read takes all received bytes."""
+READ_BYTES = 1024 * 1024  # the size of a system's receive buffer: one read takes all received bytes
 _QUEUE_BYTES = 128 * 1024
 ECHO_LIMIT_BYTES = 4096
 _DIAL_S = 1.5
@@ -227,7 +219,6 @@ class WireSpeed(NamedTuple):
 
     @property
     def mb_per_s(self) -> float:
-        """Return the speed of the slower direction."""
         return min(self.there_mb_per_s, self.back_mb_per_s)
 
 

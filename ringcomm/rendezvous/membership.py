@@ -20,8 +20,7 @@ from ..wire.messages import Message
 
 EVIDENCE_S = 1.0
 """How long to wait for other reports of a failure if the only evidence is a broken connection."""
-SETTLE_S = 0.3
-"""How long to wait for other reports that may name an earlier cause."""
+SETTLE_S = 0.3  # how long to wait for other reports that may name an earlier cause
 START_LIMIT = "--start-timeout (RINGCOMM_START_TIMEOUT)"
 MAX_FAILED_VIEWS = 10
 """An elastic job fails after this many views in a row that failed before any new commit or step: what ends
@@ -31,8 +30,7 @@ RelayHost = Tuple[str, int]
 """The name of the host that relays between hosts without a route, and for how many pairs of ranks at most."""
 NO_RELAY: RelayHost = ("", 0)
 
-ADDED, REMOVED = 2, 1
-"""Changes of the membership, as bits: as in Horovod's ``HostUpdateResult``."""
+ADDED, REMOVED = 2, 1  # changes of the membership, as bits: as in Horovod's ``HostUpdateResult``
 
 
 class Seat(NamedTuple):
@@ -80,12 +78,10 @@ Action = Union[Send, Drop, Notice, Timer]
 
 
 def exclude(connection: int, reason: str) -> List[Action]:
-    """Make a process of an elastic job end without an error."""
     return [Send(connection, {"type": "excluded", "reason": reason}), Drop(connection)]
 
 
 def refuse(connection: int, reason: str) -> List[Action]:
-    """Refuse a process that has asked to join."""
     return [
         Send(connection, {"type": "refused", "reason": reason}), Drop(connection),
         Notice("refused", f"refused a process that asked to join: {reason}"),
@@ -143,12 +139,6 @@ class Process(Located):
         self.left: Optional[str] = None  # the reason in its goodbye message
         self.gone: Optional[str] = None  # how it ended, if it failed
         self.asked = False  # for the peers it receives heartbeats from, without an answer so far
-
-    def take_rank(self, rank: int) -> None:
-        """Become a member of the next view."""
-        self.rank, self.addresses = rank, self.message["addresses"]
-        self.left = self.gone = None
-        self.asked = False
 
     @property
     def is_present(self) -> bool:
@@ -229,24 +219,19 @@ class Processes:
         self._by_stage: Dict[Stage, Dict[int, Process]] = {stage: {} for stage in Stage}
 
     def at(self, connection: int) -> Optional[Process]:
-        """Return the process of a connection, if it has joined on it."""
         return self._by_connection.get(connection)
 
     def get(self, number: int) -> Optional[Process]:
-        """Return the process with a member number, if it has joined."""
         return self._by_number.get(number)
 
     def among(self, *stages: Stage) -> List[Process]:
-        """Return the processes in these stages, by number."""
         found = [pair for stage in stages for pair in self._by_stage[stage].items()]
         return [item for _, item in sorted(found)]
 
     def count(self, stage: Stage) -> int:
-        """Return the number of processes in this stage."""
         return len(self._by_stage[stage])
 
     def is_waiting(self, number: int) -> bool:
-        """Return whether the process with this member number waits for the next view."""
         return number in self._by_stage[Stage.WAITING]
 
     def missing(self) -> List[Seat]:
@@ -271,7 +256,6 @@ class Processes:
         return process
 
     def move(self, process: Process, stage: Stage, why_lost: str = "") -> None:
-        """Change the stage of a process."""
         self._by_stage[process.stage].pop(process.number, None)
         process.stage, process.why_lost = stage, why_lost
         self._by_stage[stage][process.number] = process
@@ -283,7 +267,6 @@ class Processes:
         self.disconnect(process)
 
     def disconnect(self, process: Process) -> None:
-        """Forget the connection of a process, which has ended."""
         self._by_connection.pop(process.connection, None)
 
 
@@ -298,12 +281,10 @@ class View(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return the number of ranks."""
         return len(self.numbers)
 
 
-NO_VIEW = View(-1, ())
-"""Before the first view is published."""
+NO_VIEW = View(-1, ())  # before the first view is published
 
 
 def rank_order(candidates: Sequence[Process], most: int) -> Tuple[int, ...]:
@@ -339,7 +320,6 @@ class Terms(NamedTuple):
 
     @property
     def most(self) -> int:
-        """Return the size of the largest view."""
         return self.size if self.limits is None else self.limits.most
 
     @property
@@ -375,8 +355,8 @@ class Assembly:
         self._given = terms.size - 1
         self._since_s: Optional[float] = None  # when the wait for the next view began
         self._newest = 0  # the most commits or steps of a state so far
-        self._failed_views = 0  # since then
-        self._last_failure = ""
+        self.failed_views = 0  # since then
+        self.last_failure = ""
 
     # ---- joining -----------------------------------------------------------------------------
 
@@ -474,11 +454,6 @@ class Assembly:
         )
 
     # ---- the next view -----------------------------------------------------------------------
-
-    def view_failed(self, text: str) -> None:
-        """Count a view of an elastic job that has failed."""
-        self._failed_views += 1
-        self._last_failure = text
 
     def decide(self, last: View, now_s: float) -> Decision:
         """Decide, after every member of the last view has asked for the next one or has ended."""
@@ -586,10 +561,10 @@ class Assembly:
             text = f"No process that has a state is left after epoch {last.epoch}, only new ones are."
             return Decision(kind="lost", text=text)
         if newest > self._newest or not newest:
-            self._newest, self._failed_views = newest, 0
-        if self._failed_views >= MAX_FAILED_VIEWS:
-            text = f"{self._failed_views} views have failed, one after the other, before any commit or step. "
-            return Decision(kind="lost", text=f"{text}The last failure: {self._last_failure}")
+            self._newest, self.failed_views = newest, 0
+        if self.failed_views >= MAX_FAILED_VIEWS:
+            text = f"{self.failed_views} views have failed, one after the other, before any commit or step. "
+            return Decision(kind="lost", text=f"{text}The last failure: {self.last_failure}")
         return Decision(rank_order(candidates, limits.most))
 
     def _expects_more(self, size: int, limits: Limits) -> bool:

@@ -30,16 +30,12 @@ from .membership import NO_RELAY, Action, Located, Process, RelayHost, Send, as_
 
 _NEAREST = {LOCAL: 0, LOOPBACK: 1}
 
-Routes = Dict[Tuple[int, int], Attempt]
-"""By the indices of two hosts, the lower one first."""
+Routes = Dict[Tuple[int, int], Attempt]  # by the indices of two hosts, the lower one first
 
-Pair = Tuple[int, int]
-"""The first ranks of two hosts, the lower one first."""
+Pair = Tuple[int, int]  # the first ranks of two hosts, the lower one first
 
-MAX_WIRES = 6
-"""Maximum number of wires measured between two hosts, the preferred ones."""
-MAX_TURNS = 12
-"""With more hosts than that, those that measure do not wait for each other."""
+MAX_WIRES = 6  # maximum number of wires measured between two hosts, the preferred ones
+MAX_TURNS = 12  # with more hosts than that, those that measure do not wait for each other
 
 
 class NoRoute(Exception):
@@ -83,7 +79,6 @@ class Routing:
             self._wires.pop(pair)
 
     def tried(self, pair: Pair) -> List[Attempt]:
-        """Return all attempts between two hosts."""
         return self._tried[pair]
 
     def wanted(self) -> Dict[int, List[Dict[str, Any]]]:
@@ -132,21 +127,18 @@ class Routing:
             low, high = (self._leaders[rank] for rank in pair)
             chosen = choose(wires, self._measured[pair]) if wires else None
             if chosen is None and not self._relayed:
-                raise NoRoute(_no_route(low, high, self._tried[pair]), pair)
+                tried = explain_no_route({low.rank: low.host, high.rank: high.host}, self._tried[pair])
+                raise NoRoute(
+                    f"{low.host} and {high.host} cannot reach each other. Tried:\n{tried}\nCheck that both "
+                    "are on one network and that no firewall blocks TCP between them (`ringrun doctor -H "
+                    f"{low.host},{high.host}` shows the direction); --iface chooses interfaces. An encrypted "
+                    "job (--encrypt) is relayed between such hosts.",
+                    pair,
+                )
             route = relayed(*pair) if chosen is None else wires[chosen]
             speeds = [found[wire_of(route)] for found in self._measured[pair] if wire_of(route) in found]
             routes[low.host_index, high.host_index] = route._replace(mb_per_s=min(speeds, default=None))
         return routes
-
-
-def _no_route(low: Located, high: Located, attempts: Sequence[Attempt]) -> str:
-    names = {low.rank: low.host, high.rank: high.host}
-    return (
-        f"{low.host} and {high.host} cannot reach each other. Tried:\n{explain_no_route(names, attempts)}\n"
-        "Check that both are on one network and that no firewall blocks TCP between them "
-        f"(`ringrun doctor -H {low.host},{high.host}` shows the direction); --iface chooses interfaces. "
-        "An encrypted job (--encrypt) is relayed between such hosts."
-    )
 
 
 class Linking:
@@ -186,7 +178,6 @@ class Linking:
         }
 
     def probed(self, member: Process, message: Message) -> List[Action]:
-        """Take the attempts of a host's first rank."""
         if self._routing is not None or member.rank not in self._awaited:
             return []
         attempts = [Attempt.from_json(item)._replace(source=member.rank) for item in message["attempts"]]
@@ -198,7 +189,6 @@ class Linking:
         return self._measure(self._routing)
 
     def measured(self, member: Process, message: Message) -> List[Action]:
-        """Take the measurements of a host's first rank."""
         if self._routing is None or member.rank not in self._awaited:
             return []
         self._routing.measured(member.rank, message["speeds"])
@@ -244,7 +234,6 @@ class Linking:
         return self._routes[min(hosts), max(hosts)]
 
     def relayed_hosts(self) -> List[Tuple[int, int]]:
-        """Return the pairs of hosts, by their numbers, whose links are relayed."""
         return [hosts for hosts, route in sorted(self._routes.items()) if route.kind == RELAYED]
 
     def _check_relayed(self) -> None:
@@ -259,7 +248,6 @@ class Linking:
             raise NoRoute(text, (first[hosts[0][0]], first[hosts[0][1]]))
 
     def relays(self, source: int, target: int) -> bool:
-        """Return whether the link between two ranks is relayed."""
         if not (0 <= source < len(self._members) and 0 <= target < len(self._members)):
             return False
         one, other = self._members[source], self._members[target]
@@ -288,10 +276,8 @@ class Linking:
         return link_rows(self._members, self._links, self._routes, self._relay)
 
 
-MAX_LINES = 500
-"""Of the table as text: a message may have 4 MiB."""
-MAX_ROWS = 2016
-"""Of the table: all links of 64 ranks. A thousand ranks have half a million links."""
+MAX_LINES = 500  # of the table as text: a message may have 4 MiB
+MAX_ROWS = 2016  # of the table: all links of 64 ranks. A thousand ranks have half a million links.
 
 
 def ranges_of(ranks: Iterable[int]) -> List[List[int]]:

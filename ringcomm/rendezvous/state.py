@@ -45,13 +45,11 @@ from .membership import (
     refuse,
 )
 
-_NO_MEMBER = -1
-"""In place of the connection of a process outside the view: its reports have no effect."""
+_NO_MEMBER = -1  # in place of the connection of a process outside the view: its reports have no effect
 TOGETHER_S = 30.0
 """How long a process waits at most for those that were started with it on its host. The members continue."""
 _MAX_PING_INTERVAL_S = 5.0
-_PINGS_PER_LIMIT = 6
-"""Number of pings within the time after which a silent process counts as failed."""
+_PINGS_PER_LIMIT = 6  # number of pings within the time after which a silent process counts as failed
 
 
 class Rendezvous:
@@ -77,7 +75,6 @@ class Rendezvous:
         return self.epoch.phase if self.abort_message is None else Phase.ABORTED
 
     def note_refused(self, text: str) -> None:
-        """Set the text about connections that failed to authenticate."""
         self._assembly.refused_connections = text
 
     # ---- what the launcher reports ------------------------------------------------------------
@@ -85,14 +82,12 @@ class Rendezvous:
     def expect(self, number: int, slot: Slot, host: str) -> List[Action]:
         """Expect a process of an elastic job that is about to be started; its members continue."""
         self._processes.expected[number] = Seat(slot, host)
-        return self._to_members({"type": "announced"})
-
-    def _to_members(self, message: Message) -> List[Action]:
-        return [Send(item.connection, message) for item in self._processes.among(Stage.IN_VIEW)]
+        return [Send(item.connection, {"type": "announced"}) for item in self._processes.among(Stage.IN_VIEW)]
 
     def _ask(self, change: int) -> List[Action]:
         """Ask the members to come to the next view at the next boundary between steps."""
-        return self._to_members({"type": "updated", "change": change})
+        message = {"type": "updated", "change": change}
+        return [Send(item.connection, message) for item in self._processes.among(Stage.IN_VIEW)]
 
     def process_exited(self, number: int, how: str, ok: bool, now_s: float) -> List[Action]:
         """Note the launcher's report that a process has ended, by member number (its rank)."""
@@ -195,7 +190,6 @@ class Rendezvous:
         return [Timer(rest_s)] if self._holds else self._ask(ADDED)
 
     def is_waiting(self, connection: int) -> bool:
-        """Return whether the process of this connection waits for the next view."""
         process = self._processes.at(connection)
         return process is not None and process.stage is Stage.WAITING
 
@@ -223,7 +217,6 @@ class Rendezvous:
         return self._relay(self.epoch.abort("startup", text, None), now_s)
 
     def disconnected(self, connection: int, now_s: float) -> List[Action]:
-        """Note that the control connection of a process has ended."""
         process = self._processes.at(connection)
         if process is None:
             return []
@@ -277,7 +270,8 @@ class Rendezvous:
             return [*self._abort_waiting(), notice]
         if kind == "mismatch" or (kind == "no_route" and self._before is NO_VIEW):
             return self._fail(kind, notice.text)
-        self._assembly.view_failed(notice.text)
+        self._assembly.failed_views += 1
+        self._assembly.last_failure = notice.text
         if self._paused_since_s is None:
             self._paused_since_s = now_s
         culprit = self._with_rank(notice.culprit)
@@ -325,7 +319,6 @@ class Rendezvous:
         return [*self._abort_waiting(), Notice("failed", text, culprit=culprit, detail=detail)]
 
     def _abort_waiting(self) -> List[Action]:
-        """Send the error to the processes that wait."""
         assert self.abort_message is not None
         return [Send(item.connection, self.abort_message) for item in self._processes.among(Stage.WAITING)]
 
@@ -354,15 +347,11 @@ class Rendezvous:
         if decision.kind:
             return actions + self._fail(decision.kind, decision.text, decision.culprit)
         if decision.ends:
-            return actions + self._end_job()
+            self._over = True
+            for process in self._processes.among(Stage.WAITING):
+                actions += self._dismiss(process, "the job has ended")
+            return [*actions, Notice("ended", "every rank has left")]
         return [*actions, *decision.actions, *self._ping(now_s)]
-
-    def _end_job(self) -> List[Action]:
-        self._over = True
-        actions: List[Action] = []
-        for process in self._processes.among(Stage.WAITING):
-            actions += self._dismiss(process, "the job has ended")
-        return [*actions, Notice("ended", "every rank has left")]
 
     def _dismiss(self, process: Process, why: str) -> List[Action]:
         self._processes.move(process, Stage.LOST, why)
@@ -372,7 +361,8 @@ class Rendezvous:
     def _publish(self, order: Tuple[int, ...], now_s: float) -> List[Action]:
         members = [item for item in map(self._processes.get, order) if item is not None]
         for rank, process in enumerate(members):
-            process.take_rank(rank)
+            process.rank, process.addresses = rank, process.message["addresses"]
+            process.left, process.gone, process.asked = None, None, False
             self._processes.move(process, Stage.IN_VIEW)
             process.heard_s = now_s
         number_hosts(members, bool(self._terms.seats))
@@ -393,7 +383,7 @@ class Rendezvous:
         detail: Dict[str, Any] = {
             "epoch": view.epoch,
             "members": [
-                {**item.describe(), "slot": self._slot_of(item.number)}
+                {**item.describe(), "slot": None if item.place is None else list(item.place.slot)}
                 for item in self.epoch.members.values()
             ],
             "joined": [number for number in view.numbers if number not in before.numbers],
@@ -408,10 +398,6 @@ class Rendezvous:
         excluded = any(item.excluded for item in self._processes.among(Stage.IN_VIEW))
         change = self._ask(REMOVED) if excluded else []
         return [Notice("view", text, detail=detail), *change, *self._invite(now_s)]
-
-    def _slot_of(self, number: int) -> Optional[List[int]]:
-        process = self._processes.get(number)
-        return None if process is None or process.place is None else list(process.place.slot)
 
     # ---- time ---------------------------------------------------------------------------------
 
@@ -462,7 +448,6 @@ class Rendezvous:
         return actions
 
     def tick(self, now_s: float) -> List[Action]:
-        """Act on what is due."""
         if self.abort_message is not None or self._over:
             return []
         actions: List[Action] = []

@@ -42,7 +42,6 @@ class PartialFile:
         os.rename(self._partial, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
 
     def abandon(self) -> None:
-        """Close and remove the file."""
         os.close(self.descriptor)
         os.unlink(self._partial, dir_fd=self._folder)
 

@@ -304,10 +304,9 @@ def dense(tensors: Sequence[Any], what: str) -> List[tf.Tensor]:
 def reduce(
     how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weight: Optional[tf.Tensor] = None
 ) -> Tensors:
-    """Reduce tensors in one operation. Its gradient is the same reduction of the gradients.
-
-    With a weight (float64) it is a weighted average. Its gradient is the sum of the gradients, times this
-    rank's share of all weights.
+    """Reduce tensors in one operation. Its gradient is the same reduction of the gradients. With a weight
+    (float64) it is a weighted average. Its gradient is the sum of the gradients, times this rank's share of
+    all weights.
     """
 
     def backward(*gradients: tf.Tensor) -> Any:
@@ -323,9 +322,8 @@ def reduce(
 def scatter(
     how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weight: Optional[tf.Tensor] = None
 ) -> Tensors:
-    """Reduce tensors and keep this rank's rows (reducescatter); with a weight of a weighted average.
-
-    The gradient is an allgather of the ranks' gradients, with a weight relative to the mean of the weights.
+    """Reduce tensors and keep this rank's rows (reducescatter); with a weight of a weighted average. The
+    gradient is an allgather of the ranks' gradients, with a weight relative to the mean of the weights.
     """
 
     def backward(*gradients: tf.Tensor) -> Any:
@@ -374,10 +372,7 @@ def spread(
 def exchange(
     process_set: ProcessSet, name: Optional[str], tensor: tf.Tensor, splits: tf.Tensor
 ) -> Tuple[tf.Tensor, tf.Tensor]:
-    """Send rows to every rank (alltoall); return the received rows and their number by source rank.
-
-    The gradient is the alltoall in the opposite direction.
-    """
+    """Send rows to every rank (alltoall); return the received rows and their number by source rank."""
 
     def forward(rows: tf.Tensor, counts: tf.Tensor) -> Any:
         outputs = bridge.run(

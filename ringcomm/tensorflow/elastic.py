@@ -6,8 +6,16 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
-from ..elastic.samples import ElasticSampler
-from ..elastic.state import ObjectState, PartsState, State, StatePart, VariablesPart, check_built, run
+from ..elastic.state import (
+    ElasticSampler,
+    ObjectState,
+    PartsState,
+    State,
+    StatePart,
+    VariablesPart,
+    check_built,
+    run,
+)
 from .functions import broadcast_variables
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]

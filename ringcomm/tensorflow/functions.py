@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from .. import api
-from .._adapter import objects
+from .._adapter import submit
 from .._adapter.graph_callbacks import Operation
 from .._adapter.reduction import Reduction
 from ..calls.process_set import ProcessSet, global_process_set
@@ -157,7 +157,7 @@ def broadcast_object(
     Raises:
         PeerLostError: a rank was lost.
     """
-    return objects.broadcast_object(obj, root_rank, name, process_set)
+    return submit.broadcast_object(obj, root_rank, name, process_set)
 
 
 @documented
@@ -195,7 +195,7 @@ def allgather_object(
     Raises:
         PeerLostError: a rank was lost.
     """
-    return objects.allgather_object(obj, name, process_set)
+    return submit.allgather_object(obj, name, process_set)
 
 
 # ---- facts about the job, read each time a graph runs ----------------------------------------

@@ -40,7 +40,6 @@ class _Tape:
         **options: Any,
     ) -> Any:  # fmt: skip
         """Return the gradients as ``tf.GradientTape.gradient`` does, reduced over all ranks.
-
         ``use_generic_names``: match gradients between ranks by their place in ``sources`` and not by the
         names of the variables. MismatchError: ranks differ in the variables, their shapes or dtypes.
         """
@@ -60,10 +59,7 @@ class _Tape:
         self, target: Any, sources: Sequence[Any], output_gradients: Any = None,
         use_generic_names: bool = False,
     ) -> Tuple[List[Tuple[Any, Any]], List[Tuple[Any, Any]]]:  # fmt: skip
-        """Return pairs (source, gradient): first those of local sources, then all others, reduced.
-
-        Arguments as of :meth:`gradient`.
-        """
+        """Return pairs (source, gradient): of local sources, and all others, reduced."""
         pairs = list(zip(sources, self.gradient(target, sources, output_gradients, use_generic_names)))
         local = [pair for pair in pairs if self._reducer.is_local(pair[0])]
         return local, [pair for pair in pairs if not self._reducer.is_local(pair[0])]
@@ -149,9 +145,8 @@ class _Optimizer(ReducingOptimizer):
     _sums: Optional[Callable[[], Accumulator]] = None  # makes those of a graph
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """Return pairs (gradient, variable) from the optimizer's method, reduced over all ranks.
-
-        With ``backward_passes_per_step`` > 1 they are not reduced here but in :meth:`apply_gradients`.
+        """Return pairs (gradient, variable) from the optimizer's method, reduced over all ranks. With
+        ``backward_passes_per_step`` > 1 they are not reduced here but in :meth:`apply_gradients`.
         """
         pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
         return pairs if self._sums is not None else self._reduced(pairs, "optimizer")
@@ -159,9 +154,8 @@ class _Optimizer(ReducingOptimizer):
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: Optional[str] = None
     ) -> Any:
-        """Return the operation that applies pairs (gradient, variable) and increments ``global_step``.
-
-        With ``backward_passes_per_step`` > 1 it adds them up and applies every n-th sum.
+        """Return the operation that applies pairs (gradient, variable) and increments ``global_step``. With
+        ``backward_passes_per_step`` > 1 it adds them up and applies every n-th sum.
         """
         own = super().apply_gradients  # type: ignore[misc]
         if self._sums is None:
@@ -265,9 +259,8 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         self._process_set = process_set
 
     def _moments(self, inputs: Any, *details: Any, **named: Any) -> Any:
-        """Return the mean and variance that Keras normalizes with during training.
-
-        ``details`` are in Keras 3 the mask; in Keras 2 the axes, whether to keep them, and the mask.
+        """Return the mean and variance that Keras normalizes with during training. ``details`` are in Keras 3
+        the mask; in Keras 2 the axes, whether to keep them, and the mask.
         """
         if size_of(self._process_set) == 1:
             return super()._moments(inputs, *details, **named)

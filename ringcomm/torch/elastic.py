@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Tuple, Type
 import torch
 from torch.utils.data import Sampler
 
-from ..elastic import samples
+from ..elastic import state as shared
 from ..elastic.state import DictPart, ObjectState, PartsState, SamplerPart, State, StatePart, run
 from .local_sgd import LocalSGD
 from .optimizer import LocalDistributed
@@ -19,7 +19,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-class ElasticSampler(samples.ElasticSampler, Sampler):
+class ElasticSampler(shared.ElasticSampler, Sampler):
     """Distributes samples over the ranks, and redistributes the remaining ones when the ranks change.
 
     Pass it to a :class:`TorchState`, call :meth:`record_batch` after each batch and before the commit, and

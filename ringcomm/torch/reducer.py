@@ -28,8 +28,10 @@ from .._adapter.compression import (
     is_elementwise,
     wire_dtype,
 )
-from .._adapter.gradients import Gradient, bucket_name, check_start, plan_buckets, plan_groups
-from .._adapter.reduction import Reduction
+from .._adapter.gradients import Gradient, bucket_name, check_start, group_name, plan_buckets, plan_groups
+from .._adapter.graph_callbacks import state_of
+from .._adapter.reduction import Reduction, VariableReducer, is_coded
+from .._adapter.submit import finish_earlier
 from ..arrays.kinds import device_kind
 from ..arrays.operands import Operand, mirrors
 from ..arrays.torch_tensors import elements_of
@@ -42,7 +44,7 @@ from ..errors import ConfigError, NotInitializedError, RingcommError
 from ..job.context import Context
 from ..ops import ReduceOp
 from ..transport.arena import shared_room
-from .mpi_ops import operand_of, sparse_allreduce_async, synchronize
+from .mpi_ops import operand_of, reduced, sparse_allreduce_async, synchronize
 
 _TOO_MANY_PASSES = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
@@ -110,7 +112,6 @@ class GradientReducer:
         self._hook_from(0)
 
     def _common(self, other: GradientReducer) -> List[str]:
-        """Return the names of the parameters that another reducer has as well."""
         theirs = set(map(id, other.parameters))
         return [self._names[id(item)] for item in self.parameters if id(item) in theirs]
 
@@ -208,7 +209,10 @@ class GradientReducer:
     def _hook_from(self, first: int) -> None:
         owner = weakref.ref(self)
         for index in range(first, len(self.parameters)):
-            self._hooks.append(_when_accumulated(self.parameters[index], _hook(owner, index)))
+            parameter, hook = self.parameters[index], _hook(owner, index)
+            register = getattr(parameter, "register_post_accumulate_grad_hook", None)
+            handle = _OnAccumulator(parameter, hook) if register is None else register(hook)
+            self._hooks.append(handle)
 
     def remove_hooks(self) -> None:
         """Remove the hooks: gradients are then reduced in :meth:`synchronize` only."""
@@ -403,14 +407,7 @@ class _OnAccumulator:
         self._handle = self._accumulator.register_hook(hook)
 
     def remove(self) -> None:
-        """Remove the hook."""
         self._handle.remove()
-
-
-def _when_accumulated(parameter: torch.Tensor, hook: Callable[..., None]) -> Any:
-    """Call a hook after each addition to ``parameter.grad``; return a handle with ``remove()``."""
-    register = getattr(parameter, "register_post_accumulate_grad_hook", None)
-    return _OnAccumulator(parameter, hook) if register is None else register(hook)
 
 
 # ---- buckets -----------------------------------------------------------------------------------------------
@@ -697,3 +694,24 @@ def _make_bucket(
     if is_elementwise(compression) and codecs != {"none"}:
         reduction = reduction._replace(compression=NoneCompressor)
     return Bucket(parameters, names, reduction)
+
+
+class KerasReducer(VariableReducer):
+    """Reduce gradients of Keras variables on PyTorch, made dense."""
+
+    def reduce_shared(
+        self, gradients: Sequence[Any], variables: Sequence[Any], absent: Sequence[Any],
+        scope: str = "gradients", *args: Any,
+    ) -> List[Any]:  # fmt: skip
+        """Reduce gradients of variables that all ranks have, in one grouped allreduce."""
+        with torch.no_grad():
+            dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
+            how, sent, restore = self.how.prepared(dense)
+            state = state_of([*variables, *absent][0]) if is_coded(how.compression) else None
+            name = group_name(variables, scope, absent)
+            check_start(how.process_set, name, lambda: [first_elements(item.value) for item in variables])
+            finish_earlier("allreduce", name, how.process_set)  # of a fit() that was interrupted
+            results = reduced(how, name, sent, how.weight_now(), state)
+            if how.weight is not None:
+                how.weight.reduced()
+            return restore(results)

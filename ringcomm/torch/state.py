@@ -8,8 +8,7 @@ import torch
 
 from .. import api
 from .._adapter.graph_callbacks import put_together, take_apart
-from .._adapter.objects import broadcast_object
-from .._adapter.submit import start_broadcast
+from .._adapter.submit import broadcast_object, start_broadcast
 from ..calls.process_set import ProcessSet, global_process_set
 from ..configuration import settings
 from ..docstrings import documented

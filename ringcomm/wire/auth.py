@@ -21,7 +21,7 @@ unauthenticated peer can cause neither parsing errors nor allocations.
 
 On an encrypted connection this is inside TLS, whose first answer costs the responder a signature. So
 the initiator sends an :class:`Admission` ahead of TLS: a tag that takes one hash to verify. A connection
-that is to be relayed to another rank (:mod:`ringcomm.rendezvous.relay`) starts with one that names both
+that is to be relayed to another rank (:mod:`ringcomm.rendezvous.server`) starts with one that names both
 ranks; admission, TLS and handshake with that rank follow.
 
 Both ends derive a :class:`Session` from the key and the two nonces, which authenticates the control

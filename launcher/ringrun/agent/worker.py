@@ -13,9 +13,9 @@ from typing import Any, Callable, List, Mapping, NamedTuple, Sequence, Tuple
 
 import cloudpickle
 
+from ringcomm.calls.objects import NOT_SENT, pack_error, pack_value, unpickled
 from ringcomm.config import key_from_environment, place_from_environment
 from ringcomm.errors import ConfigError, Misuse
-from ringcomm.storage.results import NOT_SENT, pack_error, pack_value, unpickled
 from ringcomm.wire.auth import Signer
 
 from ..plan.job import ABOUT_CALL, about_result, signed, verified

@@ -31,11 +31,18 @@ def _check(version: str) -> None:
 _check(_torch.__version__)
 
 # isort: split
-from ._group import BACKEND, ProcessGroupRingcomm, create, monitored_barrier  # noqa: E402
+from ._group import (  # noqa: E402
+    BACKEND,
+    ProcessGroupRingcomm,
+    create,
+    init,
+    local_rank,
+    make_default,
+    monitored_barrier,
+)
 from ._hooks import WeightedAverage, compress_hook, weighted_average_hook  # noqa: E402
 from ._operations import register_functional as _register_functional  # noqa: E402
 from ._rendezvous import register  # noqa: E402
-from ._start import init, local_rank, make_default  # noqa: E402
 
 __all__ = [
     "BACKEND", "ProcessGroupRingcomm", "WeightedAverage", "compress_hook", "init",

@@ -128,22 +128,15 @@ class Parts:
         return self.array
 
     def part(self, number: int) -> Array:
-        """Return one part of the array."""
         return self.array[self.bounds[number] : self.bounds[number + 1]]
 
     def finish(self) -> None:
-        """Copy the array back to the tensors."""
         start = 0
         for operand in self.operands:
             if self._copies:
                 start, begin = start + operand.flat.size, start
                 operand.flat[...] = self.array[begin:start]
             operand.finish()
-
-
-def _bounds_of(tensors: Tensors) -> Tuple[int, ...]:
-    """Return the offsets of tensors in a concatenation."""
-    return cumulative(tensor.numel() for tensor in tensors)
 
 
 def _parts_of(tensor: torch.Tensor, rows: Sequence[Any], size: int) -> Tuple[int, ...]:
@@ -199,7 +192,6 @@ class GroupReduction(NamedTuple):
         return self._replace(name=f"{self.name} {label}".strip())
 
     def prepare(self, contribution: Array) -> None:
-        """Multiply this rank's contribution by its factor, in place."""
         multiply(contribution, self.factor)
 
 
@@ -250,7 +242,6 @@ class Collectives:
     # ---- reductions --------------------------------------------------------------------------
 
     def all_reduce(self, tensor: torch.Tensor, how: GroupReduction) -> None:
-        """Reduce a tensor over all ranks, in place."""
         if tensor.is_sparse:
             self._all_reduce_sparse(tensor, how)
             return
@@ -275,7 +266,8 @@ class Collectives:
             self.for_each(alone, lambda tensor, label: self.all_reduce(tensor, how.labelled(label)))
         if not together:
             return
-        parts = self._copied([GroupOperand(tensor, arithmetic=True) for tensor in small], _bounds_of(small))
+        operands = [GroupOperand(tensor, arithmetic=True) for tensor in small]
+        parts = self._copied(operands, cumulative(tensor.numel() for tensor in small))
         self._reduce(parts.load(), how, _divided(Collective.ALLREDUCE, how.name, parts, int(how.op)))
         parts.finish()
 
@@ -442,7 +434,7 @@ class Collectives:
             if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
                 raise Misuse("the tensors of one collective must be of one type.")
             operands = [GroupOperand(tensor, arithmetic) for tensor in tensors]
-            return self._copied(operands, _bounds_of(tensors), index)
+            return self._copied(operands, cumulative(tensor.numel() for tensor in tensors), index)
         operand = GroupOperand(tensors, arithmetic)
         bounds = _parts_of(tensors, rows, self.size)
         return self._copied([operand], bounds, index) if copied else Parts([operand], bounds)
@@ -567,7 +559,6 @@ class Staged:
         return torch.cuda.stream(_streams[self._cuda])
 
     def follow(self) -> None:
-        """Let the calling thread's current stream wait for the result."""
         if self._arrived is not None:
             torch.cuda.current_stream(self._cuda).wait_event(self._arrived)
 

@@ -158,7 +158,6 @@ class RingcommWork(dist.Work):
                 root.set_result(None)
 
     def where(self) -> str:
-        """Return the place of the call, for error texts; "" if unknown."""
         return "" if self.site is None else f" at {site_text(self.site)}"
 
     # ---- called by waiting threads -----------------------------------------------------------
@@ -261,26 +260,21 @@ class Together(RingcommWork):
         self._works = works
 
     def wait(self, timeout: Optional[timedelta] = None) -> bool:
-        """Wait for all of them."""
         for work in self._works:
             work.wait(timeout)
         self.finish()
         return True
 
     def is_completed(self) -> bool:
-        """Return whether all are done."""
         return all(work.is_completed() for work in self._works)
 
     def is_success(self) -> bool:
-        """Return whether all are done without an error."""
         return all(work.is_success() for work in self._works)
 
     def exception(self) -> Optional[BaseException]:
-        """Return the first failure."""
         return next((work.exception() for work in self._works if work.exception() is not None), None)
 
     def get_future(self) -> Any:
-        """Return a future that is complete when all works are."""
         return torch.futures.collect_all([work.get_future() for work in self._works])
 
 
@@ -342,7 +336,8 @@ class Operations:
         work = RingcommWork(what, result, run, self.queue.help, self.interrupted, on_device)
         self._note(work)
         try:
-            return self.queue.submit(work, inline=not getattr(opts, "asyncOp", True))
+            self.queue.submit(work, inline=not getattr(opts, "asyncOp", True))
+            return work
         except RuntimeError as problem:
             self._transport.tell_shortage(problem)  # it starts a thread, once
             raise
@@ -409,11 +404,9 @@ class Operations:
             self._coalesced.append(work)
 
     def start_coalescing(self) -> None:
-        """Collect all works that are started until :meth:`end_coalescing`."""
         self._coalesced = []
 
     def end_coalescing(self) -> Together:
-        """Return the collected works as one."""
         works, self._coalesced = self._coalesced or [], None
         return Together(works)
 

@@ -89,7 +89,6 @@ class GroupRendezvous(NamedTuple):
 
 
 def group_settings(timeout: timedelta) -> Settings:
-    """Return the settings of a group with this timeout."""
     timeout_s = timeout.total_seconds()
     silence_s = _SILENCE_S if timeout == _TIMEOUT else timeout_s
     return replace(Settings.from_environment(), timeout_s=silence_s, start_timeout_s=max(timeout_s, 1.0))
@@ -152,7 +151,6 @@ class StoreEntry:
         self._current = b""
 
     def write(self, text: str, settings: Settings) -> None:
-        """Write the signed entry."""
         signature = "" if self._signer is None else self._signer.sign(text.encode(), self._title).hex()
         self._store.set(_ENTRY, json.dumps({"text": text, "signature": signature}))
 

@@ -33,7 +33,7 @@ def test_a_cluster_is_found_in_the_environment_before_the_job_is_joined(
 ) -> None:
     from jax._src.clusters import ClusterEnv
 
-    from ringcomm.jax.cluster import RingcommCluster
+    from ringcomm.jax.collectives import RingcommCluster
 
     assert ClusterEnv._cluster_types[0] is RingcommCluster, "Slurm's variables would be read first"
     assert ClusterEnv._cluster_types.count(RingcommCluster) == 1

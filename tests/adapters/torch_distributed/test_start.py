@@ -18,7 +18,7 @@ import ringcomm as rc
 import ringcomm.torch.distributed as backend
 from ringcomm.config import Membership
 from ringcomm.errors import Misuse, StartupError
-from ringcomm.torch.distributed import _start
+from ringcomm.torch.distributed import _group
 from ringcomm.torch.distributed._operations import RingcommWork
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -76,16 +76,16 @@ class TestInit:
 def test_a_launchers_variables_count(monkeypatch, variables, expected):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert _start._init_method() == expected
+    assert _group._init_method() == expected
 
 
 def test_some_of_them_are_not_enough_unless_there_is_a_job_of_ringcomm(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(StartupError, match="one of 2 processes, but RANK, .* is not set"):
-        _start._init_method()
+        _group._init_method()
     job = Membership(size=2, rendezvous=(("127.0.0.1", 5),), key=b"k" * 32)
     monkeypatch.setattr(Membership, "from_environment", lambda: job)
-    assert _start._init_method() == "ringcomm://"
+    assert _group._init_method() == "ringcomm://"
 
 
 class TestUnsynchronized:
@@ -94,17 +94,17 @@ class TestUnsynchronized:
     @pytest.fixture
     def step(self, monkeypatch):
         """Make a step of an optimizer; afterwards nothing counts steps."""
-        monkeypatch.setattr(_start.dist, "get_world_size", lambda: 2)
-        monkeypatch.setattr(_start.dist, "get_rank", lambda: 0)
+        monkeypatch.setattr(_group.dist, "get_world_size", lambda: 2)
+        monkeypatch.setattr(_group.dist, "get_rank", lambda: 0)
         monkeypatch.setattr(RingcommWork, "any_made", False)
-        monkeypatch.setattr(_start.dist, "group", SimpleNamespace(WORLD=torch.ones(1)))
+        monkeypatch.setattr(_group.dist, "group", SimpleNamespace(WORLD=torch.ones(1)))
         before = dict(torch_optimizer._global_optimizer_post_hooks)
         yield torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1).step
         torch_optimizer._global_optimizer_post_hooks.clear()
         torch_optimizer._global_optimizer_post_hooks.update(before)
 
     def test_the_tenth_step_warns_once(self, step):
-        _start.watch_optimizers()
+        _group.watch_optimizers()
         for _ in range(9):
             step()
         with pytest.warns(RuntimeWarning, match=r"Rank 0 of 2 has made 10 optimizer step"):

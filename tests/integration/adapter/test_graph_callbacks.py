@@ -16,7 +16,6 @@ from ringcomm._adapter.graph_callbacks import overwrite_in_order as overwrite
 from ringcomm._adapter.graph_callbacks import run_in_order as run
 from ringcomm._adapter.reduction import Reduction
 from ringcomm._adapter.submit import cause_of
-from ringcomm.balance.plan import StepWeight
 from ringcomm.calls.process_set import global_process_set
 from ringcomm.collective.observe import this_site
 from ringcomm.engine.bucket_runner import FusionBuffer
@@ -59,7 +58,7 @@ def test_a_batch_may_run_again_before_its_last_run_has_been_waited_for(ranks):
     assert ranks(work) == [[[[5]], [[3]], [[1]]]] * 2
 
 
-class Weight(StepWeight):
+class Weight:
     """A rank's weight, and what it was told of the steps."""
 
     def __init__(self, number):

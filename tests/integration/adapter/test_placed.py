@@ -26,10 +26,10 @@ from ringcomm._adapter.placed import (
     end,
     enter,
 )
+from ringcomm.calls.objects import unpack
 from ringcomm.config import Membership, Settings
 from ringcomm.errors import ConfigError, PeerLostError, RemoteError
 from ringcomm.job.context import Context
-from ringcomm.storage.results import unpack
 
 SETTINGS = Settings(start_timeout_s=100.0)
 SPAWN = multiprocessing.get_context("spawn")

@@ -17,18 +17,13 @@ from tests.support.device_contract import LONG, numbers
 from tests.support.fake_device import FakeEngine
 
 
-class AtOnce(Done):
-    def poll(self):
-        return True
-
-
 def load_without_a_wait(monkeypatch):
     """What is loaded counts as loaded at once."""
     load = BlockMirror.load
 
     def unawaited(mirror, start, stop):
         load(mirror, start, stop)
-        return AtOnce()
+        return Done(None, lambda: True)
 
     monkeypatch.setattr(BlockMirror, "load", unawaited)
 

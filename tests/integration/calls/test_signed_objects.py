@@ -10,7 +10,7 @@ import cloudpickle
 import pytest
 
 from ringcomm import api
-from ringcomm._adapter import objects as by_name
+from ringcomm._adapter import submit as by_name
 from ringcomm.calls.objects import Objects, Packed
 from ringcomm.errors import Misuse, ProtocolError, RingcommError
 from ringcomm.rendezvous import links

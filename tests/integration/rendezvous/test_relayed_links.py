@@ -13,8 +13,8 @@ import pytest
 
 from ringcomm.errors import LinkLostError, ProtocolError, RingcommError, StartupError
 from ringcomm.job.context import Context
-from ringcomm.rendezvous import relay
-from ringcomm.rendezvous.relay import PIECE_BYTES, Relay, Splice
+from ringcomm.rendezvous import server
+from ringcomm.rendezvous.server import PIECE_BYTES, Relay, Splice
 from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Admission, Claim, Purpose
 from tests.support.service import Service, eventually, sum_of_ranks, together, turn_until
@@ -108,7 +108,7 @@ def test_bytes_that_the_relay_changes_end_the_link(service, monkeypatch, trick):
 
     with ExitStack() as stack:
         contexts = service.start_all(stack)
-        monkeypatch.setattr(relay, "memoryview", changed, raising=False)
+        monkeypatch.setattr(server, "memoryview", changed, raising=False)
         assert {type(outcome) for outcome in together(contexts, fail)} == {LinkLostError}
 
 

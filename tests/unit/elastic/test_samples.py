@@ -9,8 +9,7 @@ from typing import Any, Dict, List
 import pytest
 
 from ringcomm import api
-from ringcomm.elastic.samples import ElasticSampler
-from ringcomm.elastic.state import PartsState
+from ringcomm.elastic.state import ElasticSampler, PartsState
 
 SCHEDULES = 200
 

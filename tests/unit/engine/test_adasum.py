@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from ringcomm.engine.adasum import combine
+from ringcomm.engine.bucket_runner import combine
 from tests.support.reference import all_dtypes
 
 FLOATS = [dtype for dtype in all_dtypes() if dtype.kind == "f" or dtype.name == "bfloat16"]

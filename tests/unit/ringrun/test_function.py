@@ -12,8 +12,8 @@ from typing import Any, Dict, List, Optional
 import cloudpickle
 import pytest
 
+from ringcomm.calls.objects import pack_error, pack_value
 from ringcomm.errors import ConfigError, RemoteError
-from ringcomm.storage.results import pack_error, pack_value
 from ringrun import function as module
 from ringrun.agent.worker import Call, unpack_call
 from ringrun.diagnosis.first_failure import Cause

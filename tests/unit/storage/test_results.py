@@ -10,8 +10,8 @@ import types
 import numpy as np
 import pytest
 
+from ringcomm.calls.objects import pack_error, pack_value, remote_error, unpack, unpickled
 from ringcomm.errors import Misuse
-from ringcomm.storage.results import pack_error, pack_value, remote_error, unpack, unpickled
 
 ARRAY = np.arange(6.0, dtype=np.float32).reshape(2, 3)
 

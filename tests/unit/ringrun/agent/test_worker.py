@@ -8,9 +8,9 @@ from typing import Any, Callable, Dict, List, Optional
 
 import pytest
 
+from ringcomm.calls.objects import unpack
 from ringcomm.config import Slot
 from ringcomm.errors import ConfigError, Misuse
-from ringcomm.storage.results import unpack
 from ringcomm.wire.auth import Signer
 from ringrun.agent import worker
 from ringrun.agent.worker import Call, pack_call
