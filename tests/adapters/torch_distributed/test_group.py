@@ -175,7 +175,7 @@ def test_what_one_rank_lacks_for_a_group_is_told_to_all(monkeypatch, module, par
                 super().start()
 
         kinds = {
-            name: getattr(threading, name) for name in ("Lock", "Condition", "get_ident", "current_thread")
+            name: getattr(threading, name) for name in ("Condition", "Event", "Lock", "current_thread", "get_ident")
         }
         monkeypatch.setattr(module, part, SimpleNamespace(Thread=Thread, **kinds))
     else:
