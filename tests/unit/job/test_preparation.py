@@ -14,7 +14,6 @@ from ringcomm.collective.runner import Runner
 from ringcomm.config import Settings
 from ringcomm.group.group import Peer
 from ringcomm.job import preparation as module
-from ringcomm.job import preparation as program
 from ringcomm.job.preparation import Prepared, own_files, tune
 from ringcomm.schedule.cost import CostModel
 from ringcomm.transport.memory import memory_fabrics
@@ -172,11 +171,11 @@ def test_the_script_and_what_it_imports_from_its_folder(load, tmp_path):
 )
 def test_ranks_exchange_what_they_run_if_it_differs(monkeypatch, programs, expected):
     mine = threading.local()
-    monkeypatch.setattr(program, "own_files", lambda: mine.files)
+    monkeypatch.setattr(module, "own_files", lambda: mine.files)
 
     def work(fabric):
         mine.files = programs[fabric.rank]
-        return program.compare_programs(Runner(fabric, Settings(timeout_s=20.0)), HOSTS[:2])
+        return module.compare_programs(Runner(fabric, Settings(timeout_s=20.0)), HOSTS[:2])
 
     with ThreadPoolExecutor(2) as pool:
         first, other = pool.map(work, memory_fabrics(2))
