@@ -12,7 +12,7 @@ import pytest
 from ringcomm.errors import ConfigError
 from ringrun.plan.hosts import Allocation, HostSpec
 from ringrun.reach import doors
-from ringrun.reach.base import Srun, Ssh, SshOptions, ThisMachine, Via, quoted_path, remote_command
+from ringrun.reach.base import Srun, Ssh, SshOptions, Via, quoted_path, remote_command
 from ringrun.reach.doors import Doors, allocation_of, find_local, is_own_name
 from ringrun.reach.protocol import BOOT
 
@@ -100,20 +100,6 @@ def test_failures_have_a_remedy(status: int, stderr: str, words: List[str], retr
         assert word in failure.text
     assert failure.retry is retry
     assert "\n" not in failure.text
-
-
-@pytest.mark.parametrize(
-    ("status", "is_local", "words"),
-    [
-        (255, False, ["ssh connection", "status 255", "Broken pipe"]), (-9, False, ["signal 9"]),
-        (None, True, ["agent", "still open"]),
-    ],
-)
-def test_losses(status: int, is_local: bool, words: List[str]) -> None:
-    reach = ThisMachine() if is_local else SSH
-    text = reach.explain_loss("jetson1", status, "client_loop: send disconnect: Broken pipe\r\n")
-    for word in words:
-        assert word in text
 
 
 BOX = HostSpec("box1")
@@ -300,12 +286,3 @@ def test_names_are_looked_up_once_and_a_user_needs_a_login(monkeypatch: pytest.M
     assert found == [True, True, True, False, False, False, True, False, True, False]
     assert sorted(asked) == ["alias", "far", "here", "odd", "unknown"]
 
-
-@pytest.mark.parametrize("problem", [KeyError("uid"), OSError("no name"), ImportError("pwd")])
-def test_an_account_without_a_name(monkeypatch: pytest.MonkeyPatch, problem: Exception) -> None:
-    def user() -> str:
-        raise problem
-
-    monkeypatch.setattr(doors.getpass, "getuser", user)
-    specs = [HostSpec("localhost"), HostSpec("localhost", "me")]
-    assert find_local(specs, more_names=(), by_name=lambda spec: False) == [True, False]
