@@ -75,20 +75,6 @@ def test_the_ranks_of_the_last_view_of_an_elastic_job_are_explained(started: Sta
     assert (path.name, kept["rank"], kept["size"]) == ("flight.0.json", 0, 1)
 
 
-def test_the_answers_are_shown_and_written_when_all_have_come(started: Started) -> None:
-    started.inquiry.for_the_user()
-    started.inquiry.for_the_user()
-    assert started.asked == [{"do": "diagnose"}], "the ranks are being asked already"
-    assert started.inquiry.take(0, record()) == "asked" and started.shown == []
-    assert started.inquiry.take(1, record()) == "asked"
-    (text,) = started.shown
-    assert f"Their last operations and stacks: ringrun diagnose {started.folder}" in text
-    assert sorted(path.name for path in started.folder.iterdir()) == ["flight.0.json", "flight.1.json"]
-    assert not started.loop.is_set("inquiry")
-    started.inquiry.for_the_user()
-    assert len(started.asked) == 2, "the user may ask again"
-
-
 def test_after_a_failure_the_ranks_are_asked_once(started: Started) -> None:
     started.inquiry.take(1, record("failure", culprit=None, error="uncaught ValueError: x"))
     started.inquiry.take(0, record("asked", pid=1))

@@ -169,24 +169,6 @@ def test_an_agent_runs_over_the_connection(desk: Callable[..., Desk], pem: str) 
         way.start(["ringrun", "join", "desk"])
 
 
-def test_a_machine_that_is_lost_ends_its_agent_with_the_reason(desk: Callable[..., Desk], pem: str) -> None:
-    host = desk()
-    carrier, _ = host.join(pem)
-    host.invitation.wait(LIMIT_S)
-    way = Joined(host.invitation)
-    agent = way.start(["desk"])
-    while not any(kind == Kind.START for kind, _, _ in carrier.turn(1.0)):
-        pass
-    carrier.tell({"leaving": "its user has left"})
-    carrier.turn(0.1)
-    carrier.close()
-    assert agent.stdout.read() == b"" and agent.wait(LIMIT_S) == 255
-    text = way.explain_loss("desk", 255, agent.stderr.read().decode())
-    assert text.startswith("desk: the machine that has joined is lost:"), text
-    for pipe in (agent.stdin, agent.stdout, agent.stderr):
-        pipe.close()
-
-
 def test_discovery_finds_the_launcher_of_the_code(desk: Callable[..., Desk], pem: str) -> None:
     """Two launchers in one network: the one with the other number is not dialled."""
     one, two = desk(), desk()
@@ -221,11 +203,7 @@ def test_1_three_wrong_codes_end_the_invitation_also_in_parallel(desk: Callable[
 
 
 class Between:
-    """A relay that may change what each side sends; ends with either of its sides.
-
-    Attributes:
-        address: what the joining machine is made to dial.
-    """
+    """A relay that may change what each side sends; ends with either of its sides."""
 
     def __init__(self, target: Tuple[str, int], change: Callable[[bool, int, bytes], bytes]) -> None:
         self._target, self._change = target, change
@@ -457,21 +435,6 @@ def met(desk: Callable[..., Desk], pem: str) -> Code:
     kept = find_known(LAUNCHERS, launcher)
     assert known is not None and kept == Known(*known[:2], "desk", *host.address)
     return known.code
-
-
-def test_a_known_machine_joins_by_its_key_and_is_found_by_it(desk: Callable[..., Desk], pem: str) -> None:
-    key = met(desk, pem)
-    host = desk(0, names=("desk",))
-    assert "ringrun join 1" not in host.invitation.lines and "waiting for desk" in host.invitation.lines
-    if host.invitation._answerer is not None:
-        assert next(discovery.find(key.label, LIMIT_S))[1] == host.invitation.port
-    sock, proof = connect(key, host.address, "desk", pem)
-    carrier = Carrier(sock)
-    Guest(carrier, "launcher", host.lines.append).offered(1, 2)
-    carrier.tell({"agreed": True})
-    carrier.flush()
-    assert [machine.name for machine in host.invitation.wait(LIMIT_S)] == ["desk"]
-    carrier.close()
 
 
 def test_19_a_known_machine_joins_only_where_it_is_awaited(desk: Callable[..., Desk], pem: str) -> None:
