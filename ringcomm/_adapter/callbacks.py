@@ -46,10 +46,9 @@ class Schedule:
 
 
 def warmup(size: int, warmup_epochs: float) -> Callable[[float], float]:
-    """Return the multiplier that rises from 1/size to 1 over some epochs.
-
-    Training starts with the learning rate of one rank and reaches ``initial_lr``, which is that of one rank
-    multiplied by the number of ranks (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
+    """Return the multiplier that rises from 1/size to 1 over some epochs. Training starts with the learning
+    rate of one rank and reaches ``initial_lr``, which is that of one rank multiplied by the number of ranks
+    (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
     """
 
     def multiplier(epoch: float) -> float:
@@ -61,11 +60,7 @@ def warmup(size: int, warmup_epochs: float) -> Callable[[float], float]:
 
 
 def averaged(logs: Dict[str, Any], samples: Optional[int] = None) -> Dict[str, float]:
-    """Return the averages over all ranks of those metrics that are numbers.
-
-    ``samples`` is the weight of this rank's metrics, except those of validation (``val_...``); None on all
-    ranks: no weights.
-    """
+    """Return averages over all ranks of the metrics that are numbers, by ``samples`` except validation's."""
     names = sorted(name for name, value in logs.items() if np.ndim(value) == 0 and _is_number(value))
     if not names or api.context().size == 1:
         return {name: float(logs[name]) for name in names}

@@ -86,10 +86,7 @@ class NoneCompressor(Compressor):
 
     @classmethod
     def compress(cls, tensor: Any) -> Tuple[Any, Any]:
-        """Convert a float32 or float64 tensor to this compressor's dtype, if it has one.
-
-        Return it with its original dtype, or None if it was not converted.
-        """
+        """Return a float32 or float64 tensor as this compressor's dtype, and its dtype or None."""
         smaller = wire_dtype(cls.kind, dtype_name(tensor))
         return (tensor, None) if smaller is None else (_cast(tensor, smaller), tensor.dtype)
 
@@ -354,12 +351,11 @@ def _exposed_s(step: StepTime, reductions: Sequence[Tuple[float, float]], factor
 
 
 def fitted(name: str, nbytes: int, step: StepTime, links: Links, most: float = _MAX_CHANGE) -> Links:
-    """Return the links with which a step with this compression waits as long as it did.
-
-    If it has not waited at all: the slowest links with which it would not have. So from a compression that
-    hides everything there is no way back to float32, which may not. ``links`` is the present estimate, which
-    stays if it explains the wait to 5 % of the step; it changes at most by the factor ``most``. ``nbytes`` is
-    the size of all gradients in float32, and ``step`` the slowest rank's.
+    """Return the links with which a step with this compression waits as long as it did. If it has not waited
+    at all: the slowest links with which it would not have. So from a compression that hides everything there
+    is no way back to float32, which may not. ``links`` is the present estimate, which stays if it explains
+    the wait to 5 % of the step; it changes at most by the factor ``most``. ``nbytes`` is the size of all
+    gradients in float32, and ``step`` the slowest rank's.
     """
     reductions = _reductions(name, nbytes, step, links)
     if abs(_exposed_s(step, reductions) - step.wait_s) <= 0.05 * step.period_s:
@@ -434,10 +430,9 @@ class AutoCompression:
         self._arrivals.append((now_s - self._first_s, nbytes))
 
     def finished(self, nbytes: int, waited_from_s: float) -> bool:
-        """Take the end of a step's reductions; return whether :attr:`chosen` has changed.
-
-        It chooses after some steps, and checks the links now and then. ``nbytes`` is the size of all
-        gradients in float32; ``waited_from_s`` is when this rank began to wait, by ``time.perf_counter()``.
+        """Take the end of a step's reductions; return whether :attr:`chosen` has changed. It chooses after
+        some steps, and checks the links now and then. ``nbytes`` is the size of all gradients in float32;
+        ``waited_from_s`` is when this rank began to wait, by ``time.perf_counter()``.
         """
         now_s = time.perf_counter()
         if self._last_end_s:  # also a step in which this rank reduced nothing: all ranks count the same steps

@@ -69,11 +69,10 @@ def plan_groups(parameters: Sequence[Any], groups: Union[int, Sequence[Sequence[
 def names_of(
     groups: Sequence[Sequence[Any]], named: Optional[Iterable[Any]], everything_named: bool = True
 ) -> Dict[int, str]:
-    """Return the name of every parameter, by ``id()``.
-
-    ``groups`` are the optimizer's parameter groups, ``named`` the caller's pairs (name, parameter). Without
-    ``everything_named`` parameters may lack a name: theirs then contain the first given one, so that they
-    differ from those of other optimizers. ConfigError: invalid pairs, or a name is missing or occurs twice.
+    """Return the name of every parameter, by ``id()``. ``groups`` are the optimizer's parameter groups,
+    ``named`` the caller's pairs (name, parameter). Without ``everything_named`` parameters may lack a name:
+    theirs then contain the first given one, so that they differ from those of other optimizers. ConfigError:
+    invalid pairs, or a name is missing or occurs twice.
     """
     own = {
         id(item): f"noname.{number}.{place}"
@@ -106,10 +105,8 @@ def names_of(
 
 
 def bucket_name(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> str:
-    """Return the name of a bucket's operation, for example ``b[10]..w[8, 10] (4 tensors, 1a2b3c4d)``.
-
-    The checksum of names and shapes makes ranks with different models fail with a mismatch. The first and the
-    last shape are in the text because models mostly differ in a layer at one end.
+    """Return the name of a bucket's operation, which differs between ranks of different models, for example
+    ``b[10]..w[8, 10] (4 tensors, 1a2b3c4d)``.
     """
     if len(names) == 1:
         return names[0]
@@ -163,7 +160,6 @@ _reductions: WeakKeyDictionary[Context, Dict[str, int]] = WeakKeyDictionary()
 
 def check_start(process_set: ProcessSet, label: str, weights: Callable[[], Iterable[Array]]) -> None:
     """Count a reduction of gradients; before one of the first, warn once if the weights of ranks differ.
-
     Averages of gradients do not make weights equal. Small differences are allowed: processors of different
     kinds round differently. ``label`` names what is trained, the same on all ranks; ``weights`` returns at
     least the first elements of each weight, in order.

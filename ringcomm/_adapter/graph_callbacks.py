@@ -89,11 +89,10 @@ class Operation(NamedTuple):
         return self.kind in ("allreduce", "broadcast")
 
     def start(self, arrays: Sequence[Array], urgent: bool = False, in_place: bool = False) -> AnyHandle:
-        """Submit it; the handle returns a list of arrays, or None for a barrier.
-
-        Of an alltoall the list has the received rows and their number by source rank (int32). ``urgent``: the
-        caller waits for it next. ``in_place`` overwrites the arrays, which are contiguous, if it
-        :attr:`keeps_shapes`. ConfigError: row counts do not fit. ShapeError: an array has no rows to divide.
+        """Submit it; the handle returns a list of arrays, or None for a barrier. Of an alltoall the list has
+        the received rows and their number by source rank (int32). ``urgent``: the caller waits for it next.
+        ``in_place`` overwrites the arrays, which are contiguous, if it :attr:`keeps_shapes`. ConfigError: row
+        counts do not fit. ShapeError: an array has no rows to divide.
         """
         return _STARTS[self.kind](self, arrays, urgent, in_place)
 
@@ -232,11 +231,7 @@ class Batch:
 
 
 def _operands(arrays: Sequence[Array], in_place: bool = False) -> List[Operand]:
-    """Return contiguous arrays to overwrite, or copies of any arrays, contiguous in memory per dtype.
-
-    The engine reduces contiguous arrays as one without packing them. The arrays that a graph passes to a
-    callback belong to the framework, so they must be copied in any case.
-    """
+    """Return contiguous arrays to overwrite, or copies of the framework's, contiguous by dtype."""
     if in_place:
         return [HostOperand(array.reshape(-1), array.shape) for array in arrays]
     if len(arrays) == 1:
@@ -419,7 +414,6 @@ Execute = Callable[[Operation, List[Any]], Sequence[Any]]
 
 class TreeCollectives:
     """Execute collectives on all arrays of a tree as one operation; without arrays it needs no other rank.
-
     ``leaves`` returns a tree's arrays, and the function that joins results to a tree. ``execute`` runs an
     operation on arrays of the framework; the weight of a reduction is the last input, in the form that
     ``weights`` returns.
@@ -579,7 +573,6 @@ def start_coded(
     weight: Optional[float] = None, state: Optional[CompressionState] = None, in_place: bool = False,
 ) -> Pending:  # fmt: skip
     """Start an allreduce: one operation to its callers, one engine operation for the arrays of each codec.
-
     ``how`` has one of ringcomm's compressors. Without a name it is matched by its order. ``urgent``: the
     caller waits for it next. ``state`` keeps gradients' residuals; None: the arrays are not gradients.
     ``in_place`` overwrites the arrays, which are contiguous. The result is a list of arrays.

@@ -195,10 +195,7 @@ class LocalSGD(OuterOptimizer):
         return self._lr == 1 and not self._momentum and self._interval.shares_gradients()
 
     def average_gradients(self, gradients: Sequence[Array], absent: int = 0) -> int:
-        """Average the gradients of all weights in place; they count as an exchange, and a step.
-
-        ``absent`` has a bit for each that this rank does not have; return those that no rank has.
-        """
+        """Average all gradients in place, as an exchange and a step; return the ``absent`` on all."""
         began_s = time.perf_counter()
         if self._codec in BLOCKWISE and not self._gradient_residuals:
             self._gradient_residuals = [np.zeros_like(item) for item in self._residuals]
@@ -446,9 +443,7 @@ class LocalSGD(OuterOptimizer):
         self._interval.load_state_dict(state["interval"])
 
     def restart(self) -> None:
-        """Take the present weights for those that all ranks have, and forget momentum and residuals.
-
-        In a new view of an elastic job, go on with its ranks.
+        """Take the present weights for those of all ranks, of a new view too; forget momentum and residuals.
         """
         if self.view_changed():
             self._running.clear()
@@ -482,12 +477,10 @@ class Facts(NamedTuple):
 
 
 class Interval:
-    """The local steps of this rank until the next synchronization.
-
-    ``sync_every`` is a number of steps, one number per rank, or ``"auto"``: derived from the last exchanges;
-    ``least`` is the fewest steps. ``max_drift`` is the permitted distance, relative to the norm of the
-    weights. ``drift`` is the distance at the last exchange of which it is known, nan before. ConfigError: an
-    argument is out of range.
+    """The local steps of this rank until the next synchronization. ``sync_every`` is a number of steps, one
+    number per rank, or ``"auto"``: derived from the last exchanges; ``least`` is the fewest steps.
+    ``max_drift`` is the permitted distance, relative to the norm of the weights. ``drift`` is the distance at
+    the last exchange of which it is known, nan before. ConfigError: an argument is out of range.
     """
 
     def __init__(
@@ -522,10 +515,9 @@ class Interval:
         self._exchange_s = 0.0
 
     def shares_gradients(self) -> bool:
-        """Return whether gradients are averaged before the next step, in place of weights after it.
-
-        Such a step is one of data-parallel training, whatever the optimizer: Adam's second moments are those
-        of averaged gradients. It shows nothing of the distance, so now and then a step is local.
+        """Return whether gradients are averaged before the next step, in place of weights after it. Such a
+        step is one of data-parallel training, whatever the optimizer: Adam's second moments are those of
+        averaged gradients. It shows nothing of the distance, so now and then a step is local.
         """
         return self.automatic and self.steps == 1 and self._shared < self._probe - 1
 
@@ -542,10 +534,8 @@ class Interval:
         self._own = Facts(apart, norm, self._made)
 
     def send(self, began_s: float, made: int, weights: bool = True) -> List[float]:
-        """Return the numbers of the last exchange, which go with the one that begins.
-
-        ``made`` counts local steps since the last one: fewer than :attr:`steps` if the program asks for it.
-        ``weights``: it exchanges weights, otherwise gradients.
+        """Return the numbers of the last exchange, which go with the one that begins, of ``weights`` or
+        gradients.
         """
         passed_s = max(0.0, began_s - self._sent_s - self._exchange_s)  # 0 with nan: it is the first one
         sent = self._own._replace(exchange_s=self._exchange_s, step_s=passed_s / max(1, made))
@@ -554,9 +544,7 @@ class Interval:
         return list(sent)
 
     def learn(self, means: Sequence[float]) -> str:
-        """Set the next interval from the averages of :meth:`send`.
-
-        Return a warning, once, if the ranks are too far apart for the interval that the program has set.
+        """Set the next interval from the averages of :meth:`send`; return a warning, once, if it is too long.
         """
         facts = Facts(*means)
         if facts.step_s > 0:

@@ -74,11 +74,9 @@ class RankOutcome(NamedTuple):
 
 
 class PlacedJob:
-    """The driver's side of a job.
-
-    ``hosts`` are those of the workers in rank order, or None if they are not known yet; ``limit`` names what
-    sets the time limit of the start. Ranks get the settings that are not the default. StartupError: no
-    address can be listened on. ConfigError: no certificate can be made.
+    """The driver's side of a job. ``hosts`` are those of the workers in rank order, or None if they are not
+    known yet; ``limit`` names what sets the time limit of the start. Ranks get the settings that are not the
+    default. StartupError: no address can be listened on. ConfigError: no certificate can be made.
     """
 
     def __init__(
@@ -152,11 +150,10 @@ class PlacedJob:
             self._embedded.process_exited(rank, how, False)
 
     def collect(self, poll: Callable[[float], Iterable[Tuple[int, RankOutcome]]]) -> List[Any]:
-        """Return the ranks' results in rank order, when all have returned; RemoteError if one failed.
-
-        After a failure the other ranks have :data:`ARRIVE_S` to return: then their processes can be ranks of
-        the next job, which the caller may start at once. ``poll`` waits at most the given seconds, and
-        returns the ranks that ended since its last call, with their outcomes.
+        """Return the ranks' results in rank order, when all have returned; RemoteError if one failed. After a
+        failure the other ranks have :data:`ARRIVE_S` to return: then their processes can be ranks of the next
+        job, which the caller may start at once. ``poll`` waits at most the given seconds, and returns the
+        ranks that ended since its last call, with their outcomes.
         """
         outcomes: Dict[int, RankOutcome] = {}
         deadline: Optional[Deadline] = None
@@ -261,11 +258,10 @@ def _end_process_groups() -> None:
 
 
 def call(ticket: Ticket, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Join the job as a rank, call a function, and leave the job; return the function's result.
-
-    The job is joined before the call, so that the errors of all ranks name a rank whose function fails at
-    once. The function may also call ``init()``. ConfigError: the process is a rank already. StartupError: the
-    ranks did not connect.
+    """Join the job as a rank, call a function, and leave the job; return the function's result. The job is
+    joined before the call, so that the errors of all ranks name a rank whose function fails at once. The
+    function may also call ``init()``. ConfigError: the process is a rank already. StartupError: the ranks did
+    not connect.
     """
     enter(ticket)
     try:

@@ -83,10 +83,9 @@ class Reduction(NamedTuple):
     def prepared(
         self, tensors: Sequence[Any]
     ) -> Tuple[Reduction, List[Any], Callable[[Sequence[Any]], List[Any]]]:
-        """Split the compression into what the reduction executes and what converts tensors around it.
-
-        Return the reduction, with a compressor for which :func:`is_coded` holds or with none (reductions that
-        do not add are executed without codes); the tensors to send; and a function that converts the received
+        """Split the compression into what the reduction executes and what converts tensors around it. Return
+        the reduction, with a compressor for which :func:`is_coded` holds or with none (reductions that do not
+        add are executed without codes); the tensors to send; and a function that converts the received
         tensors. ConfigError: no compressor has the name.
         """
         compressor, how = compressor_of(self.compression), self
@@ -146,10 +145,9 @@ class VariableReducer:
         self, gradients: Sequence[Any], variables: Sequence[Any], absent: Sequence[Any],
         *args: Any, **kwargs: Any,
     ) -> List[Any]:  # fmt: skip
-        """Reduce the gradients of some variables; other variables are ``absent`` in this step.
-
-        The names of operations contain those of ``absent``, so that a rank with other ones is a mismatch in
-        this step: operations of the same names in a later step would be matched otherwise.
+        """Reduce the gradients of some variables; other variables are ``absent`` in this step. The names of
+        operations contain those of ``absent``, so that a rank with other ones is a mismatch in this step:
+        operations of the same names in a later step would be matched otherwise.
         """
         raise NotImplementedError
 
@@ -178,11 +176,10 @@ def of_gradients(
     weight: Optional[StepWeight] = None, sparse_as_dense: bool = False, groups: Groups = None,
     num_groups: int = 0, parameter_type: type = object, local_steps: bool = False,
 ) -> Reduction:  # fmt: skip
-    """Return the reduction for the arguments of a ``DistributedOptimizer``.
-
-    ``gradient_predivide_factor`` divides before the sum, with Average. For ``Compression.none`` the settings
-    decide. ``local_steps``: the optimizer can make local steps. ConfigError: an argument is invalid, or the
-    settings ask for local steps that it cannot make.
+    """Return the reduction for the arguments of a ``DistributedOptimizer``. ``gradient_predivide_factor``
+    divides before the sum, with Average. For ``Compression.none`` the settings decide. ``local_steps``: the
+    optimizer can make local steps. ConfigError: an argument is invalid, or the settings ask for local steps
+    that it cannot make.
     """
     if not local_steps:
         refuse_local_steps()

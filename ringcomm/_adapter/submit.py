@@ -30,11 +30,8 @@ def finish_earlier(kind: str, name: Optional[str], process_set: Optional[Process
 
 
 def run_all(steps: Sequence[Callable[[], Any]]) -> List[Any]:
-    """Call every function, each of which waits for an operation, also when an earlier one has failed.
-
-    None of the operations of one call may still write to a tensor when the error reaches the program. Return
-    the results in order. The first RingcommError is raised after all calls; any other exception (Ctrl-C, for
-    example) passes at once.
+    """Call every function, each of which waits for an operation, also when one has failed: none may still
+    write to a tensor when the first RingcommError reaches the program; any other exception passes at once.
     """
     results: List[Any] = []
     problem: Optional[RingcommError] = None

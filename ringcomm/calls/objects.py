@@ -27,9 +27,8 @@ class Unpicklable(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """An object as signed bytes; if it cannot be pickled, ``data`` holds ``error``.
-
-    Send ``data`` in any case.
+    """An object as signed bytes; if it cannot be pickled, ``data`` holds ``error``. Send ``data`` in any
+    case.
     """
 
     data: memoryview
@@ -55,9 +54,8 @@ class Objects:
         self._unpacked: Dict[Tuple[int, str, str], int] = {}
 
     def pack(self, value: Any, call: str, name: str = "") -> Packed:
-        """Return an object as signed bytes; ``name`` holds the name and process set that match the call.
-
-        The bytes are made in place, so that a large object is copied once.
+        """Return an object as signed bytes; ``name`` holds the name and process set that match the call. The
+        bytes are made in place, so that a large object is copied once.
         """
         file, error = io.BytesIO(), None
         file.seek(_HEAD.size)
@@ -86,7 +84,6 @@ class Objects:
 
     def verified(self, packed: Any, source: int, call: str, name: str = "") -> memoryview:
         """Return the verified pickle in received bytes; verify calls of one name in their order.
-
         ProtocolError: ``source`` did not sign it for this call, or it has been verified before.
         """
         view = memoryview(packed)

@@ -65,10 +65,9 @@ def variables(environ: Optional[Mapping[str, str]]) -> Mapping[str, str]:
 
 
 def assign(variables: Mapping[str, str]) -> None:
-    """Give this process its part in a job without a launcher, as Ray, Dask and Spark do.
-
-    The ``RINGCOMM_*`` variables take the place of those in the environment, but are not written to it: child
-    processes do not inherit them, in particular not the key. No variables: read the environment again.
+    """Give this process its part in a job without a launcher, as Ray, Dask and Spark do. The ``RINGCOMM_*``
+    variables take the place of those in the environment, but are not written to it: child processes do not
+    inherit them, in particular not the key. No variables: read the environment again.
     """
     global _assigned
     _assigned = dict(variables)
@@ -148,10 +147,9 @@ class Launched(NamedTuple):
 
 
 def find_launched(environ: Mapping[str, str], folder: str = "") -> Optional[Launched]:
-    """Return how another launcher started this process; None if none did, or as the only process.
-
-    mpirun starts its own helpers with srun inside a Slurm job, so mpirun's variables come first. ConfigError:
-    the mpirun of MPICH has started several processes.
+    """Return how another launcher started this process; None if none did, or as the only process. mpirun
+    starts its own helpers with srun inside a Slurm job, so mpirun's variables come first. ConfigError: the
+    mpirun of MPICH has started several processes.
     """
     found = _open_mpi(environ)
     if found is None:

@@ -392,10 +392,9 @@ _CROWDED = 5.0  # factor of the polling time where ranks outnumber cores
 
 
 def polling_s(settings: Settings, local_size: int) -> float:
-    """Return how long a waiting call polls before it sleeps, in seconds.
-
-    Polling yields the processor at each round, so it keeps no rank from working where ranks outnumber cores.
-    There a longer time pays: 4 ranks on 2 cores exchange 8 bytes in half the time of sleeping.
+    """Return how long a waiting call polls before it sleeps, in seconds. Polling yields the processor at each
+    round, so it keeps no rank from working where ranks outnumber cores. There a longer time pays: 4 ranks on
+    2 cores exchange 8 bytes in half the time of sleeping.
     """
     spin_s = settings.spin_us * 1e-6
     return spin_s if local_size <= usable_cores() else _CROWDED * spin_s

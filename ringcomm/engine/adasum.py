@@ -35,10 +35,7 @@ def dot(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
 
 
 def factors(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> Tuple[float, float]:
-    """Return what two vectors are multiplied by before they are added up, from float64.
-
-    For complex numbers it is not defined.
-    """
+    """Return what two vectors are multiplied by before they are added up; not defined for complex ones."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     both, norm_a, norm_b = dot(a, b), dot(a, a), dot(b, b)
     return (

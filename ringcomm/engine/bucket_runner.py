@@ -103,11 +103,7 @@ def residuals_of(work: Work) -> Sequence[Optional[Array]]:
 def side_by_side(
     group: Sequence[Array], buffer: FusionBuffer, note: Optional[Callable[[str], None]] = None
 ) -> Tuple[Array, Callable[[], None]]:
-    """Return the arrays of one type as one, and what brings the results back.
-
-    Neighbours in memory stay in place, others are copied to the buffer. ``note`` is called with the name of
-    each copy as it begins, and with "" at its end.
-    """
+    """Return arrays of one type as one, in place if they are neighbours, and what brings the results back."""
     if len(group) == 1:
         return group[0], nothing
     joined = as_one(group)
@@ -171,10 +167,7 @@ def per_work(outputs: Sequence[Any], bucket: Sequence[Work]) -> List[Any]:
 
 
 def groups_by_index(arrays: Sequence[Array], sizes: Sequence[int] = ()) -> List[List[int]]:
-    """Return which arrays travel as one: small ones of the same type together, large ones alone.
-
-    ``sizes``: the number of elements over all ranks, where the ranks' arrays may differ in length.
-    """
+    """Return which arrays travel as one: small ones of a type, by ``sizes`` over all ranks, or else alone."""
     groups: List[List[int]] = []
     small: Dict[np.dtype[Any], List[int]] = {}
     for index, array in enumerate(arrays):
@@ -241,10 +234,7 @@ _MAX_TALLIES = 1000
 
 
 class BucketRunner:
-    """Executes the buckets that responses name; ``repeated`` has what runs without one (:mod:`.repeats`).
-
-    ``count`` is the number of all buckets, also of those in which this rank has no part.
-    """
+    """Executes the buckets that responses name, of which it counts all, and has the sets that repeat."""
 
     def __init__(self, fabric: Fabric, make_runner: Callable[[Fabric], Runner], sets: ProcessSets) -> None:
         self.may_poll: Optional[Callable[[], bool]] = None
@@ -337,10 +327,7 @@ class BucketRunner:
         return delivered(self._fabric)
 
     def moved_bytes(self, process_set: int) -> int:
-        """Return how far the collective has come that runs in a process set, or has failed there.
-
-        For any thread.
-        """
+        """Return how far a process set's collective is, or was when it failed; for any thread."""
         runner = self._runners.get(self.sets.members(process_set))
         rows = runner.rows() if runner is not None else []
         return int(rows[-1].get("moved", 0)) if rows else 0

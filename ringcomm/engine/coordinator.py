@@ -37,7 +37,6 @@ _CHANGES = ("ready", "blocked", "unblocked", "joined", "paused", "resumed")
 
 class Tuning(NamedTuple):
     """When operations run, and when ranks that do not come are reported and given up (0 s: never).
-
     ``cycle_s``: how long a ready operation waits to be fused. ``one_round`` says whether every rank may send
     all elements of some all-reduces to every peer.
     """
@@ -62,11 +61,8 @@ class Ready(NamedTuple):
 
 
 def fuse(ready: Sequence[Ready], threshold_bytes: int) -> List[List[Ready]]:
-    """Divide operations into buckets, in the order in which they became ready.
-
-    An operation joins the last bucket of its kind if there is room, also past others that do not fit
-    in between: the order of execution is free as long as it is the same on every rank. With a threshold of
-    0 bytes no operations share a bucket.
+    """Divide operations into buckets in the order in which they became ready, the same on every rank; an
+    operation joins the last bucket of its kind if there is room, also past others.
     """
     buckets: List[List[Ready]] = []
     open_buckets: Dict[Tuple[object, ...], Tuple[List[Ready], int]] = {}
@@ -90,11 +86,10 @@ def fuse(ready: Sequence[Ready], threshold_bytes: int) -> List[List[Ready]]:
 
 
 class Announced:
-    """An operation that some ranks have announced, each from its ``sites``.
-
-    ``reported_s``: when it was last reported as waiting. ``values`` are those of a short operation, by rank.
-    ``absent`` has a bit for each part that no rank so far has (joined ranks have none), and ``waited_for``
-    says whether a caller waited for it on every rank so far.
+    """An operation that some ranks have announced, each from its ``sites``. ``reported_s``: when it was last
+    reported as waiting. ``values`` are those of a short operation, by rank. ``absent`` has a bit for each
+    part that no rank so far has (joined ranks have none), and ``waited_for`` says whether a caller waited for
+    it on every rank so far.
     """
 
     __slots__ = (
@@ -134,7 +129,6 @@ class _Next:
 
 class RankReports:
     """What rank 0 knows of the ranks besides their operations, and what is to be said and asked about them.
-
     ``paused`` are reasons by rank, ``late_s`` seconds for which operations have waited for a rank alone.
     ``to_explain`` are the ranks to be asked where they are.
     """
@@ -205,10 +199,9 @@ class _Numbers:
 
 
 class Coordinator:
-    """Collects announcements and issues responses: which operations run, in which order.
-
-    ``members`` returns the ranks of a process set by its number. ``to_all`` are messages to all ranks that
-    precede responses; ``deadlock`` describes one that ends the job.
+    """Collects announcements and issues responses: which operations run, in which order. ``members`` returns
+    the ranks of a process set by its number. ``to_all`` are messages to all ranks that precede responses;
+    ``deadlock`` describes one that ends the job.
     """
 
     def __init__(

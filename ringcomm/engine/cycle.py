@@ -41,10 +41,8 @@ Rest = Tuple[Sequence[Link], Sequence[Link], float]
 
 
 class EngineState:
-    """The state of one rank's engine, and what is done with it.
-
-    Any thread may change the state under :attr:`lock`. All methods but :meth:`sleep` are called by one thread
-    at a time; the caller chooses which.
+    """The state of one rank's engine, changed under :attr:`lock`; one thread at a time calls the methods but
+    :meth:`sleep`.
     """
 
     def __init__(
@@ -280,10 +278,7 @@ class EngineState:
     # ---- between cycles -------------------------------------------------------------------------
 
     def prepare_to_sleep(self, most_s: float = 3600.0, thread: bool = False) -> Rest:
-        """Return what to wait for, and for how long (0.0: there is work).
-
-        What is submitted later wakes the thread that sleeps. ``thread``: that is the engine's.
-        """
+        """Return what to wait for, and how long (0.0: there is work); later submissions wake the sleeper."""
         timeout_s = min(most_s, self.peers.alarm_s(), self._give_up_in_s())
         if self.coordinator is not None:
             alarm_s = self.coordinator.next_alarm_s(self._clock())

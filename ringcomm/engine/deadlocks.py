@@ -53,18 +53,12 @@ Operations = Iterable[Tuple[Collection[int], Collection[int]]]
 
 
 def behind(waits: Mapping[int, Collection[int]]) -> List[int]:
-    """Return the ranks that others wait for and that do not wait themselves; ``waits`` has, for each rank
-    that waits, the ranks that it waits for.
-    """
+    """Return the ranks that others wait for and that do not wait; ``waits`` is by waiting rank."""
     return sorted({other for others in waits.values() for other in others}.difference(waits))
 
 
 def waiting_for_each_other(blocked: Collection[int], operations: Operations) -> Set[int]:
-    """Return the blocked ranks of which none can go on before another one of them does.
-
-    Whatever one of the returned ranks has announced lacks another one of them, so no other rank can release
-    them.
-    """
+    """Return the blocked ranks of which none can go on before another one of them does."""
     stuck = set(blocked)
     waits = [(stuck.intersection(announced), stuck.intersection(lacks)) for announced, lacks in operations]
     while True:
@@ -96,10 +90,8 @@ class _Blocked(NamedTuple):
 
 
 class BlockedRanks:
-    """Which ranks are blocked, and since when: their ``reports``.
-
-    ``look_at_s``: when :meth:`find` may find something. ``changed_s``: when a rank has sent something after
-    which ranks that wait may go on.
+    """Which ranks are blocked, and since when: their ``reports``. ``look_at_s``: when :meth:`find` may find
+    something. ``changed_s``: when a rank has sent something after which ranks that wait may go on.
     """
 
     def __init__(self, size: int, stall_warning_s: float) -> None:
@@ -114,10 +106,8 @@ class BlockedRanks:
     def blocked(
         self, rank: int, for_good: bool, heard: int, now_s: float, calls: int = 0, call: Sequence[Any] = ()
     ) -> None:
-        """Take the report of a rank that all its threads wait (see :class:`.stacks.BlockedReport`).
-
-        If a response that it had not ``heard`` contains an operation of its own, it may have waited for that.
-        ``call`` is (description, needs) of the direct call in which it waits.
+        """Take a rank's :class:`.stacks.BlockedReport`, unless a response that it had not ``heard`` has an
+        operation of its own, for which it may have waited.
         """
         before = self.reports.get(rank)
         doing, needs = call or ("", NO_RANK)
@@ -146,11 +136,7 @@ class BlockedRanks:
         self, joined: Collection[int], ready: bool, paused: bool, operations: Callable[[], Operations],
         now_s: float,
     ) -> Optional[Deadlock]:  # fmt: skip
-        """Return the ranks of which none can go on before another one of them does, once it is time.
-
-        Looks once after a rank has become blocked: nothing else can make ranks wait for each other.
-        ``operations`` returns the incomplete ones.
-        """
+        """Return the ranks that wait for each other, once it is time, after a rank has become blocked."""
         if self.look_at_s is None or now_s < self.look_at_s:
             return None
         self.look_at_s = None
@@ -223,10 +209,7 @@ def calls_text(signatures: Mapping[int, Signature], sites: Mapping[int, str], ho
 def deadlock_text(
     found: Deadlock, calls: Iterable[Tuple[Mapping[int, Signature], Mapping[int, str]]], hosts: Sequence[str]
 ) -> str:
-    """Return what ranks are told that wait for each other.
-
-    ``calls``: of each operation that fails, what ranks have submitted, and from where.
-    """
+    """Return what ranks are told that wait for each other; ``calls`` are of the operations that fail."""
     signatures: Dict[int, Signature] = {}
     sites: Dict[int, str] = {}
     for announced, places in calls:

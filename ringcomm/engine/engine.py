@@ -123,11 +123,9 @@ class Engine:
         convert: Convert = None, *, residuals: Sequence[Array] = (), absent: int = 0, mirrors: Mirrors = (),
         **options: Any,
     ) -> Handle:  # fmt: skip
-        """Reduce the arrays in place, all of them or none.
-
-        ``op`` may be all options, of which ``name`` and ``process_set`` are replaced. ``residuals`` of error
-        feedback are one for each array. ``absent`` has a bit for each part of the arrays that this rank does
-        not have; the handle's has those that no rank has.
+        """Reduce the arrays in place, all of them or none. ``op`` may be all options, of which ``name`` and
+        ``process_set`` are replaced. ``residuals`` of error feedback are one for each array. ``absent`` has a
+        bit for each part of the arrays that this rank does not have; the handle's has those that no rank has.
         """
         chosen = op if isinstance(op, Options) else Options(op, **options)
         shapes = [*map(_shape_of, arrays)] if shapes is None else shapes
@@ -194,10 +192,7 @@ class Engine:
         process_set: int = GLOBAL_SET, urgent: bool = False, convert: Convert = None, mirrors: Mirrors = (),
         bounds: Sequence[int] = (),
     ) -> Handle:  # fmt: skip
-        """Concatenate every rank's rows; the handle gives a list with the result for each array.
-
-        ``bounds``: of the ranks' rows, in an array that is completed in place.
-        """
+        """Concatenate every rank's rows, by ``bounds`` in place; the handle gives a list of results."""
         check_rows("allgather", shapes)
         inner, rows = [shape[1:] for shape in shapes], [shape[0] for shape in shapes]
         signature = self._signature(
@@ -224,10 +219,7 @@ class Engine:
         process_set: int = GLOBAL_SET, urgent: bool = False, convert: Convert = None, mirrors: Mirrors = (),
         in_place: bool = False,
     ) -> Handle:  # fmt: skip
-        """Send ``splits[i]`` rows to the i-th member; the handle gives rows, and the count from each rank.
-
-        Without ``splits`` every member gets as many. ``in_place``: the rows replace those that were sent.
-        """
+        """Send ``splits[i]`` rows (or as many) to the i-th member; the handle gives rows and their counts."""
         check_rows("alltoall", [shape])
         counts = row_counts(shape[0], splits, len(self.sets.check_member(process_set)))
         bounds = cumulative(counts) if in_place else ()
@@ -301,9 +293,8 @@ class Engine:
 
     @contextmanager
     def in_parts(self) -> Iterator[None]:
-        """A ``with`` block from the first wait of a call in several operations to the end of the last one.
-
-        If an exception (Ctrl-C, say) ends it, no other rank could find out; so the job ends.
+        """End the job if an exception ends the block, of a call in several operations: no other rank could
+        know.
         """
         try:
             yield

@@ -38,10 +38,7 @@ def now_us() -> float:
 
 
 def label_of(signature: Signature, number: int) -> str:
-    """Return what an operation is called in reports.
-
-    Horovod's ``allreduce.NAME``, or ``allreduce.noname.3``.
-    """
+    """Return what an operation is called in reports: ``allreduce.NAME``, or ``allreduce.noname.3``."""
     kind = signature.verb
     if signature.name.startswith(f"{kind}."):
         return signature.name  # adapters' names say the kind already

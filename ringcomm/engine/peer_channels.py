@@ -41,10 +41,9 @@ LOOK_AGAIN_S = 0.5
 
 
 class ControlMessages:
-    """Queues of outgoing control messages, and readers of arriving ones. No method waits.
-
-    ``nearest`` are the peers of the negotiation: all others for rank 0, rank 0 for any other. ``gone`` has
-    those whose link has ended, with the reason.
+    """Queues of outgoing control messages, and readers of arriving ones. No method waits. ``nearest`` are the
+    peers of the negotiation: all others for rank 0, rank 0 for any other. ``gone`` has those whose link has
+    ended, with the reason.
     """
 
     def __init__(self, fabric: Fabric) -> None:
@@ -104,10 +103,7 @@ class ControlMessages:
         return any(self._unsent.values()) or any(self._given.values())
 
     def receive(self, all_peers: bool = True) -> List[Tuple[int, Message]]:
-        """Return all messages that have arrived, each with its sender.
-
-        ``all_peers``: read from every peer, not only from the nearest; that costs a system call per peer.
-        """
+        """Return the messages that have arrived, by sender; each peer that is read costs a system call."""
         messages: List[Tuple[int, Message]] = []
         for peer, link in list(self._links.items()):
             if not all_peers and peer not in self.nearest:
@@ -143,10 +139,9 @@ CALLS, ENGINE = 0, 1
 
 
 class SilenceLimits(NamedTuple):
-    """How long others may be silent, in seconds; 0: for ever.
-
-    ``dead_after_s``: without a heartbeat or in a transfer that stands still. ``warning_s`` and
-    ``late_after_s``: with a rank whose program does not come, before saying so and before giving it up.
+    """How long others may be silent, in seconds; 0: for ever. ``dead_after_s``: without a heartbeat or in a
+    transfer that stands still. ``warning_s`` and ``late_after_s``: with a rank whose program does not come,
+    before saying so and before giving it up.
     """
 
     dead_after_s: float = 0.0
@@ -161,9 +156,8 @@ class SilenceLimits(NamedTuple):
 
 
 class FailureDetector:
-    """Heartbeats: arrivals go in; failed peers and due heartbeats come out.
-
-    A peer fails after ``dead_after_s`` without a heartbeat; 0: never. Times are in seconds.
+    """Heartbeats: arrivals go in; failed peers and due heartbeats come out. A peer fails after
+    ``dead_after_s`` without a heartbeat; 0: never. Times are in seconds.
     """
 
     def __init__(self, peers: Iterable[int], dead_after_s: float, interval_s: float, now_s: float) -> None:
@@ -232,9 +226,7 @@ class _Known(NamedTuple):
 
 
 class ProgressReports:
-    """How far all ranks are: which transfer makes no progress, and which ranks have not entered a call.
-
-    The ranks are alive: their heartbeats arrive.
+    """How far the ranks are, which are alive: transfers without progress, ranks that have not entered a call.
     """
 
     def __init__(self, rank: int, hosts: Sequence[str], limits: SilenceLimits) -> None:
@@ -275,9 +267,7 @@ class ProgressReports:
         return None
 
     def _between(self, mine: Progress, theirs: Progress, peer: int) -> str:
-        """Why only the link between two ranks can be what the first one waits for; empty: it may be more.
-
-        That both wait for each other is not enough: each may need what a third one does not get.
+        """Return why only the link between two ranks can be at fault; empty: each may wait for a third one.
         """
         if theirs.sequence == mine.sequence and theirs.doing:
             on_their_way = theirs.with_peer(self._rank)[0] - mine.with_peer(peer)[1]
@@ -323,11 +313,9 @@ def _behind(calls: Dict[int, Progress]) -> List[int]:
 
 
 class PeerChannels:
-    """Channels to every other rank, used by the thread that does the engine's work.
-
-    ``received`` is what has arrived for the engine itself. ``awake``: messages may have arrived, so the next
-    :meth:`pulse` reads from all peers. ``waits_in``: how far this rank is in a direct call in which the last
-    two looks have found it.
+    """Channels to every other rank, used by the thread that does the engine's work. ``received`` is what has
+    arrived for the engine itself. ``awake``: messages may have arrived, so the next :meth:`pulse` reads from
+    all peers. ``waits_in``: how far this rank is in a direct call in which the last two looks have found it.
     """
 
     def __init__(
@@ -354,10 +342,7 @@ class PeerChannels:
         self.waits_in: Optional[Progress] = None
 
     def pulse(self) -> None:
-        """Exchange heartbeats and messages; also in the middle of a long transfer.
-
-        A peer without a heartbeat for too long, or a transfer that stands still, raises.
-        """
+        """Exchange heartbeats and messages; raises for a silent peer, or a transfer that stands still."""
         now_s = self._clock()
         look = now_s >= self._next_look_s
         all_peers = look or self.awake
@@ -435,10 +420,8 @@ class PeerChannels:
     def settle(
         self, limit_s: float, waiting: Callable[[], Sequence[Message]], over: Callable[[], Any]
     ) -> None:
-        """Wait until what this rank has to say is on its way; on rank 0, until all others have left.
-
-        No other rank has to do anything for it, so none is held up. At most so long, and not if the thread
-        that sends is over. For any thread.
+        """Wait until this rank's messages are on their way, on rank 0 until all others have left, or all is
+        ``over``.
         """
         deadline = Deadline(limit_s)
         while not (deadline.expired() or over() or self.settled(waiting())):
@@ -468,7 +451,6 @@ class PeerChannels:
 
 class HeartbeatThread:
     """A thread that sends and receives heartbeats on links that only it uses. It sleeps nearly always.
-
     ``failed`` is called in the thread, as the last thing that it does, when the group has come to its end;
     ``elsewhere`` returns what this process waits for while it does not come to a call here, or "".
     """

@@ -36,10 +36,7 @@ class ProcessSets:
             ) from None
 
     def pair(self, peer: Any, within: int = GLOBAL_SET) -> int:
-        """Return the number of the set of this rank and one other, for a message between the two.
-
-        Pairs need not be registered: they have negative numbers, from which every rank computes the members.
-        """
+        """Return the number of the set of this rank and one other: negative, it says the members."""
         number = int(peer) if isinstance(peer, Integral) else -1
         members = self.check_member(within)
         if number not in members or number == self._rank:

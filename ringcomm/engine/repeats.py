@@ -70,10 +70,8 @@ class RepeatedSet:
 
 
 class Repeat:
-    """A repeat that this rank has begun.
-
-    If a peer has begun something else in place of it, it ``differs`` and cannot end. ``arrived`` has the
-    elements by peer; peers get the ``message`` in front of this rank's.
+    """A repeat that this rank has begun. If a peer has begun something else in place of it, it ``differs``
+    and cannot end. ``arrived`` has the elements by peer; peers get the ``message`` in front of this rank's.
     """
 
     __slots__ = ("arrived", "at", "differs", "elements", "message", "requests", "set", "what")
@@ -216,9 +214,8 @@ class Repeats:
 
 
 class RepeatPolicy:
-    """Rank 0's part: which sets repeat, and when repeats stop.
-
-    ``active``: some ranks have begun a repeat that others have not, as far as rank 0 knows.
+    """Rank 0's part: which sets repeat, and when repeats stop. ``active``: some ranks have begun a repeat
+    that others have not, as far as rank 0 knows.
     """
 
     def __init__(self, size: int) -> None:
@@ -239,10 +236,7 @@ class RepeatPolicy:
     # ---- which sets repeat -------------------------------------------------------------------
 
     def negotiated(self, signatures: Sequence[Signature], waited: bool) -> int:
-        """Note operations that all ranks have announced, and nothing else; all of them :func:`may_repeat`.
-
-        Return the number of the set if it repeats from now on, or 0. ``waited``: a caller did on every rank.
-        """
+        """Note that these operations, which :func:`may_repeat`, are all; return their set's number, or 0."""
         members = frozenset(signatures)
         if self.since_s is not None or not waited:
             return 0
@@ -273,10 +267,7 @@ class RepeatPolicy:
         self._wanted, self._deviated = True, self._deviated or deviated
 
     def look(self, incomplete: Iterable[Tuple[Collection[int], Collection[int]]]) -> None:
-        """Notice that ranks wait for others in something else, and these in a repeat for the former.
-
-        ``incomplete``: of each operation, the ranks that have announced it, and those that it lacks.
-        """
+        """Notice that ranks wait for others in something else, and these in a repeat for the former."""
         latest = max(self._begun)
         for waiting, missing in incomplete:
             behind = any(self._begun[rank] < latest for rank in waiting)
@@ -318,10 +309,7 @@ class RepeatPolicy:
 
 
 def may_repeat(signatures: Sequence[Signature], size: int, nbytes: int) -> bool:
-    """Return whether operations may repeat together: small all-reduces of all ranks, reduced alike.
-
-    ``nbytes``: of all of them. Operations without arrays are negotiated: there is nothing to send for them.
-    """
+    """Return whether operations may repeat together: small all-reduces of all ranks, reduced alike."""
     if not 0 < nbytes * (size - 1) <= MAX_BYTES or len(set(signatures)) < len(signatures):
         return False
     first = signatures[0]

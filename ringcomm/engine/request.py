@@ -101,14 +101,13 @@ _new = tuple.__new__  # of a named tuple: a quarter of the time
 
 
 class Request:
-    """One operation of this rank.
-
-    ``arrays`` are flat and contiguous; reductions and broadcasts overwrite them. ``rows`` are those of each
-    array of an allgather, ``splits`` those for each member of an alltoall. ``weight`` is this rank's,
-    ``total`` the sum of all ranks' once rank 0 has sent it. ``absent`` has a bit for each part of the
-    contribution that this rank does not have and has filled with zeros, then those that no rank has.
-    ``residuals`` are float32, of error feedback. ``mirrors`` are those of arrays on devices, of which
-    ``arrays`` are the host blocks (None: in host memory). ``operation`` is what the flight recorder keeps.
+    """One operation of this rank. ``arrays`` are flat and contiguous; reductions and broadcasts overwrite
+    them. ``rows`` are those of each array of an allgather, ``splits`` those for each member of an alltoall.
+    ``weight`` is this rank's, ``total`` the sum of all ranks' once rank 0 has sent it. ``absent`` has a bit
+    for each part of the contribution that this rank does not have and has filled with zeros, then those that
+    no rank has. ``residuals`` are float32, of error feedback. ``mirrors`` are those of arrays on devices, of
+    which ``arrays`` are the host blocks (None: in host memory). ``operation`` is what the flight recorder
+    keeps.
     """
 
     __slots__ = (
@@ -153,10 +152,9 @@ Work = Tuple[Signature, Optional[Request]]
 
 
 class Pending:
-    """What this rank has submitted and not finished.
-
-    :meth:`add` is called by any thread under the engine's lock, as is everything else here. ``requests`` are
-    by key; ``unannounced`` is what :meth:`announce` has to tell, ``signatures`` are by number.
+    """What this rank has submitted and not finished. :meth:`add` is called by any thread under the engine's
+    lock, as is everything else here. ``requests`` are by key; ``unannounced`` is what :meth:`announce` has to
+    tell, ``signatures`` are by number.
     """
 
     def __init__(self) -> None:
@@ -242,11 +240,7 @@ class Pending:
                 del self.signatures[number]
 
     def take_bucket(self, run: Sequence[Sequence[Any]]) -> List[Work]:
-        """Return the members of a bucket, no longer pending; without a request if this rank has joined.
-
-        ``run`` has the numbers of signature and operation of each member, and perhaps the sum of all weights
-        and the parts that are absent on all ranks.
-        """
+        """Return a bucket's members, no longer pending; without a request if this rank has joined."""
         bucket: List[Work] = []
         for number, count, *more in run:
             signature = self.signatures[number]
@@ -261,10 +255,7 @@ class Pending:
         return bucket
 
     def take(self, key: Key) -> Optional[Request]:
-        """One operation, which is no longer pending; None if this rank has not submitted it.
-
-        It has joined then, and counts operations without a name as if it had submitted them.
-        """
+        """Return an operation, no longer pending; None, but counted, if this rank has joined instead."""
         if key.number:
             self._counts[key.process_set] = max(self._counts.get(key.process_set, 0), key.number)
         request = self.requests.pop(key, None)
@@ -318,10 +309,7 @@ def pack(request: Request, rank: int) -> str:
 def settle(
     signature: Signature, members: Sequence[int], packed: Mapping[int, str], weights: Mapping[int, float]
 ) -> str:
-    """Return what the operation comes to, from what every member has sent along.
-
-    Contributions are combined in the order of ranks, once for all, so every rank gets the same bits.
-    """
+    """Return the operation's result, of what all members sent along, combined once in the order of ranks."""
     if not signature.dtypes:  # a barrier, or an operation of no arrays
         return ""
     if signature.kind == Collective.BROADCAST:

@@ -31,11 +31,7 @@ Frame = Tuple[str, int, str]
 
 
 class Dump(NamedTuple):
-    """What faulthandler has written: frames by thread identifier, innermost call last.
-
-    A thread that is not in Python has none. Not ``whole``: faulthandler writes no more than a hundred
-    threads.
-    """
+    """What faulthandler has written: frames by thread identifier; not ``whole`` beyond a hundred threads."""
 
     frames: Dict[int, List[Frame]]
     whole: bool
@@ -106,10 +102,7 @@ def main_stack() -> str:
 
 
 def thread_stacks() -> List[Dict[str, Any]]:
-    """All threads, the main one first: ``name``, ``main``, and ``frames``, innermost last.
-
-    A frame is ``[file, line, function]``. Of deep stacks only the inner frames are there.
-    """
+    """Return all threads, the main one first, with the inner frames of each, ``[file, line, function]``."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     found = [
@@ -129,10 +122,7 @@ _owners: WeakKeyDictionary[threading.Thread, object] = WeakKeyDictionary()
 
 
 def set_owner(thread: threading.Thread, owner: object) -> None:
-    """Say that a thread submits operations of one rank only, where several ranks are in one process.
-
-    Threads without an owner may submit operations of any rank.
-    """
+    """Say that a thread submits operations of one rank only, where several ranks are in one process."""
     _owners[thread] = owner
 
 
@@ -142,11 +132,10 @@ something else. It does not count as waiting unless it reports: other threads ma
 
 
 class BlockedReport(NamedTuple):
-    """The report to rank 0 of a rank whose threads all wait.
-
-    It had executed so many responses by then; -1: nothing was reported. ``for_good``: no thread is left that
-    could submit anything. ``calls`` is the number of direct calls entered, and ``call`` the last one and what
-    it needs (:attr:`.Progress.root`), if a thread waits in it.
+    """The report to rank 0 of a rank whose threads all wait. It had executed so many responses by then; -1:
+    nothing was reported. ``for_good``: no thread is left that could submit anything. ``calls`` is the number
+    of direct calls entered, and ``call`` the last one and what it needs (:attr:`.Progress.root`), if a thread
+    waits in it.
     """
 
     executed: int
@@ -166,10 +155,7 @@ NOTHING_REPORTED = BlockedReport(-1, False)
 
 
 class Waiters:
-    """Used under the engine's lock. Made in a thread of its rank.
-
-    ``submitters`` are the threads that have submitted operations.
-    """
+    """The threads of a rank that wait, and that have submitted; used under the engine's lock."""
 
     def __init__(self) -> None:
         self.submitters: Set[int] = set()
@@ -184,11 +170,7 @@ class Waiters:
         return self.submitters <= self._waiting(limited=True)
 
     def report(self, executed: int, calls: Progress) -> BlockedReport:
-        """Return the report to rank 0, if all threads that have submitted anything wait.
-
-        No thread can submit anything if all wait without a limit: also the main thread, threads that have not
-        submitted anything yet, and threads of a framework that are in Python now.
-        """
+        """Return the report to rank 0, if all threads that have submitted anything wait, perhaps for good."""
         in_call = bool(calls.doing) and calls.sequence % 2 == 0 and calls.root >= -1
         waiting = self._waiting(limited=False)
         if in_call:

@@ -57,10 +57,7 @@ _nbytes_of = attrgetter("nbytes")
 
 
 class EngineThread:
-    """Owns the thread; ``calls`` returns how far this rank is in direct calls.
-
-    ``watch`` interrupts waits, and is set as that of the fabrics by the caller.
-    """
+    """Owns the thread; ``calls`` returns how far this rank is in direct calls, ``watch`` interrupts waits."""
 
     def __init__(
         self, channels: Channels, bucket_runner: BucketRunner, coordinator: Optional[Coordinator],
@@ -152,11 +149,7 @@ class EngineThread:
             return self._state.pending.waiting()
 
     def finish_earlier(self, name: str, process_set: int = GLOBAL_SET) -> None:
-        """Wait for this rank's own operation of this name, if one is on its way that its program has left.
-
-        For names that a program cannot change, such as those of a model's gradients: ranks then match the
-        next operation of the name with each other's next one.
-        """
+        """Wait for this rank's own operation of this name, if its program has left it unfinished."""
         with self._state.lock:
             request = self._state.pending.named(name, process_set)
         if request is not None:
@@ -168,10 +161,7 @@ class EngineThread:
         return self._state.peers.tracing.observer
 
     def observe(self, observer: Optional[Observer], sink: Optional[Sink] = None) -> None:
-        """Report what happens from now on to an observer, or none; send what the last one has collected.
-
-        ``sink`` is for rank 0's.
-        """
+        """Report events from now on to an observer, or none; send what the last one has collected."""
         state = self._state
         if state.coordinator is not None:
             state.coordinator.observer = observer
@@ -256,10 +246,7 @@ class EngineThread:
                 self._turn.hurry()
 
     def abandon(self, why: str) -> None:
-        """Fail the engine, and the job: the program was interrupted in an operation (by Ctrl-C, say).
-
-        If it continues, it may overwrite arrays that are still this rank's contribution.
-        """
+        """Fail the engine and the job: an interrupted program may overwrite what this rank contributes."""
         # Also if another thread is in the middle of a collective: its next look at the watch raises this.
         self._watch.interrupted = self._reporter.note_interrupted(self._state.doing(), why)
         self._turn.hurry()
@@ -297,10 +284,9 @@ class EngineThread:
         return told != NOTHING_REPORTED
 
     def _report_if_blocked(self, told: BlockedReport) -> BlockedReport:
-        """Report to rank 0 that all threads of this rank wait, once after every responses message.
-
-        Rank 0 may issue responses before it receives that, and needs to see that they were not taken into
-        account: what they run may be what this rank waits for. Return what it was ``told`` last.
+        """Report to rank 0 that all threads of this rank wait, once after every responses message. Rank 0 may
+        issue responses before it receives that, and needs to see that they were not taken into account: what
+        they run may be what this rank waits for. Return what it was ``told`` last.
         """
         state = self._state
         with state.lock:

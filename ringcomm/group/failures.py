@@ -23,10 +23,9 @@ HeardFrom = Callable[[], Tuple[List[int], List[int]]]
 
 class Reporter(Watch):
     """Reports failures, and returns the job's root cause, without a rendezvous to ask; with one it is a
-    :class:`~ringcomm.rendezvous.control.ControlChannel`.
-
-    ``heard_and_silent`` is called when the rendezvous asks from which peers heartbeats arrive;
-    ``abort_error`` is the root cause that the epoch was aborted with.
+    :class:`~ringcomm.rendezvous.control.ControlChannel`. ``heard_and_silent`` is called when the rendezvous
+    asks from which peers heartbeats arrive; ``abort_error`` is the root cause that the epoch was aborted
+    with.
     """
 
     heard_and_silent: Optional[HeardFrom] = None
@@ -78,10 +77,9 @@ _Error = TypeVar("_Error", bound=RingcommError)
 
 
 class GroupWatch(Watch):
-    """Watches a group's control connection, and reports on it in the whole job's numbering of ranks.
-
-    A rank may have left this group because it lost a rank of another group: then the root cause is that of
-    the group of all ranks, whose watch is ``of_all``. ``control`` is None for a group of one.
+    """Watches a group's control connection, and reports on it in the whole job's numbering of ranks. A rank
+    may have left this group because it lost a rank of another group: then the root cause is that of the group
+    of all ranks, whose watch is ``of_all``. ``control`` is None for a group of one.
     """
 
     def __init__(self, control: Any, ranks: Sequence[int], of_all: Optional[GroupWatch] = None) -> None:

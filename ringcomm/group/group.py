@@ -80,9 +80,7 @@ class Group:
         self, detector: EventSource, name: str = "calls", engine: Optional[Engine] = None,
         steps: Optional[StepClock] = None,
     ) -> None:  # fmt: skip
-        """Record the rank's calls from now on. The failure detector also brings the events of the timeline to
-        rank 0; ``steps`` counts the training steps (None: an own counter).
-        """
+        """Record the rank's calls from now on; the failure detector also brings the timeline to rank 0."""
         self._detector = detector
         self.recording = Recording(detector, self.hosts)
         self.activity = Activity(self.runner, engine, self.members, steps)
@@ -121,10 +119,7 @@ class Group:
         self.runner.stop(self._leaving)
 
     def leave(self, reason: str, ok: bool, failure: Optional[RingcommError] = None) -> None:
-        """Finish the timeline, :meth:`stop`, and report to the other ranks that this one leaves. ``reason``
-        appears in their errors; unless ``ok`` all ranks are aborted; for ``failure`` see
-        :meth:`.FlightRecorder.close`.
-        """
+        """Finish the timeline, :meth:`stop`, and report that this rank leaves, an abort unless ``ok``."""
         self._stop_calls(reason, ok, failure)  # first of all: another thread may be about to call
         if ok:
             self.recording.finish()

@@ -73,10 +73,7 @@ class Receive:
 
 
 class Matcher:
-    """Receives without a message and messages without a receive, each in order.
-
-    Messages of one sender with one tag are received in the order in which they were sent.
-    """
+    """Receives without a message and messages without a receive, each in order."""
 
     def __init__(self) -> None:
         self._receives: Dict[Address, Deque[Receive]] = {}
@@ -93,9 +90,7 @@ class Matcher:
         return None
 
     def match(self, peer: int, address: Address) -> Optional[Receive]:
-        """Return and remove the first receive for a message that begins to arrive; None if there is none: the
-        caller then keeps the message by :meth:`hold`.
-        """
+        """Return and remove the first receive for an arriving message; None: :meth:`hold` the message."""
         for receive in self._receives.get(address, ()):
             if receive.peer in (None, peer):
                 self.withdraw(receive)
@@ -185,8 +180,7 @@ class Channel:
         return _HEAD.pack(_MAGIC, kind, address[0], address[1], elements, number, nbytes)
 
     def serve(self, receive: Receive, arrival: Arrival) -> None:
-        """Complete or start a receive for a message that was received or announced before. Raises
-        Disagreement if they differ in length or type, ProtocolError if the peer announces a message twice.
+        """Complete or start a receive for a message that was announced before; Disagreement if they differ.
         """
         self._check(receive, arrival)
         if arrival.number in self._expected:
@@ -225,10 +219,7 @@ class Channel:
     # ---- moving bytes ------------------------------------------------------------------------
 
     def advance(self) -> bool:
-        """Send and receive as much as possible without waiting; return whether any bytes moved. Raises
-        LinkClosed, ProtocolError for an invalid frame, Disagreement for a message that does not fit its
-        receive.
-        """
+        """Send and receive what is possible without waiting; return whether any bytes moved."""
         moved = self.push()
         while self._receive_some():
             moved = True

@@ -44,12 +44,9 @@ _Work = TypeVar("_Work", bound=Work)
 
 
 class OperationQueue:
-    """A queue of works and the thread that runs them.
-
-    All ranks call collectives in the same order, and the queue keeps that order. To avoid wake-ups, a
-    synchronous caller runs its own work if nothing is queued, and a thread that waits for a queued work runs
-    the works before it, unless another thread is running one.
-
+    """A queue of works and the thread that runs them. All ranks call collectives in the same order, and the
+    queue keeps that order. To avoid wake-ups, a synchronous caller runs its own work if nothing is queued,
+    and a thread that waits for a queued work runs the works before it, unless another thread is running one.
     A work that is submitted by the thread that is running a work (from a callback of that work's future) runs
     at once, before anything queued: so its position in the order is the same on all ranks.
     """
@@ -65,9 +62,7 @@ class OperationQueue:
         self._closed: Optional[str] = None
 
     def submit(self, work: _Work, inline: bool) -> _Work:
-        """Run a work now if ``inline`` and the queue is empty; otherwise append it to the queue. Raises
-        NotInitializedError if the group has been shut down.
-        """
+        """Run a work now if ``inline`` and the queue is empty; otherwise append it."""
         me = threading.get_ident()
         with self._lock:
             if self._closed is not None:
@@ -156,9 +151,8 @@ class OperationQueue:
 
 
 class Turn:
-    """The right to move messages, of one thread at a time. ``wake`` wakes the thread that has it.
-
-    The thread leaves it to callers for ``pause_s`` after one of them has given it back.
+    """The right to move messages, of one thread at a time. ``wake`` wakes the thread that has it. The thread
+    leaves it to callers for ``pause_s`` after one of them has given it back.
     """
 
     def __init__(self, wake: Callable[[], None], pause_s: float) -> None:

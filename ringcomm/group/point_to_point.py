@@ -127,9 +127,7 @@ class MessageHistory:
         return rows
 
     def channel(self, name: str, members: Sequence[int]) -> Row:
-        """Return the channel of a flight record: :meth:`rows`, and the numbers of messages by peer, which are
-        named by their ranks in the whole job (``members``).
-        """
+        """Return the channel of a flight record: :meth:`rows`, and counts by rank in the whole job."""
         rows = self.rows()
         for row in rows:
             row["peer"] = None if row["peer"] is None else members[row["peer"]]
@@ -239,9 +237,7 @@ class PointToPoint:
         self, peer: int, address: Address, view: memoryview, work: Work, limit_s: Optional[float],
         elements: int = 0,
     ) -> None:  # fmt: skip
-        """Start sending bytes; they must not change until the work is finished. ``limit_s``: the longest time
-        without progress; ``elements``: code of their type, the same in the receive.
-        """
+        """Start sending bytes, which must not change until the end; ``limit_s`` is without progress."""
         request = _Request(
             work, limit_s, peer, lambda: self._channel(peer).send(address, view, work, elements)
         )

@@ -65,7 +65,6 @@ class SetPosition(NamedTuple):
 
 def place_for(operation: Operation) -> Optional[SetPosition]:
     """Return the place that a program is compiled for; None: it fits every number of ranks.
-
     NotInitializedError: this process is not in a job. UnknownProcessSetError: the set is not registered, or
     this rank is not a member.
     """
@@ -90,9 +89,8 @@ class HostCall(NamedTuple):
         return operation.keeps_shapes and not operation.has_weight and not operation.is_coded
 
     def run(self, arrays: Sequence[Array]) -> List[Array]:
-        """Execute it; return new arrays, or the given ones where these are not read any more.
-
-        MismatchError: the number of ranks has changed since the program was compiled.
+        """Execute it; return new arrays, or the given ones where these are not read any more. MismatchError:
+        the number of ranks has changed since the program was compiled.
         """
         operation, place = self.operation, self.place
         if place is None:
@@ -119,9 +117,8 @@ class HostCall(NamedTuple):
         return can_be_in_order(self.operation)
 
     def run_now(self, arrays: Sequence[Array]) -> List[Array]:
-        """Execute it outside of compiled programs, where ranks may have different numbers of rows.
-
-        Return the results; if it :attr:`overwrites`, in the given arrays.
+        """Execute it outside of compiled programs, where ranks may have different numbers of rows. Return the
+        results; if it :attr:`overwrites`, in the given arrays.
         """
         if self.overwrites:
             if self.is_in_order:
@@ -191,7 +188,6 @@ effect = _effect()
 
 def bind(operation: Operation, operands: Sequence[Any]) -> List[Any]:
     """Add a collective to the traced program, or execute it if none is traced; return its results.
-
     NotInitializedError: this process is not in a job. UnknownProcessSetError: the set is not registered, or
     this rank is not a member. ShapeError: an operand has no dimensions, and the operation needs rows.
     """
@@ -209,10 +205,9 @@ def _abstract(*operands: Any, call: HostCall) -> Any:
 
 
 def _lower(ctx: Any, *operands: Any, call: HostCall) -> Sequence[Any]:
-    """Emit the call of the host into a program, for every kind of device, as ``io_callback`` does.
-
-    That would make JAX arrays of the operands inside the callback; with one thread of XLA, converting these
-    to NumPy waits for ever for that thread.
+    """Emit the call of the host into a program, for every kind of device, as ``io_callback`` does. That would
+    make JAX arrays of the operands inside the callback; with one thread of XLA, converting these to NumPy
+    waits for ever for that thread.
     """
 
     def on_host(*arrays: Any) -> Any:
@@ -241,10 +236,8 @@ def _execute(*operands: Any, call: HostCall) -> List[Any]:
 
 
 def run_outside(call: HostCall, arrays: Sequence[Any]) -> List[Any]:
-    """Execute a call on the host, after the programs that this thread has started.
-
-    Arrays as for :meth:`.HostCall.run_now`. RingcommError (or an error of JAX): it failed, or one of the
-    programs has.
+    """Execute a call on the host, after the programs that this thread has started. Arrays as for
+    :meth:`.HostCall.run_now`. RingcommError (or an error of JAX): it failed, or one of the programs has.
     """
     with with_causes():
         wait_for_programs()
@@ -293,9 +286,8 @@ def aligned(shape: Any, dtype: Any) -> Any:
 
 
 def from_host(array: Any, like: Any) -> Any:
-    """Return a JAX array with the elements of a NumPy array, on the device of ``like``.
-
-    The NumPy array must not be written to after this.
+    """Return a JAX array with the elements of a NumPy array, on the device of ``like``. The NumPy array must
+    not be written to after this.
     """
     share = array.nbytes >= _SHARED_FROM_BYTES and array.dtype.kind in "iufc"
     result = jnp.from_dlpack(array) if share else jnp.asarray(array)
@@ -310,9 +302,8 @@ def from_host(array: Any, like: Any) -> Any:
 
 
 def weights_of(weight: Any) -> List[Any]:
-    """Return the weight as the last operand of a reduction; none if it is None.
-
-    Misuse: it is a number, and negative or not finite.
+    """Return the weight as the last operand of a reduction; none if it is None. Misuse: it is a number, and
+    negative or not finite.
     """
     if weight is None:
         return []
@@ -558,7 +549,6 @@ def _finish() -> None:
 
 def _programs_first() -> None:
     """Wait for the programs that this thread has started: their collectives precede the next call.
-
     RingcommError (or an error of JAX): one of these programs has failed.
     """
     if not is_in_order():

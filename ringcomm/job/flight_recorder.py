@@ -238,10 +238,7 @@ class FlightRecorder:
         return found
 
     def failed(self, error: BaseException) -> None:
-        """Report a failure of the job on this rank; only the first call has an effect.
-
-        Leaving the job and interrupting the program (Ctrl-C) are not failures.
-        """
+        """Report a failure on this rank, once; leaving and interrupting are no failures."""
         if isinstance(error, NotInitializedError) or not isinstance(error, Exception):
             return
         self.report(f"{type(error).__name__}: {error}", error)
@@ -256,10 +253,8 @@ class FlightRecorder:
             _write(Path(self._directory), record([self], "failure", error))
 
     def close(self, why: str, ok: bool, failure: Optional[RingcommError] = None) -> None:
-        """Mark its context as closed; it stays part of records until the next context.
-
-        ``failure`` is the earlier error that ended its communication; it is the cause if ``why`` contains its
-        text.
+        """Mark its context as closed; it stays part of records until the next context. ``failure`` is the
+        earlier error that ended its communication; it is the cause if ``why`` contains its text.
         """
         self.activity.conclude()
         if ok:
@@ -285,10 +280,9 @@ def forget_what_is_closed() -> None:
 def record(
     recorders: Sequence[FlightRecorder], reason: str, error: str = "", cause: Optional[BaseException] = None
 ) -> Dict[str, Any]:
-    """Return a process's record, ready for JSON, with times in seconds of the wall clock.
-
-    ``reason``: ``failure``, ``asked`` (ringrun requested it) or ``ended`` (the program ended: fewer
-    operations, no stacks). ``cause`` may name the rank at fault.
+    """Return a process's record, ready for JSON, with times in seconds of the wall clock. ``reason``:
+    ``failure``, ``asked`` (ringrun requested it) or ``ended`` (the program ended: fewer operations, no
+    stacks). ``cause`` may name the rank at fault.
     """
     culprit = cause.rank if isinstance(cause, (PeerLostError, MismatchError)) else None
     found: Dict[str, Any] = {
@@ -340,10 +334,7 @@ def _write(directory: Path, content: Dict[str, Any]) -> None:
 
 
 class RecorderSocket:
-    """This process's socket to ringrun's agent, with the thread that answers requests.
-
-    It owns the socket and the pipe for stacks. ``recorders`` are those whose operations records contain.
-    """
+    """This process's socket to ringrun's agent, with the thread that answers its requests for records."""
 
     _own: Optional[RecorderSocket] = None
     _opened = False

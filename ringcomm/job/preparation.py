@@ -47,10 +47,8 @@ def preliminary(group: Group) -> Runner:
 
 def tune(group: Group, selector: Selector, before: Optional[Prepared] = None) -> Tuple[Prepared, bool]:
     """Measure the machine, together with all ranks, and choose schedules accordingly; return the results, and
-    whether all ranks prepared the view ``before`` together.
-
-    Ranks do not measure again what they measured together in an earlier view: after a loss the remaining
-    links are as fast as before.
+    whether all ranks prepared the view ``before`` together. Ranks do not measure again what they measured
+    together in an earlier view: after a loss the remaining links are as fast as before.
     """
     hosts = [peer.host_index for peer in group.peers]
     runner = preliminary(group)
@@ -103,10 +101,9 @@ _INSTALLED = ("site-packages", "dist-packages", "horovod_shim")
 
 
 def own_files() -> Dict[str, str]:
-    """Return hashes of the script and its modules from its own folder, by relative path.
-
-    Installed packages do not count, even below that folder. Empty without a script: in a notebook, or where
-    an installed program has imported ringcomm.
+    """Return hashes of the script and its modules from its own folder, by relative path. Installed packages
+    do not count, even below that folder. Empty without a script: in a notebook, or where an installed program
+    has imported ringcomm.
     """
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)
@@ -143,10 +140,7 @@ def is_installed(path: Path) -> bool:
 
 
 def compare_programs(runner: Runner, hosts: Sequence[str]) -> str:
-    """Compare the programs of all ranks, which all call it at the same point.
-
-    Return a warning with hosts and files, the same on every rank; "" if the programs are equal.
-    """
+    """Compare the programs of all ranks; return a warning, the same on all, or ""."""
     files = own_files()
     payload = np.frombuffer(json.dumps(files, sort_keys=True).encode() if files else b"", np.uint8)
     whole = int.from_bytes(hashlib.blake2b(payload.tobytes(), digest_size=7).digest(), "little")
@@ -164,11 +158,7 @@ def compare_programs(runner: Runner, hosts: Sequence[str]) -> str:
 
 
 def differences_text(programs: Sequence[Dict[str, str]], hosts: Sequence[str]) -> str:
-    """Return a warning about files that differ between hosts; "" if none do.
-
-    ``programs`` has the hashes of each rank's files (:func:`own_files`). A file of only one rank is not
-    compared.
-    """
+    """Return a warning about files that differ between hosts, by each rank's :func:`own_files`; or ""."""
     texts = [
         text
         for name in sorted({name for program in programs for name in program})
@@ -186,10 +176,7 @@ def differences_text(programs: Sequence[Dict[str, str]], hosts: Sequence[str]) -
 
 
 def _file_text(name: str, hashes: Sequence[Optional[str]], hosts: Sequence[str]) -> str:
-    """Return which ranks have another version of a file than most; "" if none.
-
-    A rank without the file may not need it.
-    """
+    """Return which ranks have another version of a file than most; "" if none, or they lack it."""
     versions: Dict[str, List[int]] = {}
     for rank, found in enumerate(hashes):
         if found is not None:

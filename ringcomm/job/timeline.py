@@ -62,11 +62,7 @@ def _unwritable(path: Union[str, Path], problem: OSError) -> ConfigError:
 
 
 class Timeline:
-    """Write the events of all ranks on rank 0, in a thread, so that no collective waits for a disk.
-
-    Tensors become processes of the trace, and ranks threads. ``start_us`` is this rank's clock at time 0 of
-    it.
-    """
+    """Write all ranks' events on rank 0, in a thread, so that no collective waits for a disk."""
 
     def __init__(self, path: Union[str, Path], hosts: Sequence[str], start_us: float) -> None:
         self._path = path
@@ -143,10 +139,7 @@ def _metadata(name: str, pid: int, arguments: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def timeline_path(path: str, epoch: int) -> str:
-    """Return the file for one epoch of an elastic job, like ``trace-epoch1.json``.
-
-    Epochs have separate files since another process may be rank 0, which writes them.
-    """
+    """Return the file for one epoch, like ``trace-epoch1.json``, as another process may write the next."""
     if not epoch:
         return path
     name = Path(path)
@@ -163,9 +156,8 @@ class Recording:
         self._on = False
 
     def start(self, path: Union[str, Path]) -> None:
-        """Start writing to a file on rank 0.
-
-        Misuse: a timeline is already being written. ConfigError: the file cannot be written.
+        """Start writing to a file on rank 0. Misuse: a timeline is already being written. ConfigError: the
+        file cannot be written.
         """
         if self._on:
             raise Misuse("A timeline is already being written; call stop_timeline() first.")

@@ -35,10 +35,9 @@ look_through(keras)
 
 
 class _Distributed(OptionsInClass):
-    """Mixin that adds the reduction to the class of the user's optimizer.
-
-    ``model.fit`` calls ``apply()`` on every backend. It does not call ``apply_gradients()`` on PyTorch and
-    JAX: a reduction there would silently be skipped.
+    """Mixin that adds the reduction to the class of the user's optimizer. ``model.fit`` calls ``apply()`` on
+    every backend. It does not call ``apply_gradients()`` on PyTorch and JAX: a reduction there would silently
+    be skipped.
     """
 
     _ringcomm_reducer: VariableReducer
@@ -93,10 +92,9 @@ class _Distributed(OptionsInClass):
 
 
 def distributed_class(kind: type, how: Reduction, scale_local: bool) -> Any:
-    """Return a subclass of an optimizer's class that reduces gradients; it has the same name.
-
-    A saved model therefore names Keras's own class: ``keras.models.load_model`` can load it where ringcomm is
-    not installed, and :func:`ringcomm.keras.load_model` makes the optimizer distributed again.
+    """Return a subclass of an optimizer's class that reduces gradients; it has the same name. A saved model
+    therefore names Keras's own class: ``keras.models.load_model`` can load it where ringcomm is not
+    installed, and :func:`ringcomm.keras.load_model` makes the optimizer distributed again.
     """
     made = derive((kind,) if issubclass(kind, _Distributed) else (_Distributed, kind), (how, scale_local))
     exported = getattr(keras.optimizers, kind.__name__, None)
@@ -107,9 +105,8 @@ def distributed_class(kind: type, how: Reduction, scale_local: bool) -> Any:
 
 
 def reducer_class() -> Type[VariableReducer]:
-    """Return the backend's reducer, which submits all gradients before it waits for any.
-
-    NotImplementedError: there is no adapter for the backend.
+    """Return the backend's reducer, which submits all gradients before it waits for any. NotImplementedError:
+    there is no adapter for the backend.
     """
     backend = keras.backend.backend()
     modules = {"tensorflow": "..tensorflow.gradients", "torch": ".on_torch"}
@@ -139,10 +136,9 @@ class _JaxReducer(VariableReducer):
 
 
 def check_not_scaled_outside(optimizer: Any) -> None:
-    """Check, before training, that the optimizer is not distributed within one that scales losses.
-
-    Custom training loops are not checked: Keras does not tell an optimizer that another one wraps it.
-    ConfigError: it is, so each rank would leave out steps because of its own gradients.
+    """Check, before training, that the optimizer is not distributed within one that scales losses. Custom
+    training loops are not checked: Keras does not tell an optimizer that another one wraps it. ConfigError:
+    it is, so each rank would leave out steps because of its own gradients.
     """
     if isinstance(getattr(optimizer, "inner_optimizer", None), _Distributed):
         raise ConfigError(
@@ -154,9 +150,8 @@ def check_not_scaled_outside(optimizer: Any) -> None:
 
 
 def check_reached(optimizer: Any) -> None:
-    """Check after an epoch that Keras has called the method that reduces gradients.
-
-    BrokenInvariantError: it has not, so the models of the ranks have diverged.
+    """Check after an epoch that Keras has called the method that reduces gradients. BrokenInvariantError: it
+    has not, so the models of the ranks have diverged.
     """
     if isinstance(optimizer, _Distributed) and not optimizer._ringcomm_reached:
         raise BrokenInvariantError(
@@ -177,10 +172,9 @@ def samples_of(model: Any) -> Optional[int]:
 def make_distributed(
     optimizer: Any, how: Reduction, passes: int = 1, scale_local: bool = True, in_place: bool = False
 ) -> Any:
-    """Create a distributed optimizer with the configuration of another one.
-
-    ``passes`` is the number of batches per reduction. ``scale_local``: divide gradients of local variables by
-    the number of ranks. ``in_place``: change the class of ``optimizer``, which keeps its state.
+    """Create a distributed optimizer with the configuration of another one. ``passes`` is the number of
+    batches per reduction. ``scale_local``: divide gradients of local variables by the number of ranks.
+    ``in_place``: change the class of ``optimizer``, which keeps its state.
     """
     kind = distributed_class(type(optimizer), how, scale_local)
     if in_place:

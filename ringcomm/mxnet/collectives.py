@@ -331,7 +331,6 @@ def dense(tensor: Any, what: str) -> mx.nd.NDArray:
 
 def flat_array(array: mx.nd.NDArray) -> Array:
     """Return the elements of an NDArray when they are computed; on the CPU in the NDArray's memory.
-
     mxnet.base.MXNetError: computing them has failed.
     """
     array.wait_to_read()

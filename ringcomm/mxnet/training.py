@@ -262,11 +262,10 @@ class GradientReducer:
     def reduce(
         self, names: Sequence[str], gradients: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArray]
     ) -> None:
-        """Overwrite gradients with the average of all ranks' gradients.
-
-        They are submitted in the order in which a backward pass computes them, the last first, each bucket as
-        soon as it is computed. ``names`` must be equal on all ranks; ranks that begin with different
-        ``weights`` are warned. RingcommError: a reduction failed; all of them have ended.
+        """Overwrite gradients with the average of all ranks' gradients. They are submitted in the order in
+        which a backward pass computes them, the last first, each bucket as soon as it is computed. ``names``
+        must be equal on all ranks; ranks that begin with different ``weights`` are warned. RingcommError: a
+        reduction failed; all of them have ended.
         """
         if not self.how.active() or not gradients:
             return
@@ -430,11 +429,10 @@ def _disagreement(reports: Dict[int, Dict[str, _Report]]) -> Optional[str]:
 
 
 class _LateBroadcasts:
-    """The broadcasts of parameters that ranks initialize at different times, each in its own sequence.
-
-    A broadcast waits for all ranks, so ranks with different sequences would wait for each other. Here the
-    root only sends, and does not wait; another rank requests all parameters with its first one, and then
-    waits for the root only. Each is an allgather to which the root contributes the values, others nothing.
+    """The broadcasts of parameters that ranks initialize at different times, each in its own sequence. A
+    broadcast waits for all ranks, so ranks with different sequences would wait for each other. Here the root
+    only sends, and does not wait; another rank requests all parameters with its first one, and then waits for
+    the root only. Each is an allgather to which the root contributes the values, others nothing.
     """
 
     def __init__(self, names: Sequence[str], root_rank: int, label: str, process_set: ProcessSet) -> None:

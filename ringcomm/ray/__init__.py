@@ -358,10 +358,8 @@ def _poll(left: Dict[Any, int], timeout_s: float) -> List[Any]:
 
 
 def job_settings(given: Any) -> Settings:
-    """Return the driver's settings, with the given ones in place of them.
-
-    ``given`` is :class:`MiniSettings`, :class:`ringcomm.Settings`, an object with ``timeout_s`` and ``nics``,
-    or None.
+    """Return the driver's settings, with the given ones in place of them. ``given`` is :class:`MiniSettings`,
+    :class:`ringcomm.Settings`, an object with ``timeout_s`` and ``nics``, or None.
     """
     if isinstance(given, Settings):
         return given
@@ -437,11 +435,10 @@ class WorkerFacts(NamedTuple):
 
 
 class Placement:
-    """The workers and their hosts, in rank order, and the resources that are reserved for them.
-
-    ``per_host`` is the number of workers on each host; None: Ray decides, on few hosts. ``cpus`` and ``gpus``
-    are those of each worker. ``use_current``: use the placement group of the calling task or actor, if it has
-    one. StartTimeoutError: Ray has no such resources within ``timeout_s``.
+    """The workers and their hosts, in rank order, and the resources that are reserved for them. ``per_host``
+    is the number of workers on each host; None: Ray decides, on few hosts. ``cpus`` and ``gpus`` are those of
+    each worker. ``use_current``: use the placement group of the calling task or actor, if it has one.
+    StartTimeoutError: Ray has no such resources within ``timeout_s``.
     """
 
     def __init__(

@@ -226,19 +226,15 @@ def join(
     membership: Membership, settings: Settings, resume: Resume = NEW, watched: Optional[Watched] = None
 ) -> Joined:
     """Become a rank of the job, or of an elastic job's next view. A process that was a member of the last
-    view must have closed its links.
-
-    Raises Moved if the address of the rendezvous has changed (``watched``), ExcludedError if this process is
-    out of the job, StartupError if the job could not start or cannot continue with this process, ConfigError
-    for unusable settings.
+    view must have closed its links. Raises Moved if the address of the rendezvous has changed (``watched``),
+    ExcludedError if this process is out of the job, StartupError if the job could not start or cannot
+    continue with this process, ConfigError for unusable settings.
     """
     return Joiner(membership, settings, resume, watched).join()
 
 
 class Joiner:
-    """The steps of joining, driven by one reactor and one deadline. In an elastic job a process waits for the
-    next view as long as the rendezvous answers.
-    """
+    """The steps of joining; in an elastic job it waits as long as the rendezvous answers."""
 
     def __init__(
         self, membership: Membership, settings: Settings, resume: Resume, watched: Optional[Watched]
@@ -394,9 +390,7 @@ class Joiner:
         return self._complete()
 
     def _joined(self, control: ControlChannel, rank: int, generation: int, peers: Tuple[Peer, ...]) -> Joined:
-        """Return the place in the job, with links over the best transport that works for each; raises
-        StartupError, and closes the connections, if a link cannot be set up.
-        """
+        """Return the place in the job with its links; StartupError closes them if one cannot be set up."""
         assert self._go is not None and self._setup is not None
         found, settings, size = self._setup.take_links(), self.settings, len(peers)
         try:
@@ -574,9 +568,7 @@ def post(membership: Membership, entry: str, text: str, timeout_s: float) -> Non
 
 
 def await_entry(membership: Membership, entry: str, timeout_s: float) -> str:
-    """Return the text of an entry, as soon as a rank has posted it. Raises StartTimeoutError if none has in
-    time, StartupError if the rendezvous cannot be reached or has ended.
-    """
+    """Return an entry's text once a rank has posted it; raises StartTimeoutError or StartupError."""
     return _ask_at(membership, {"type": "await", "entry": entry}, timeout_s)
 
 
@@ -610,9 +602,7 @@ def _ask_at(membership: Membership, message: Message, timeout_s: float) -> str:
 
 
 def running_size(membership: Membership, settings: Settings) -> int:
-    """Return the number of ranks of the present view; 0 before the first one, so that this process must join.
-    Raises StartupError if the rendezvous does not answer.
-    """
+    """Return the number of ranks of the present view, 0 before the first; StartupError without an answer."""
     reactor = Reactor()
     deadline = Deadline(settings.start_timeout_s + DIAL_S)
     try:
@@ -629,9 +619,7 @@ def running_size(membership: Membership, settings: Settings) -> int:
 
 
 def _ask(connection: Connection, message: Message, kind: str, deadline: Deadline) -> Optional[Message]:
-    """Send one message, and close the connection after the answer; return that, or None if it does not come
-    in time. Raises OSError or ProtocolError for a broken connection, and an answer of another kind.
-    """
+    """Send one message, and close after the answer of this kind; None: it does not come in time."""
     sock, reader, session = connection
     with sock:
         sock.settimeout(DIAL_S)

@@ -61,11 +61,10 @@ class Resume(NamedTuple):
 
 
 class ControlChannel(Reporter):
-    """The control connection to the rendezvous while the job runs, or a view of an elastic job is in force.
-
-    A thread reads it all the time, so that pings are answered while the program computes and between two
-    views, and announcements of new processes arrive. Threads that wait for peers are woken up by a socket
-    pair that becomes readable when the job or the view has been aborted, and stays so.
+    """The control connection to the rendezvous while the job runs, or a view of an elastic job is in force. A
+    thread reads it all the time, so that pings are answered while the program computes and between two views,
+    and announcements of new processes arrive. Threads that wait for peers are woken up by a socket pair that
+    becomes readable when the job or the view has been aborted, and stays so.
     """
 
     def __init__(
@@ -193,7 +192,6 @@ class ControlChannel(Reporter):
     def report_lost(self, peer: int, doing: str, why: str, kind: str = "lost") -> RingcommError:
         """Report that a peer is lost; return the error that all ranks will raise: the root cause, or an error
         about the peer if the rendezvous does not answer. ``doing``: this rank's collective, or empty.
-
         ``kind``: ``lost``: the link to the peer broke; ``stalled``: it moved nothing; ``silent``: it sent no
         heartbeat; ``cut off``: nor did any other peer; ``still``: it sends heartbeats, but a transfer makes
         no progress; ``late``: it sends heartbeats, but has not entered the collective.
@@ -225,9 +223,7 @@ class ControlChannel(Reporter):
         return changes
 
     def on_changes(self, listener: Optional[Listener]) -> bool:
-        """Set the function that the receiving thread calls for each change, first with earlier ones; return
-        whether the job is elastic. After None no call of the last listener is running.
-        """
+        """Set the function that the thread calls for each change; return whether the job is elastic."""
         with self._delivering:
             self._listener = listener
             with self._noting:
@@ -323,9 +319,7 @@ class ControlChannel(Reporter):
                 self._send(message)
 
     def detach(self, position: int) -> Resume:
-        """End this object's part in the view, and keep the connection for the next one. ``position``: the
-        commits or steps that this process's state contains.
-        """
+        """End this object's part in the view, and keep the connection for the next one."""
         self._end_thread()
         with self._lock:
             kept = (self._sock, self._reader, self._session) if self.open else None
@@ -367,10 +361,9 @@ def shortage_message(error: StartupError, elastic: bool) -> Message:
 
 
 def await_close(sock: socket.socket, limit_s: float) -> None:
-    """Wait until the other end has read the last message and closed the connection.
-
-    Closing a connection with unread received bytes resets it, and bytes in flight are lost: without a goodbye
-    message the rendezvous would report this rank as lost.
+    """Wait until the other end has read the last message and closed the connection. Closing a connection with
+    unread received bytes resets it, and bytes in flight are lost: without a goodbye message the rendezvous
+    would report this rank as lost.
     """
     deadline = Deadline(limit_s)
     try:
@@ -404,9 +397,7 @@ def error_from(message: Message) -> RingcommError:
 
 
 def left_behind(host: Optional[str], silent_s: float, problem: RingcommError) -> ExcludedError:
-    """Return the error of a member of an elastic job that cannot reach its rendezvous any more, after this
-    time since its last message and the ``problem`` of the last attempt.
-    """
+    """Return the error of a member of an elastic job that cannot reach its rendezvous any more."""
     return ExcludedError(
         f"this rank on {host or 'this host'} was cut off from its job: no message for {silent_s:.0f} s, "
         f"then: {problem} The job has gone on without this rank, or has ended, so this process ends. A host "

@@ -79,9 +79,7 @@ class EmbeddedRendezvous(RendezvousServer):
         )  # fmt: skip
 
     def stop(self, failed: bool = False) -> None:
-        """Stop serving once all others have left as well, or after a while: soon if the job has ``failed``,
-        since the abort is sent at once, and a frozen rank never leaves.
-        """
+        """Stop serving once all others have left, or after a while, soon if the job has ``failed``."""
         limit_s = _FAILED_LEAVE_S if failed or _warned.locked() else _LEAVE_S
         if not self.wait_idle(limit_s) and not failed and _warned.acquire(blocking=False):
             logger.warning(
@@ -92,11 +90,10 @@ class EmbeddedRendezvous(RendezvousServer):
 
 
 class OwnRendezvous:
-    """Serves the rendezvous, while a rank joins a job without a launcher, if this rank can.
-
-    It can if the address of the rendezvous is this machine's and the port is free. Of several ranks on one
-    host the one whose bind succeeds serves the others. A bind may also fail although no rank serves: a
-    connection of another program may have the port at that moment. So a rank tries again until it has joined.
+    """Serves the rendezvous, while a rank joins a job without a launcher, if this rank can. It can if the
+    address of the rendezvous is this machine's and the port is free. Of several ranks on one host the one
+    whose bind succeeds serves the others. A bind may also fail although no rank serves: a connection of
+    another program may have the port at that moment. So a rank tries again until it has joined.
     """
 
     def __init__(self, membership: Membership, settings: Settings) -> None:
@@ -175,9 +172,7 @@ def _log(notice: Notice) -> None:
 
 
 class FileNotice:
-    """The file where rank 0 publishes a text: with mode 0600, in a directory that all hosts share. ``turn``:
-    how often this process has joined before.
-    """
+    """The file, of mode 0600 in a folder that all hosts share, where rank 0 publishes a text."""
 
     def __init__(self, launched: Launched, turn: int) -> None:
         self._launched = launched
@@ -240,9 +235,7 @@ _HINT = (
 
 
 def join_launched(membership: Membership, settings: Settings) -> Joined:
-    """Join the job that srun or mpirun has started; rank 0 serves the rendezvous. Raises StartupError if the
-    ranks did not find each other, ConfigError if the shared directory cannot be used.
-    """
+    """Join the job that srun or mpirun has started; rank 0 serves the rendezvous."""
     global _turns
     launched = membership.launched
     assert launched is not None

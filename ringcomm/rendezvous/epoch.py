@@ -82,9 +82,7 @@ class Epoch:
         return self._linking.begin() + self._link_if_probed()
 
     def handle(self, connection: int, message: Message, now_s: float) -> List[Action]:
-        """Handle a message; it has no effect if it comes too late, or not from a member. Raises ProtocolError
-        if ranks may not send it.
-        """
+        """Handle a message, without effect if it is late or not a member's; raises ProtocolError."""
         if message["type"] not in _HANDLERS:
             raise ProtocolError(f"a rank may not send {message['type']!r}")
         handler, phases = _HANDLERS[message["type"]]
@@ -92,11 +90,7 @@ class Epoch:
         return [] if member is None or self.phase not in phases else handler(self, member, message, now_s)
 
     def silent(self, rank: int, silent_s: float) -> List[Action]:
-        """Abort because a member does not answer pings.
-
-        While the job runs, ranks exchange heartbeats with each other. The rendezvous pings them while links
-        are built, and when the first ranks have left: the last rank has no peer that would notice.
-        """
+        """Abort because a member does not answer pings, while links are built or some ranks have left."""
         running = self.phase is Phase.RUNNING
         when = "others have left already" if running else "links were being built"
         return self._abort_for(silence(self._by_rank[rank], silent_s, when))
@@ -314,11 +308,10 @@ _HANDLERS: Dict[str, Tuple[Handler, Tuple[Phase, ...]]] = {
 
 
 class Suspicion(NamedTuple):
-    """A report that a rank is lost.
-
-    ``kind``: ``vanished``: its control connection ended; ``interrupted``: it has reported itself that it left
-    a collective half-way (then ``doing`` is its own); ``closed``: an idle link to it ended; ``unlinked``: it
-    was never reached; otherwise as in :meth:`~ringcomm.rendezvous.control.ControlChannel.report_lost`.
+    """A report that a rank is lost. ``kind``: ``vanished``: its control connection ended; ``interrupted``: it
+    has reported itself that it left a collective half-way (then ``doing`` is its own); ``closed``: an idle
+    link to it ended; ``unlinked``: it was never reached; otherwise as in
+    :meth:`~ringcomm.rendezvous.control.ControlChannel.report_lost`.
     """
 
     reporter: int  # the rank that lost it, or ``RENDEZVOUS``
@@ -463,9 +456,7 @@ class RootCauseAnalysis:
         return next(reasons, "").rstrip(".")
 
     def _doing(self, lost: int) -> str:
-        """Return the collective of the lowest rank that lost this one in a collective; if there is none, of
-        the lowest rank that lost another one.
-        """
+        """Return the collective of the lowest rank that lost this one in one, or else any other."""
         busy = [item for item in self._suspicions if item.doing]
         return min(busy, key=lambda item: (item.peer != lost, item.reporter)).doing if busy else ""
 
@@ -549,10 +540,7 @@ def _covers(ranges: Ranges, rank: int) -> bool:
 
 
 def _grouped(texts: Mapping[int, str]) -> List[str]:
-    """Return lines from texts, by rank; ranks whose texts name the same call share a line.
-
-    A difference stands once, in the line of the lowest rank that reports it. It is repeated for a peer that
-    reports nothing itself, as no line names that peer's call.
+    """Return lines from texts by rank: one for each call, each difference once unless a peer reports nothing.
     """
     lines: List[str] = []
     calls: Dict[str, List[int]] = {}

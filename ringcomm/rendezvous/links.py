@@ -161,9 +161,7 @@ class LinkSetup:
     # ---- probing -----------------------------------------------------------------------------
 
     def probe(self, targets: Sequence[Dict[str, Any]], limit_s: Optional[float] = None) -> None:
-        """Dial every address of every target at once, and report which of them lead there. A target has a
-        ``rank``, its ``addresses`` and its ``machine``; ``limit_s`` is for the slowest address.
-        """
+        """Dial every address of every target at once, and report which of them lead there."""
         if limit_s is None:
             limit_s = PROBE_S if self.encryption is None else _RELAYED_PROBE_S
         claim = Claim(Purpose.PROBE, self.job, self.generation, self.rank, self.rank)
@@ -173,9 +171,7 @@ class LinkSetup:
         )  # fmt: skip
 
     def measure(self, pairs: Sequence[Dict[str, Any]]) -> None:
-        """Measure all wires to one host at the same time, then those to the next, and report the speeds. A
-        pair has a ``rank`` and its ``wires``.
-        """
+        """Measure all wires to one host at the same time, then those to the next, and report the speeds."""
         self._measure_next(iter(pairs), [])
 
     def _measure_next(self, pairs: Iterator[Dict[str, Any]], speeds: List[Dict[str, Any]]) -> None:

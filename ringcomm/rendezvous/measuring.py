@@ -197,9 +197,7 @@ def await_echo(
     reactor: Reactor, sock: socket.socket, session: Session, rank: int, confirmed: Callable[[], None],
     failed: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Wait, after dialling, until the other end confirms that it is this rank; the socket stays open. Nothing
-    can follow the confirmation before this end has sent something.
-    """
+    """Wait, after dialling, until the other end confirms that it is this rank; the socket stays open."""
     reader = MessageReader(ECHO_LIMIT_BYTES, session)
 
     def readable() -> None:

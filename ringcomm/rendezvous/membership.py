@@ -126,9 +126,7 @@ class Stage(Enum):
 
 
 class Process(Located):
-    """One process of a job, with its rank in the last view that it was in. Times are on the rendezvous'
-    monotonic clock.
-    """
+    """One process of a job, with its rank in its last view; times are of the rendezvous' clock."""
 
     def __init__(self, number: int, connection: int, place: Optional[Seat], message: Message) -> None:
         host = place.host if place is not None else message.get("host")
@@ -309,11 +307,9 @@ NO_VIEW = View(-1, ())
 
 
 def rank_order(candidates: Sequence[Process], most: int) -> Tuple[int, ...]:
-    """Return the member numbers of the next view, in rank order, at most ``most``.
-
-    Survivors come before new processes and keep their order, except that rank 0 is a survivor with the newest
-    state: state is broadcast from rank 0. New processes beyond ``most`` are left out, the last to be started
-    first.
+    """Return the member numbers of the next view, in rank order, at most ``most``. Survivors come before new
+    processes and keep their order, except that rank 0 is a survivor with the newest state: state is broadcast
+    from rank 0. New processes beyond ``most`` are left out, the last to be started first.
     """
     survivors = sorted((item for item in candidates if item.rank >= 0), key=lambda item: item.rank)
     room = max(0, most - len(survivors))
@@ -369,9 +365,7 @@ class Decision(NamedTuple):
 
 
 class Assembly:
-    """Admits processes, and decides about the next view. In a job of fixed size, a rank that was planned or
-    asked for is its process's member number.
-    """
+    """Admits processes, and decides about the next view; in a fixed size job a given rank is the number."""
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
@@ -431,9 +425,7 @@ class Assembly:
         return self._next_number() if number is None else number, seat
 
     def _place(self, message: Message, host: str) -> Tuple[Optional[int], Optional[Seat]]:
-        """Return the number and the place of a process of a job of fixed size, if it names them: its rank in
-        the plan, or the one that it asks for. Raises Refusal for a rank or place that does not exist.
-        """
+        """Return number and place that a process of a job of fixed size names; raises Refusal."""
         rank, place, seats = message.get("rank"), message.get("slot"), self.terms.seats
         if rank is not None and (type(rank) is not int or not 0 <= rank < self.terms.size):
             raise Refusal(f"{host} asks for rank {rank!r}; this job has ranks 0 to {self.terms.size - 1}")
@@ -463,9 +455,7 @@ class Assembly:
         ]
 
     def too_late(self, connection: int, message: Message, abort: Message, started: bool) -> List[Action]:
-        """Answer a process that asks to join after the job has failed. ``abort``: the message that every
-        process was sent; ``started``: the ranks were connected when the job failed.
-        """
+        """Answer a process that asks to join after the job has failed with this ``abort``."""
         try:
             if not self.terms.is_elastic:
                 self._place(message, self._checked_host(message))
@@ -540,9 +530,7 @@ class Assembly:
         return Decision(kind="timeout", text=text, culprit=absent[0] if absent else None)
 
     def _assign(self, processes: Sequence[Process]) -> Tuple[int, ...]:
-        """Return the member numbers of all processes in rank order: by seat, or else by requested rank, the
-        others by hostname and process id. Raises Refusal if two ask for the same rank.
-        """
+        """Return the numbers in rank order: by seat, or rank asked for, hostname and process id."""
         if self.terms.seats:
             return tuple(process.number for process in processes)
         wanted: Dict[int, Process] = {}

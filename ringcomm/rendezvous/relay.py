@@ -38,9 +38,7 @@ def relay_here() -> RelayHost:
 
 
 class Relay:
-    """The relayed links of one job. ``allows`` tells which links may be relayed now; ``report`` gets a line
-    when all have ended.
-    """
+    """The relayed links of one job, as far as ``allows`` permits; ``report`` gets a line at their end."""
 
     def __init__(
         self, reactor: Reactor, allows: Callable[[Claim], bool], report: Callable[[str], None]

@@ -51,11 +51,10 @@ class NoRoute(Exception):
 
 
 class Routing:
-    """Derives one route for each pair of hosts from the attempts of their first ranks (``leaders``).
-
-    Where several wires connect two hosts, one of them measures: :meth:`wanted` returns the measurements that
-    each rank must make, and after all results (:meth:`measured`) the next ones. Hosts that cannot reach each
-    other are ``relayed``, if that is possible.
+    """Derives one route for each pair of hosts from the attempts of their first ranks (``leaders``). Where
+    several wires connect two hosts, one of them measures: :meth:`wanted` returns the measurements that each
+    rank must make, and after all results (:meth:`measured`) the next ones. Hosts that cannot reach each other
+    are ``relayed``, if that is possible.
     """
 
     def __init__(
@@ -151,9 +150,7 @@ def _no_route(low: Located, high: Located, attempts: Sequence[Attempt]) -> str:
 
 
 class Linking:
-    """The probes, the measurements, the routes and the links of one generation. ``members``: in rank order,
-    with hosts and local ranks assigned.
-    """
+    """The probes, measurements, routes and links of one generation, whose members are in rank order."""
 
     def __init__(self, members: Sequence[Process], generation: int, relay: RelayHost = NO_RELAY) -> None:
         self._members = list(members)
@@ -278,9 +275,7 @@ class Linking:
         return f"{', '.join(shown)} cannot reach each other: relayed over {self._relay}" if shown else ""
 
     def linked(self, member: Process, links: List[Dict[str, Any]]) -> bool:
-        """Note that a rank has an authenticated link to every other; return whether all ranks have. Raises
-        ProtocolError if it reports a link to a rank that does not exist.
-        """
+        """Note a rank's links to all others; return whether all have theirs. Raises ProtocolError."""
         for link in links:
             for item in link["peers"]:
                 if not is_range(item) or item[1] >= len(self._members):

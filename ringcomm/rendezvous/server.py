@@ -50,14 +50,13 @@ class _Connection:
 
 
 class RendezvousServer:
-    """Connects the ranks of one job, in a thread; a job of fixed size it aborts when a rank is lost.
-
-    Either ``seats`` (one per rank, in rank order: a launcher planned the job) or ``size`` (ranks come on
-    their own) is given for a job of fixed size, or ``limits`` for an elastic one. If an elastic job is
-    ``launched``, only processes that :meth:`expect` has announced may join. Each of the ``addresses`` is
-    bound by itself; with port 0 the system chooses ports. ``notify`` is called in the server's thread, and
-    ``joining`` with the connections of machines that join.
-    Links of an encrypted job between hosts without a route are relayed.
+    """Connects the ranks of one job, in a thread; a job of fixed size it aborts when a rank is lost. Either
+    ``seats`` (one per rank, in rank order: a launcher planned the job) or ``size`` (ranks come on their own)
+    is given for a job of fixed size, or ``limits`` for an elastic one. If an elastic job is ``launched``,
+    only processes that :meth:`expect` has announced may join. Each of the ``addresses`` is bound by itself;
+    with port 0 the system chooses ports. ``notify`` is called in the server's thread, and ``joining`` with
+    the connections of machines that join. Links of an encrypted job between hosts without a route are
+    relayed.
     """
 
     def __init__(
@@ -97,9 +96,7 @@ class RendezvousServer:
     # ---- any thread --------------------------------------------------------------------------
 
     def start(self) -> List[Tuple[str, int]]:
-        """Bind, start serving in a thread, and return the (address, port) pairs. Raises StartupError if none
-        of the addresses can be bound, OSError if this process has no descriptors or memory left.
-        """
+        """Serve in a thread; return the (address, port) pairs. Raises StartupError or OSError."""
         listeners = self._listen()
         self._acceptor = Acceptor(
             self._reactor, listeners, self._key, self._job, self._accept, self._count_refusal,
@@ -147,23 +144,17 @@ class RendezvousServer:
         self._wake_up.wake()
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until only processes that wait for the next generation are connected; return whether that
-        happened in time (any thread).
-        """
+        """Wait until only processes for the next generation are connected; return whether in time."""
         self._awaited = True
         self.order(self._changed)
         return self._idle.wait(timeout_s)
 
     def process_exited(self, number: int, how: str, ok: bool) -> None:
-        """Report to the rendezvous that a process ended (any thread). ``number`` is its planned rank, or its
-        member number in an elastic job; ``how`` is like ``exit code 3``; ``ok``: a normal end.
-        """
+        """Report that a process, by rank or else member number, has ended (any thread)."""
         self.order(lambda: self._act(self._state.process_exited(number, how, ok, monotonic())))
 
     def expect(self, member: int, slot: Slot, host: str) -> None:
-        """Announce a process of an elastic job that is about to be started (any thread). No other process of
-        this job has had the member number.
-        """
+        """Announce a process of an elastic job, with a new number, that is to be started (any thread)."""
         self.order(lambda: self._act(self._state.expect(member, slot, host)))
 
     def exclude(self, member: int, why: str) -> None:
@@ -373,9 +364,7 @@ class Board:
         self._waiting: Dict[str, Set[int]] = {}
 
     def posted(self, connection: int, message: Message) -> List[Send]:
-        """Post an entry, and send it to the connections that wait for it. Raises ProtocolError if there are
-        too many entries, or this one is too long.
-        """
+        """Post an entry, and send it to those that wait for it; raises ProtocolError at the limits."""
         entry, text = message["entry"], message["text"]
         if len(entry) + len(text) > MAX_ENTRY_BYTES or len(self._entries) >= MAX_ENTRIES:
             raise ProtocolError("an entry that is too long, or one too many")
@@ -394,9 +383,7 @@ class Board:
         return []
 
     def changed(self, connection: int, message: Message) -> List[Send]:
-        """Change an entry as PyTorch's store does, and answer with what it has then; or with "1", if it (or
-        the text that a deleted one had) exists. Raises ProtocolError for an unknown change.
-        """
+        """Change an entry as PyTorch's store does; answer with its text, or "1" if it exists."""
         entry, how, text = message["entry"], message["how"], message["text"]
         before = self._entries.get(entry)
         if how == "add" and all(re.fullmatch(r"-?\d{1,18}", item) for item in (text, before or "0")):

@@ -95,9 +95,7 @@ class Rendezvous:
         return self._to_members({"type": "updated", "change": change})
 
     def process_exited(self, number: int, how: str, ok: bool, now_s: float) -> List[Action]:
-        """Note the launcher's report that a process has ended. ``number`` is its member number, in a job of
-        fixed size its rank; ``ok``: a normal end.
-        """
+        """Note the launcher's report that a process has ended, by member number (its rank)."""
         self._processes.exits[number] = how, ok
         process = self._processes.get(number)
         actions: List[Action] = []
@@ -145,9 +143,7 @@ class Rendezvous:
         return self._relay(self.epoch.handle(connection if counts else _NO_MEMBER, message, now_s), now_s)
 
     def _joined(self, connection: int, message: Message, now_s: float) -> List[Action]:
-        """Take a process's request for a place in the next view. Raises ProtocolError if it has asked
-        already, or its epoch has not ended.
-        """
+        """Take a process's request for a place in the next view; ProtocolError if it is too early."""
         known, elastic = self._processes.at(connection), self._terms.is_elastic
         if known is not None and not elastic:
             raise ProtocolError("a rank may join only once on one connection")
@@ -180,10 +176,9 @@ class Rendezvous:
         return actions + self._advance(now_s)
 
     def _invite(self, now_s: float) -> List[Action]:
-        """Ask the members of a running view to take in the waiting processes, now or later.
-
-        Processes of one host are ready at different moments, and each change of the view costs all members a
-        pause. So the first ones wait for the others of their host, unless these have ended.
+        """Ask the members of a running view to take in the waiting processes, now or later. Processes of one
+        host are ready at different moments, and each change of the view costs all members a pause. So the
+        first ones wait for the others of their host, unless these have ended.
         """
         if self.epoch.phase is not Phase.RUNNING:
             return []
@@ -421,9 +416,7 @@ class Rendezvous:
     # ---- time ---------------------------------------------------------------------------------
 
     def _pinged(self) -> List[Process]:
-        """Return the processes that are pinged now: in an elastic job all, otherwise the members of a view
-        while links are built, and when some ranks have left it; see :meth:`.Epoch.silent`.
-        """
+        """Return the processes that are pinged now; see :meth:`.Epoch.silent`."""
         if self._terms.is_elastic:
             return self._processes.among(Stage.WAITING, Stage.IN_VIEW)
         wanted = self.epoch.is_linking or self.epoch.some_have_left

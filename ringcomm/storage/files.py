@@ -28,9 +28,8 @@ class Exposed(PermissionError):
 
 
 class PartialFile:
-    """A new file that gets its name when it is complete, replacing any file with that name.
-
-    ``folder`` is a descriptor, which must stay open until the end; ``descriptor`` is for writing.
+    """A new file that gets its name when it is complete, replacing any file with that name. ``folder`` is a
+    descriptor, which must stay open until the end; ``descriptor`` is for writing.
     """
 
     def __init__(self, folder: int, name: str, mode: int = 0o600) -> None:
@@ -76,11 +75,10 @@ def write_file(folder: int, name: str, data: bytes, mode: int = 0o600) -> None:
 
 
 def write_private(path: Path, data: bytes, replace: bool = True) -> None:
-    """Write a file with a secret to a path that the user has named; only this user can read it.
-
-    The folder may belong to another user, who can remove the file then. With ``replace`` missing folders are
-    made, and the file is complete as soon as it has its name; otherwise FileExistsError if there is one.
-    Raises OSError also if a link on the way belongs to another user.
+    """Write a file with a secret to a path that the user has named; only this user can read it. The folder
+    may belong to another user, who can remove the file then. With ``replace`` missing folders are made, and
+    the file is complete as soon as it has its name; otherwise FileExistsError if there is one. Raises OSError
+    also if a link on the way belongs to another user.
     """
     place = resolved(path, follow_last=False)
     if replace:
@@ -103,10 +101,9 @@ def write_private(path: Path, data: bytes, replace: bool = True) -> None:
 
 
 def open_named(path: Path) -> int:
-    """Open a file that the user has named for writing, and empty it; the caller closes the descriptor.
-
-    Raises OSError also for a FIFO (it would wait for a reader), if a link or file there belongs to another
-    user, or if another user may have made it as a hard link to a file of this user.
+    """Open a file that the user has named for writing, and empty it; the caller closes the descriptor. Raises
+    OSError also for a FIFO (it would wait for a reader), if a link or file there belongs to another user, or
+    if another user may have made it as a hard link to a file of this user.
     """
     descriptor = open_resolved(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK)
     try:
@@ -157,12 +154,10 @@ def read_file(path: Path, limit_bytes: int) -> bytes:
 
 
 def read_private(path: Path, limit_bytes: int) -> bytes:
-    """Return the content of a file with a secret.
-
-    It belongs to this user, and no other user may read or write it; or to the administrator, and then a group
-    may read it (that this user is in, or it could not be read). Raises Exposed if its mode lets other users
-    read or write it, OSError if it is longer than the limit, not a regular file, or belongs to another user,
-    or a link to it does.
+    """Return the content of a file with a secret. It belongs to this user, and no other user may read or
+    write it; or to the administrator, and then a group may read it (that this user is in, or it could not be
+    read). Raises Exposed if its mode lets other users read or write it, OSError if it is longer than the
+    limit, not a regular file, or belongs to another user, or a link to it does.
     """
     descriptor = open_resolved(path, _READ)
     facts = _regular(descriptor, path)

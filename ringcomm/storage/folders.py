@@ -39,7 +39,6 @@ def is_ours(facts: os.stat_result) -> bool:
 
 def _is_systems(facts: os.stat_result, place: str) -> bool:
     """Return whether the owner of ``/`` has a file in a folder that only that owner, or this user, can write.
-
     A container without root shows that owner under another number than 0, and other users of the host as
     well; these have no file in such a folder.
     """
@@ -49,10 +48,9 @@ def _is_systems(facts: os.stat_result, place: str) -> bool:
 
 
 def others_write(facts: os.stat_result, place: Union[int, str]) -> bool:
-    """Return whether another user may write a file or folder, which is at a path or descriptor.
-
-    Many systems make a group for each user, with a umask of 002. Of a file with an access control list the
-    group's part of the mode is the most that the list gives to anyone.
+    """Return whether another user may write a file or folder, which is at a path or descriptor. Many systems
+    make a group for each user, with a umask of 002. Of a file with an access control list the group's part of
+    the mode is the most that the list gives to anyone.
     """
     mode = facts.st_mode & OTHERS_WRITE
     own = mode == stat.S_IWGRP and facts.st_uid == os.geteuid() != 0
@@ -93,7 +91,6 @@ def another_users(path: Path, facts: os.stat_result) -> OSError:
 
 def resolved(path: Path, follow_last: bool = True, trusted: bool = False) -> str:
     """Return an absolute path without symbolic links; PermissionError if one of them is another user's.
-
     ``follow_last``: resolve a link that the whole path names; ``trusted``: and no other user can exchange a
     link. Below ``/proc`` (``/dev/stdout``) links stay.
     """

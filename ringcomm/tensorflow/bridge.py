@@ -49,10 +49,9 @@ def run(
     shapes: Sequence[Shape],
     before: Callable[[], None] = lambda: None,
 ) -> List[tf.Tensor]:
-    """Return the results of collectives, in order; all are submitted before any is waited for.
-
-    ``dtypes`` and ``shapes`` are those of the results; None for a length that is unknown when the graph is
-    built. ``before`` is called before each run, except in TensorFlow 1 graphs, whose order is not defined.
+    """Return the results of collectives, in order; all are submitted before any is waited for. ``dtypes`` and
+    ``shapes`` are those of the results; None for a length that is unknown when the graph is built. ``before``
+    is called before each run, except in TensorFlow 1 graphs, whose order is not defined.
     """
     if tf.executing_eagerly():
         return _run_eagerly(Batch(operations, before), inputs, dtypes)
@@ -75,11 +74,7 @@ def run(
 
 
 def differentiable(forward: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-    """Apply ``tf.custom_gradient`` to a function and call it.
-
-    If no tape records, the function is called directly: ``tf.custom_gradient`` takes as long as a small
-    collective.
-    """
+    """Call a function under ``tf.custom_gradient``, which is slow, if a tape records."""
     if tf.executing_eagerly() and not _is_recorded():
         outputs, _ = forward(*inputs)
         return outputs
@@ -87,10 +82,9 @@ def differentiable(forward: Callable[..., Any], inputs: Sequence[Any]) -> Any:
 
 
 def unique_name(name: str) -> str:
-    """Return the name, with a number appended if this graph has it already.
-
-    The graph's ``unique_name()`` is not used: it prepends the name scope, whose number depends on what was
-    built before, which may be in another order on each rank.
+    """Return the name, with a number appended if this graph has it already. The graph's ``unique_name()`` is
+    not used: it prepends the name scope, whose number depends on what was built before, which may be in
+    another order on each rank.
     """
     if tf.executing_eagerly():
         return name
@@ -103,10 +97,7 @@ _taken: weakref.WeakKeyDictionary[Any, Dict[str, int]] = weakref.WeakKeyDictiona
 
 
 def name_of(name: Optional[str], kind: str, tensors: Sequence[Any]) -> Optional[str]:
-    """Return an operation's name: the caller's, or one from its place in the graph.
-
-    In eager mode an operation without the caller's name has none; it is matched by its order.
-    """
+    """Return an operation's name: the caller's, or one from its place in the graph; none in eager mode."""
     if name is not None or tf.executing_eagerly():
         return name
     first = tensors[0].name.replace(":", "_") if tensors else "nothing"
@@ -167,11 +158,9 @@ _NO_ERROR = b"/dev/null"
 
 
 def _reporting(call: Callable[..., List[Any]], dtypes: Sequence[Any]) -> Callable[..., List[Any]]:
-    """Return a callback with one more result, before the others: a path for :func:`_checked`.
-
-    TensorFlow turns every error of a callback into UnknownError, or InvalidArgumentError if it is a
-    ValueError. Programs expect FailedPreconditionError if ranks disagree, so that error is returned as a
-    result.
+    """Return a callback with one more result, before the others: a path for :func:`_checked`. TensorFlow
+    turns every error of a callback into UnknownError, or InvalidArgumentError if it is a ValueError. Programs
+    expect FailedPreconditionError if ranks disagree, so that error is returned as a result.
     """
 
     def report(*arrays: Any) -> List[Any]:
@@ -192,7 +181,6 @@ _PATH_BYTES = 3900  # longest error text in a path; the system accepts 4096 byte
 
 def _checked(results: Sequence[tf.Tensor]) -> List[tf.Tensor]:
     """Return the results after the first; they fail with FailedPreconditionError if that reports an error.
-
     The first is the path of an empty file, or for an error a path below that file with the error's text.
     Reading the latter is the only operation of TensorFlow that fails with FailedPreconditionError and a text
     of our choice. The assertion keeps the read from being optimized away, because it has a side effect.

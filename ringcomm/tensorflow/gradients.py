@@ -37,11 +37,10 @@ class GradientReducer(VariableReducer):
         self, gradients: Sequence[Any], variables: Sequence[Any], absent: Sequence[Any],
         scope: str = "gradients", name: Name = variable_name,
     ) -> List[Any]:  # fmt: skip
-        """Reduce tensors or ``tf.IndexedSlices`` of variables that all ranks have.
-
-        Gradients are reduced in the order of the variables' names. If these are distinct, the variables may
-        be in another order on each rank. ``scope`` is the prefix of the operations' names, to distinguish
-        several reductions of one program; ``name`` returns the name of a variable.
+        """Reduce tensors or ``tf.IndexedSlices`` of variables that all ranks have. Gradients are reduced in
+        the order of the variables' names. If these are distinct, the variables may be in another order on
+        each rank. ``scope`` is the prefix of the operations' names, to distinguish several reductions of one
+        program; ``name`` returns the name of a variable.
         """
         chosen = sorted(range(len(variables)), key=lambda index: name(variables[index]))
         lacking = without(sorted(name(variable) for variable in absent))
@@ -152,7 +151,6 @@ class ReducingOptimizer:
 
 class Accumulator:
     """The sums of gradients of several batches, in eager mode, ``tf.function`` and TensorFlow 1 graphs.
-
     ``average``: divide them by ``passes``, the number of batches per step. Without ``sparse_as_dense``,
     ``tf.IndexedSlices`` are refused. Horovod's own tests read ``counter``, the number of batches in the sums.
     """
@@ -167,11 +165,7 @@ class Accumulator:
         self, pairs: Sequence[Pair], apply: Callable[[List[Pair]], Any],
         otherwise: Callable[[], Any] = lambda: None,
     ) -> tf.Tensor:  # fmt: skip
-        """Add pairs (gradient, variable); ``apply`` and reset the sums if a step is complete.
-
-        Else call ``otherwise``. Return whether it is complete. ConfigError: a gradient is sparse, and
-        ``sparse_as_dense`` is False.
-        """
+        """Add pairs (gradient, variable); ``apply`` a complete step's sums and return whether it is."""
         present = [(self._dense(gradient), variable) for gradient, variable in pairs if gradient is not None]
         sums = [self._sum_for(variable) for _, variable in present]
         if self.counter is None:
@@ -258,12 +252,11 @@ def _known(shape: tf.TensorShape) -> Tuple[int, ...]:
 
 
 class _Keras2Optimizer(OptionsInClass, ReducingOptimizer):
-    """Mixin that adds the reduction to the class of the user's Keras 2 optimizer.
-
-    Both ``model.fit`` and custom training loops call ``apply_gradients()``. It reduces gradients before they
-    are clipped (optimizers of ``tf_keras.optimizers.legacy`` clip them before). Methods that compute
-    gradients return reduced ones, as in Horovod, and the next ``apply_gradients()`` does not reduce them
-    again. With several passes per step the sums are reduced, in ``apply_gradients()``.
+    """Mixin that adds the reduction to the class of the user's Keras 2 optimizer. Both ``model.fit`` and
+    custom training loops call ``apply_gradients()``. It reduces gradients before they are clipped (optimizers
+    of ``tf_keras.optimizers.legacy`` clip them before). Methods that compute gradients return reduced ones,
+    as in Horovod, and the next ``apply_gradients()`` does not reduce them again. With several passes per step
+    the sums are reduced, in ``apply_gradients()``.
     """
 
     _agg_helper: Optional[Accumulator] = None
@@ -275,9 +268,8 @@ class _Keras2Optimizer(OptionsInClass, ReducingOptimizer):
         set_untracked(self, "_agg_helper", sums)
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
-        """Return pairs (gradient, variable) from the optimizer's method, reduced over all ranks.
-
-        ``loss`` is a function, or a tensor that ``tape`` has recorded.
+        """Return pairs (gradient, variable) from the optimizer's method, reduced over all ranks. ``loss`` is
+        a function, or a tensor that ``tape`` has recorded.
         """
         return self._compute_gradients(loss, var_list, None, tape)
 
@@ -298,9 +290,8 @@ class _Keras2Optimizer(OptionsInClass, ReducingOptimizer):
         return [gradient for gradient, _ in self._reduced_once(list(zip(gradients, params)))]
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reduce pairs (gradient, variable) over all ranks, unless they are reduced, and apply them.
-
-        Return the result of the optimizer's method; with several passes per step its step counter.
+        """Reduce pairs (gradient, variable) over all ranks, unless they are reduced, and apply them. Return
+        the result of the optimizer's method; with several passes per step its step counter.
         """
         pairs = list(grads_and_vars)
         own = super().apply_gradients  # type: ignore[misc]
@@ -327,10 +318,9 @@ def make_for_keras_2(
     optimizer: Any, how: Reduction, passes: int = 1, average: bool = False, scale_local: bool = True,
     in_place: bool = False,
 ) -> Any:  # fmt: skip
-    """Create a distributed optimizer with the configuration of another one of ``tf_keras``.
-
-    ``passes`` is the number of batches per step, whose gradients are summed or with ``average`` averaged.
-    ``in_place``: change the class of ``optimizer``, which keeps its state.
+    """Create a distributed optimizer with the configuration of another one of ``tf_keras``. ``passes`` is the
+    number of batches per step, whose gradients are summed or with ``average`` averaged. ``in_place``: change
+    the class of ``optimizer``, which keeps its state.
     """
     own = type(optimizer)
     bases = (own,) if issubclass(own, _Keras2Optimizer) else (_Keras2Optimizer, own)

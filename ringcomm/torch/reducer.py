@@ -66,16 +66,14 @@ _current_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", l
 
 
 class GradientReducer:
-    """The hooks on parameters, and the buckets in which their gradients are reduced.
-
-    ``parameters`` must be in the same order, and ``names`` (by ``id()``) equal, on all ranks. ``residuals``
-    are those of a reducer that this one replaces. ``fresh``: gradients have been computed since the last
-    :meth:`synchronize`, also without other ranks; ``started``: with other ranks. ``synchronized``: the
-    gradients are already reduced for the next step.
-
-    Before the first step ranks do not know which gradients are sparse. They tell each other at its end, and
-    then form the buckets; from the second step on buckets are reduced during the backward pass. A gradient
-    that no rank had so far counts as a dense one, until the end of the step in which a rank has it.
+    """The hooks on parameters, and the buckets in which their gradients are reduced. ``parameters`` must be
+    in the same order, and ``names`` (by ``id()``) equal, on all ranks. ``residuals`` are those of a reducer
+    that this one replaces. ``fresh``: gradients have been computed since the last :meth:`synchronize`, also
+    without other ranks; ``started``: with other ranks. ``synchronized``: the gradients are already reduced
+    for the next step. Before the first step ranks do not know which gradients are sparse. They tell each
+    other at its end, and then form the buckets; from the second step on buckets are reduced during the
+    backward pass. A gradient that no rank had so far counts as a dense one, until the end of the step in
+    which a rank has it.
     """
 
     def __init__(
@@ -267,10 +265,9 @@ class GradientReducer:
     # ---- the end of a step -------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Reduce the remaining gradients (absent ones as zeros), and wait for all reductions.
-
-        RingcommError: a reduction failed; all others have ended. ConfigError: another reducer has a parameter
-        of this one, and is reducing its gradient.
+        """Reduce the remaining gradients (absent ones as zeros), and wait for all reductions. RingcommError:
+        a reduction failed; all others have ended. ConfigError: another reducer has a parameter of this one,
+        and is reducing its gradient.
         """
         self.fresh = False
         if not self._is_active():
@@ -334,7 +331,6 @@ class GradientReducer:
 
     def reset(self, passes: Optional[int] = None) -> None:
         """Drop all reductions in progress, once they have ended on all ranks: their names are free then.
-
         ``passes`` is the new number of backward passes per step; None: unchanged.
         """
         if self._is_under_way():
@@ -421,9 +417,8 @@ def _when_accumulated(parameter: torch.Tensor, hook: Callable[..., None]) -> Any
 
 
 class Bucket:
-    """Gradients that are reduced as one operation; ``missing`` of them have not been taken.
-
-    Here each is compressed separately: for custom compressions, and groups of several dtypes or devices.
+    """Gradients that are reduced as one operation; ``missing`` of them have not been taken. Here each is
+    compressed separately: for custom compressions, and groups of several dtypes or devices.
     """
 
     _restore: Callable[[Sequence[Any]], List[Any]]
@@ -590,10 +585,9 @@ class FlatBucket(Bucket):
         return flat
 
     def _is_reusable(self, flat: torch.Tensor) -> bool:
-        """Return whether the memory may be overwritten.
-
-        A tensor that is still a parameter's ``.grad`` may be: gradients change in place. After
-        ``zero_grad(set_to_none=True)`` the program may hold references to the old gradients.
+        """Return whether the memory may be overwritten. A tensor that is still a parameter's ``.grad`` may
+        be: gradients change in place. After ``zero_grad(set_to_none=True)`` the program may hold references
+        to the old gradients.
         """
         start, stop = flat.data_ptr(), flat.data_ptr() + flat.numel() * flat.element_size()
         for parameter in self.parameters:
@@ -670,10 +664,7 @@ def _gradient_type(parameter: torch.Tensor) -> torch.dtype:
 
 
 def like_parameter(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return contiguous ``values`` with the strides of a parameter, which fused optimizers rely on.
-
-    They stay contiguous if the parameter is contiguous or of another shape.
-    """
+    """Return ``values`` with the strides of a parameter of their shape, which fused optimizers rely on."""
     if parameter.is_contiguous() or values.shape != parameter.shape:
         return values
     return torch.empty_like(parameter.detach(), dtype=values.dtype, device=values.device).copy_(values)

@@ -81,11 +81,10 @@ def inside(value: Any, name: str) -> Any:
 
 
 class GroupOperand(TensorOperand):
-    """A CPU tensor that the result of an operation overwrites.
-
-    ``moved_as`` is its dtype as text if :attr:`flat` has another dtype of the same size, else "".
-    ``arithmetic``: the elements are computed with, not only moved. Misuse: the tensor is sparse or not on the
-    CPU. UnsupportedDtypeError: the elements cannot be sent, or not be computed with.
+    """A CPU tensor that the result of an operation overwrites. ``moved_as`` is its dtype as text if
+    :attr:`flat` has another dtype of the same size, else "". ``arithmetic``: the elements are computed with,
+    not only moved. Misuse: the tensor is sparse or not on the CPU. UnsupportedDtypeError: the elements cannot
+    be sent, or not be computed with.
     """
 
     __slots__ = ("_arithmetic", "element", "moved_as")
@@ -434,7 +433,6 @@ class Collectives:
         index: int = 0,
     ) -> Parts:  # fmt: skip
         """Return one part for each rank: equal parts (or ``rows``) of a tensor, or one of as many tensors.
-
         ``arithmetic``: the elements are computed with. ``copied``: also copy a single tensor to scratch
         memory, of which ``index`` is the number.
         """
@@ -503,10 +501,9 @@ class _Shadow:
 
 
 class Staged:
-    """The tensors of one operation on a device; ``arguments`` becomes the same with host memory.
-
-    The calling thread makes it, so that copies come after the queue of its current stream. ``arguments`` may
-    hold (nested) lists and tuples of tensors; ``in_place``: the operation also reads the ``written`` tensors.
+    """The tensors of one operation on a device; ``arguments`` becomes the same with host memory. The calling
+    thread makes it, so that copies come after the queue of its current stream. ``arguments`` may hold
+    (nested) lists and tuples of tensors; ``in_place``: the operation also reads the ``written`` tensors.
     """
 
     def __init__(self, pool: StagingPool, arguments: Sequence[Any], written: Tensors, in_place: bool) -> None:

@@ -35,13 +35,11 @@ _default: Optional[weakref.ref[GroupTransport]] = None  # of the newest default 
 
 
 class GroupTransport:
-    """Connect the ranks of a group, and monitor the links; StartupError if they do not connect.
-
-    ``ranks`` are ranks of the whole job, ``rank`` is this process's in the group. The ``default`` group, made
-    by ``init_process_group``, writes the timeline. Without an engine, *direct* carries collectives,
-    *background* point-to-point messages, *control* heartbeats. ``watch`` aborts waits on the links when the
-    group's rendezvous reports a failure, or after ``end``, which ends communication on this rank with an
-    error.
+    """Connect the ranks of a group, and monitor the links; StartupError if they do not connect. ``ranks`` are
+    ranks of the whole job, ``rank`` is this process's in the group. The ``default`` group, made by
+    ``init_process_group``, writes the timeline. Without an engine, *direct* carries collectives, *background*
+    point-to-point messages, *control* heartbeats. ``watch`` aborts waits on the links when the group's
+    rendezvous reports a failure, or after ``end``, which ends communication on this rank with an error.
     """
 
     watch: GroupWatch
@@ -145,7 +143,6 @@ _open: Dict[str, Set[int]] = {}
 
 def observer() -> Optional[Observer]:
     """Return the observer of this process's collectives, if there is one: all groups write to one timeline.
-
     That is the job's, if this process is in a job of ringcomm, otherwise that of the default group.
     """
     if api.is_initialized():

@@ -43,11 +43,10 @@ _prepare: List[Callable[[], None]] = []
 
 
 def uncompiled(*others: str) -> Callable[[Class], Class]:
-    """Return a class decorator: public methods, and ``others``, run outside of compiled code.
-
-    Compiled programs call a group from C++ too (DDP's broadcast of buffers, functional collectives), and
-    Dynamo would trace its methods as if they were the user's, though it allows only a few members of groups
-    ("Attempted to access unregistered member on an OpaqueObject").
+    """Return a class decorator: public methods, and ``others``, run outside of compiled code. Compiled
+    programs call a group from C++ too (DDP's broadcast of buffers, functional collectives), and Dynamo would
+    trace its methods as if they were the user's, though it allows only a few members of groups ("Attempted to
+    access unregistered member on an OpaqueObject").
     """
 
     def decorate(cls: Class) -> Class:
@@ -81,7 +80,6 @@ def _outside(method: Callable[..., Any]) -> Callable[..., Any]:
 @uncompiled()
 class RingcommWork(dist.Work):
     """A collective or a point-to-point message. Any thread may run it, once; any number may wait for it.
-
     ``run`` executes it, in the thread that calls :meth:`perform`. Each waiting thread calls ``helper``, which
     may run queued works, before it sleeps, and ``interrupted``, which ends the group, if it is interrupted
     (for example by Ctrl-C). ``on_device`` has the tensors, if a device holds them.
@@ -235,10 +233,9 @@ class RingcommWork(dist.Work):
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """Return a ``torch.futures.Future`` of the result.
-
-        Its callbacks run in the thread that executes the operation, before the next operation, so collectives
-        that they start have the same position in the order on every rank.
+        """Return a ``torch.futures.Future`` of the result. Its callbacks run in the thread that executes the
+        operation, before the next operation, so collectives that they start have the same position in the
+        order on every rank.
         """
         with self._lock:
             if self._future is None:
@@ -314,10 +311,9 @@ class Operations:
         self, what: str, result: Any, opts: Any, do: Callable[..., None], *arguments: Any,
         reads: bool = False,
     ) -> RingcommWork:  # fmt: skip
-        """Start a collective: ``do`` gets ``arguments``, with host copies of a device's tensors.
-
-        ``result`` are the tensors that it writes, in (nested) lists; ``reads``: it also reads them. ``opts``
-        of PyTorch have its time limit, and whether the caller waits.
+        """Start a collective: ``do`` gets ``arguments``, with host copies of a device's tensors. ``result``
+        are the tensors that it writes, in (nested) lists; ``reads``: it also reads them. ``opts`` of PyTorch
+        have its time limit, and whether the caller waits.
         """
         inner = tensors_inside(arguments)
         if inner:
@@ -435,10 +431,7 @@ def _all_gather_out(source: torch.Tensor, size: int, group: str, *, out: torch.T
 
 
 def register_functional() -> None:
-    """Make the functional collective that gathers into a given tensor work over groups in Python.
-
-    It calls the group from C++, and finds no method for it.
-    """
+    """Make the functional collective that gathers into a tensor work: it calls C++ without a method."""
     if hasattr(torch.ops._c10d_functional, "all_gather_into_tensor_out"):
         for device in ("CPU", "CUDA"):
             _library.impl("all_gather_into_tensor_out", _all_gather_out, device)

@@ -135,10 +135,9 @@ class JobEntry:
 
 
 class StoreEntry:
-    """A group's entry in PyTorch's store, which processes outside of the job may read and change.
-
-    ``title`` is the same on all ranks of the group. ``key`` signs the entry; b"": no key. ``grace_s`` is the
-    time for which ranks look for a newer entry, while its address does not answer.
+    """A group's entry in PyTorch's store, which processes outside of the job may read and change. ``title``
+    is the same on all ranks of the group. ``key`` signs the entry; b"": no key. ``grace_s`` is the time for
+    which ranks look for a newer entry, while its address does not answer.
     """
 
     def __init__(self, store: Any, title: str, key: bytes, grace_s: float) -> None:
@@ -195,11 +194,9 @@ Entry = Union[JobEntry, StoreEntry]
 
 
 def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Settings) -> GroupRendezvous:
-    """Connect to the other ranks of a group; all of them must call it.
-
-    ``ranks`` are ranks of the whole job, ``rank`` is this process's in the group; ``store`` is the group's
-    part of PyTorch's. StartupError: the ranks did not connect. ConfigError: encryption is on, but there is no
-    key file with a certificate.
+    """Connect to the other ranks of a group; all of them must call it. ``ranks`` are ranks of the whole job,
+    ``rank`` is this process's in the group; ``store`` is the group's part of PyTorch's. StartupError: the
+    ranks did not connect. ConfigError: encryption is on, but there is no key file with a certificate.
     """
     open_standard_descriptors()
     secret = key_from_environment()
@@ -367,10 +364,9 @@ def ringcomm_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> It
 
 
 def _view() -> Context:
-    """Return the job of the default group. In an elastic job a second group begins a new view.
-
-    A program that has destroyed its process group and makes another one has lost a rank, or goes on with
-    other ranks; all ranks of the job do that together.
+    """Return the job of the default group. In an elastic job a second group begins a new view. A program that
+    has destroyed its process group and makes another one has lost a rank, or goes on with other ranks; all
+    ranks of the job do that together.
     """
     global _last_view
     api.init()

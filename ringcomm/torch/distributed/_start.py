@@ -56,11 +56,10 @@ def init(timeout: Optional[timedelta] = None) -> None:
 
 
 def make_default() -> None:
-    """Make ``"ringcomm"`` the backend for CPU tensors wherever a program names none; join no job.
-
-    After it, ``init_process_group()`` without a backend and Lightning's ``strategy="ddp"`` use ringcomm. For
-    Composer, which accepts no other backend than Gloo for CPUs, its constant is changed too, if Composer has
-    been imported.
+    """Make ``"ringcomm"`` the backend for CPU tensors wherever a program names none; join no job. After it,
+    ``init_process_group()`` without a backend and Lightning's ``strategy="ddp"`` use ringcomm. For Composer,
+    which accepts no other backend than Gloo for CPUs, its constant is changed too, if Composer has been
+    imported.
     """
     dist.Backend.default_device_backend_map["cpu"] = BACKEND
     composer = sys.modules.get("composer.devices.device_cpu")
@@ -113,10 +112,7 @@ STEPS = 10  # the step of an optimizer after which the warning is given
 
 
 def watch_optimizers() -> None:
-    """Warn on rank 0 if the default group has several ranks, and each trains a separate model.
-
-    That happens without an error when a trainer does not use the group.
-    """
+    """Warn on rank 0 if each rank of the default group trains a separate model, which no error shows."""
     if dist.get_world_size() == 1 or dist.get_rank() > 0:
         return
     world, has_context = weakref.ref(dist.group.WORLD), api.is_initialized()
