@@ -12,10 +12,9 @@ from ringrun.job.agents import END, FORCE_S, LINGER_S, Agents, Loop
 from ringrun.job.launch import prepare
 from ringrun.plan.job import HostJob, Job
 from ringrun.plan.options import Options
-from ringrun.reach import doors
-from ringrun.reach.agent_process import AgentLink
+from ringrun.reach import base
 from ringrun.reach.base import MAX_DELAY_S
-from ringrun.reach.protocol import Frame
+from ringrun.reach.protocol import AgentLink, Frame
 
 LIMIT_S = 60.0
 ANSWERS = r"printf '\nringrun-agent/1\n'; "
@@ -84,7 +83,7 @@ class Started:
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Started]]:
     """`start(*programs)`: links to one host for each of these shell programs."""
-    monkeypatch.setattr(doors, "find_local", lambda specs, **_: [False] * len(specs))
+    monkeypatch.setattr(base, "find_local", lambda specs, **_: [False] * len(specs))
     made: List[Started] = []
 
     def begin(*programs: str, argv: Tuple[str, ...] = (), is_local: bool = False) -> Started:

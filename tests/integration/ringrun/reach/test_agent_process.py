@@ -9,7 +9,7 @@ from typing import Callable, Iterator
 
 import pytest
 
-from ringrun.reach.agent_process import AgentLink
+from ringrun.reach.protocol import AgentLink
 
 READS_ALL = "import sys; data = sys.stdin.buffer.read(); sys.stderr.write(str(len(data)))"
 READS_NOTHING = "import time; print('up', flush=True); time.sleep(1000)"
