@@ -91,7 +91,7 @@ def entry_point() -> Iterator[Tuple[str, bytes]]:
     """Yield the entry point by which PyTorch finds the backend, as pyproject.toml installs it."""
     folder = f"ringcomm-{__version__}.dist-info"
     yield f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: ringcomm\nVersion: {__version__}\n".encode()
-    yield f"{folder}/entry_points.txt", b"[torch.backends]\nringcomm = ringrun:announce\n"
+    yield f"{folder}/entry_points.txt", b"[torch.backends]\nringcomm = ringrun.torch_backend:announce\n"
 
 
 # -- wheels ---------------------------------------------------------------------------------------
@@ -506,10 +506,7 @@ class FetchedFiles:
         self._problems: List[str] = []
 
     def take(self, host: str, data: bytes, patterns: Sequence[str]) -> None:
-        """Write one piece of a file: a line of JSON (``path``, ``offset``, ``last``, perhaps ``error``), and
-        the bytes. ProtocolError if it is malformed, out of order, or matches none of the glob patterns of
-        this job.
-        """
+        """Write one piece of a file, a line of JSON and the bytes; ProtocolError if it was not requested."""
         line, _, piece = data.partition(b"\n")
         facts = decoded(line, _FACTS)
         path: PurePosixPath = facts["path"]

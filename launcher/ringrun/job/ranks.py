@@ -289,6 +289,9 @@ class ElasticRanks:
             seconds = max(0.0, due_s - loop.clock())
             loop.after("elastic", seconds, lambda: self._take(self.membership.tick(self._now_s)))
 
+    def _say(self, action: actions.Say) -> None:
+        self._supervisor.printer.show(action.text)
+
     def _open_host(self, action: OpenHost) -> None:
         try:
             is_local = self._local[host_key(action.spec)]
@@ -426,7 +429,7 @@ class ElasticRanks:
 
 
 _ACTIONS: Mapping[type, Callable[[ElasticRanks, Any], None]] = {
-    actions.Say: lambda it, action: it._supervisor.printer.show(action.text),
+    actions.Say: ElasticRanks._say,
     actions.OpenHost: ElasticRanks._open_host,
     actions.CloseHost: ElasticRanks._close_host,
     actions.StartProcess: ElasticRanks._start_process,
