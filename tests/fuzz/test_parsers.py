@@ -53,11 +53,11 @@ from ringrun.plan.job import ABOUT_CALL, about_result, signed, verified
 from ringrun.plan.options import Options
 from ringrun.reach.incoming import event_facts
 from ringrun.reach.protocol import FRAME_LIMIT_BYTES, FrameReader
+from ringrun.show import views
+from ringrun.show.history import History
+from ringrun.show.views import ReportFacts, html_report
 from ringrun.show.visible import visible
-from ringrun.watch import views
-from ringrun.watch.history import History
-from ringrun.watch.views import ReportFacts, html_report
-from tests.unit.ringrun.watch.samples import report
+from tests.unit.ringrun.show.samples import report
 
 CASES = int(os.environ.get("FUZZ_CASES", "4000"))
 REFUSALS = (AuthenticationError, ProtocolError, ConfigError, StartupError)

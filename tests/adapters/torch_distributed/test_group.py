@@ -178,9 +178,8 @@ def test_what_one_rank_lacks_for_a_group_is_told_to_all(monkeypatch, module, par
                 lacks()
                 super().start()
 
-        kinds = {
-            name: getattr(threading, name) for name in ("Condition", "Event", "Lock", "current_thread", "get_ident")
-        }
+        names = ("Condition", "Event", "Lock", "current_thread", "get_ident")
+        kinds = {name: getattr(threading, name) for name in names}
         monkeypatch.setattr(module, part, SimpleNamespace(Thread=Thread, **kinds))
     else:
         usual = getattr(module, part)

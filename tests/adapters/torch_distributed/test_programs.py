@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ringrun.ship.contents import entry_point
+from ringrun.job.files import entry_point
 from tests.proc.test_ringrun_support import Launched
 from tests.support.programs import SOURCES, run_python
 

@@ -18,9 +18,8 @@ from ringrun.agent import processes
 from ringrun.agent.framing import EVENT, STDOUT
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
-from ringrun.reach.agent_process import AgentLink
 from ringrun.reach.incoming import event_facts
-from ringrun.reach.protocol import BOOT, Frame
+from ringrun.reach.protocol import BOOT, AgentLink, Frame
 from tests.support.service import eventually
 
 LIMIT_S = 60.0

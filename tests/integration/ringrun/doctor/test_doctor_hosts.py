@@ -24,7 +24,7 @@ from ringrun.doctor.report import examine
 from ringrun.job.launch import prepare
 from ringrun.plan.job import HostJob
 from ringrun.plan.options import Options
-from ringrun.reach import doors, protocol
+from ringrun.reach import base, protocol
 from ringrun.reach.base import Ssh, SshOptions
 
 LIMIT_S = 60.0
@@ -40,7 +40,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., HostJob]:
     """`host(program)`: a host on which a shell program runs in place of the doctor's."""
-    monkeypatch.setattr(doors, "find_local", lambda specs, **_: [False] * len(specs))
+    monkeypatch.setattr(base, "find_local", lambda specs, **_: [False] * len(specs))
 
     def make(program: str = "", name: str = "a", fallback: Sequence[str] = ()) -> HostJob:
         (made,) = prepare(Options(hosts=name, via="env TEST_HOST={host}", ship_self=False), ["true"]).hosts

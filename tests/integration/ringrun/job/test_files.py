@@ -18,13 +18,12 @@ from ringrun.agent import framing
 from ringrun.elastic.job import Discovery, ScriptError, run_script
 from ringrun.job import files
 from ringrun.job.agents import Loop
-from ringrun.job.files import Supply
+from ringrun.job.files import Package, Supply, Target, own_package
 from ringrun.job.launch import prepare
 from ringrun.plan.hosts import HostSpec
 from ringrun.plan.job import Job
 from ringrun.plan.options import Options
-from ringrun.reach import doors
-from ringrun.ship.contents import Package, Target, own_package
+from ringrun.reach import base
 from tests.support.service import eventually
 
 LIMIT_S = 60.0
@@ -63,7 +62,7 @@ class Hosts:
 
 @pytest.fixture
 def options(monkeypatch: pytest.MonkeyPatch) -> Options:
-    monkeypatch.setattr(doors, "find_local", lambda specs, **_: [False] * len(specs))
+    monkeypatch.setattr(base, "find_local", lambda specs, **_: [False] * len(specs))
     return Options(hosts="a,b,c")
 
 

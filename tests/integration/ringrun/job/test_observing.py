@@ -15,11 +15,10 @@ from ringrun.job.agents import Loop
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import ANSWER_S, LINE_S, Inquiry, Watching
 from ringrun.plan.environment import from_values
-from ringrun.plan.job import Observation
 from ringrun.plan.options import Options
 from ringrun.show.output import Printer
 from tests.integration.ringrun.job.supervised import Kept
-from tests.unit.ringrun.watch.samples import report
+from tests.unit.ringrun.show.samples import report
 
 LOST = "rank 1 was lost"
 
@@ -105,7 +104,7 @@ def test_records_that_cannot_be_written_where_they_should_be(started: Started, t
 def test_without_a_terminal_there_is_a_line_now_and_then(watch: bool) -> None:
     """Without an option no rank is asked. On a terminal: ``tests/proc/test_watching.py``."""
     now_s, asked, console = [100.0], [], Kept()
-    job = replace(prepare(Options(np=3), ["train.py"], {"PATH": "/"}), observation=Observation(watch=watch))
+    job = replace(prepare(Options(np=3), ["train.py"], {"PATH": "/"}), watch=watch)
     loop = Loop(lambda: now_s[0])
     links: Any = [
         SimpleNamespace(answered=answered, alive=alive, send=asked.append)
@@ -118,7 +117,8 @@ def test_without_a_terminal_there_is_a_line_now_and_then(watch: bool) -> None:
         for rank in range(3):
             peers = {"2": [0, 0, 0.7 * second, 0, 0.0]} if rank != 2 else {}
             waited_s = 0.8 * second if rank != 2 else 0.0
-            watching.take(rank, report(rank, float(second), steps=2 * second, waited_s=waited_s, peers=peers))
+            data = report(rank, float(second), steps=2 * second, waited_s=waited_s, peers=peers)
+            watching.history.take(rank, data, now_s[0])
         now_s[0] += 1.0
         loop.run_once(0.0)
         assert second > 5 or not console.text

@@ -17,9 +17,8 @@ from ringrun.job.agents import END, FORCE_S, LINGER_S, Agents, Loop
 from ringrun.job.launch import prepare
 from ringrun.plan.job import HostJob, Job
 from ringrun.plan.options import Options
-from ringrun.reach import doors
-from ringrun.reach.agent_process import AgentLink
-from ringrun.reach.protocol import Frame
+from ringrun.reach import base
+from ringrun.reach.protocol import AgentLink, Frame
 from tests.integration.ringrun.job.supervised import STAYS, Rendezvous, Running, notice, shell_job
 
 
@@ -240,7 +239,7 @@ class Started:
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Started]]:
     """`start(*programs)`: links to one host for each of these shell programs."""
-    monkeypatch.setattr(doors, "find_local", lambda specs, **_: [False] * len(specs))
+    monkeypatch.setattr(base, "find_local", lambda specs, **_: [False] * len(specs))
     made: List[Started] = []
 
     def begin(*programs: str, argv: Tuple[str, ...] = (), is_local: bool = False) -> Started:

@@ -14,8 +14,7 @@ import pytest
 from ringcomm.storage.folders import trusted_folder
 from ringrun.agent import shipped
 from ringrun.agent.shipped import Cleaning, JobFolder
-from ringrun.job.files import FetchedFiles
-from ringrun.ship.contents import Package, SourceTree
+from ringrun.job.files import FetchedFiles, Package, SourceTree
 
 FILES = {"a/__init__.py": b"x = 1\n", "a/b.py": b"", "data.txt": b"\x00\xff"}
 

@@ -20,7 +20,7 @@ from ringrun.join.invitation import Joined
 from ringrun.plan.environment import from_values
 from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
-from ringrun.reach import doors
+from ringrun.reach import base
 
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
 
@@ -47,7 +47,7 @@ def test_a_job() -> None:
 
 def test_one_machine_under_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
     local = lambda specs, **_: [spec.name != "far" for spec in specs]  # noqa: E731
-    monkeypatch.setattr(doors, "find_local", local)
+    monkeypatch.setattr(base, "find_local", local)
     with pytest.raises(ConfigError, match="localhost and 127.0.0.1 are one machine.*like localhost:3"):
         prepare(Options(hosts="localhost:2,far,127.0.0.1"), ["x.py"], ENVIRON)
 

@@ -38,7 +38,7 @@ from ringrun.reach.base import last_lines
 from ringrun.reach.incoming import Incoming, event_facts
 from ringrun.reach.protocol import Frame
 from ringrun.show.output import Console
-from tests.unit.ringrun.watch.samples import report
+from tests.unit.ringrun.show.samples import report
 
 LIMITS = {"threads": 1, "cores": 2.0, "ranks": 1, "kept": {}, "unbound": ""}
 READY = {"event": "ready", "limits": LIMITS, "port": 22}

@@ -11,9 +11,19 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.plan.hosts import Allocation, HostSpec
-from ringrun.reach import doors
-from ringrun.reach.base import Srun, Ssh, SshOptions, Via, quoted_path, remote_command
-from ringrun.reach.doors import Doors, allocation_of, find_local, is_own_name
+from ringrun.reach import base
+from ringrun.reach.base import (
+    Doors,
+    Srun,
+    Ssh,
+    SshOptions,
+    Via,
+    allocation_of,
+    find_local,
+    is_own_name,
+    quoted_path,
+    remote_command,
+)
 from ringrun.reach.protocol import BOOT
 
 SSH = Ssh(SshOptions("ssh -F 'my config'", 2222, "key file"))
@@ -274,9 +284,9 @@ def test_names_are_looked_up_once_and_a_user_needs_a_login(monkeypatch: pytest.M
         addresses = {"alias": ["10.0.0.6", "FD00:0::5"], "here": ["127.0.1.1"], "odd": ["not-an-address"]}
         return [(2, 1, 6, "", (address, 0)) for address in addresses.get(name, ["10.0.0.6"])]
 
-    monkeypatch.setattr(doors, "own_addresses", lambda: OWN)
-    monkeypatch.setattr(doors.socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(doors.getpass, "getuser", lambda: "me")
+    monkeypatch.setattr(base, "own_addresses", lambda: OWN)
+    monkeypatch.setattr(base.socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(base.getpass, "getuser", lambda: "me")
     specs = [
         HostSpec("localhost"), HostSpec("alias"), HostSpec("alias", "me"), HostSpec("alias", "you"),
         HostSpec("far"), HostSpec("unknown"), HostSpec("node0"), HostSpec("pod"), HostSpec("here"),
@@ -286,3 +296,12 @@ def test_names_are_looked_up_once_and_a_user_needs_a_login(monkeypatch: pytest.M
     assert found == [True, True, True, False, False, False, True, False, True, False]
     assert sorted(asked) == ["alias", "far", "here", "odd", "unknown"]
 
+
+@pytest.mark.parametrize("problem", [KeyError("uid"), OSError("no name"), ImportError("pwd")])
+def test_an_account_without_a_name(monkeypatch: pytest.MonkeyPatch, problem: Exception) -> None:
+    def user() -> str:
+        raise problem
+
+    monkeypatch.setattr(base.getpass, "getuser", user)
+    specs = [HostSpec("localhost"), HostSpec("localhost", "me")]
+    assert find_local(specs, more_names=(), by_name=lambda spec: False) == [True, False]

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from ringrun.watch.history import (
+from ringrun.show.history import (
     MAX_POINTS,
     History,
     Waits,
     parse_sample,
     slowest_rank,
 )
-from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report, running
+from tests.unit.ringrun.show.samples import EQUAL, HOSTS, SLOW_2, report, running
 
 
 def test_rates_are_those_of_the_last_seconds():

@@ -6,11 +6,11 @@ import re
 from html.parser import HTMLParser
 from typing import List
 
+from ringrun.show import views
+from ringrun.show.history import History
+from ringrun.show.views import ReportFacts, html_report
 from ringrun.show.visible import columns
-from ringrun.watch import views
-from ringrun.watch.history import History
-from ringrun.watch.views import ReportFacts, html_report
-from tests.unit.ringrun.watch.samples import HOSTS, SLOW_2, report, running
+from tests.unit.ringrun.show.samples import HOSTS, SLOW_2, report, running
 
 
 def test_a_line_for_each_rank_and_the_slowest_marked():

@@ -12,8 +12,8 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.agent import shipped
-from ringrun.ship import contents
-from ringrun.ship.contents import (
+from ringrun.job import files as contents
+from ringrun.job.files import (
     SourceTree,
     Target,
     describe_sent,
@@ -162,7 +162,7 @@ class Pip:
 @pytest.fixture
 def pip(monkeypatch: pytest.MonkeyPatch) -> Pip:
     made = Pip()
-    monkeypatch.setattr("ringrun.ship.contents.subprocess.run", made)
+    monkeypatch.setattr("ringrun.job.files.subprocess.run", made)
     return made
 
 
@@ -208,7 +208,7 @@ def test_a_wheel_that_is_not_as_it_was_downloaded_is_not_used(
 
 def test_a_download_that_fails_says_why(environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     failed = subprocess.CompletedProcess((), 1, b"", b"ERROR: No matching distribution found for numpy\n")
-    monkeypatch.setattr("ringrun.ship.contents.subprocess.run", lambda *_, **__: failed)
+    monkeypatch.setattr("ringrun.job.files.subprocess.run", lambda *_, **__: failed)
     with pytest.raises(ConfigError, match="no wheels of numpy for Python 2.9 on vax with glibc 2.31"):
         fetch_wheels(Target("2.9", "vax", "2.31"), environ, ["numpy"])
 
