@@ -20,8 +20,7 @@ torch jax mlx mxnet
 keras tensorflow lightning ray dask spark testing
 ringcomm
 ringrun.plan ringrun.agent ringrun.elastic
-ringrun.reach ringrun.ship ringrun.diagnosis
-ringrun.show ringrun.watch
+ringrun.reach ringrun.diagnosis ringrun.show
 ringrun.job ringrun.join
 ringrun.doctor ringrun
 """

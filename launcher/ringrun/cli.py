@@ -31,9 +31,8 @@ from .show.visible import visible
 if TYPE_CHECKING:
     from .job.outcome import Outcome
     from .job.supervise import Attempts
-    from .plan.command import Command
     from .plan.hosts import HostSpec
-    from .plan.job import Job
+    from .plan.job import Command, Job
     from .reach.base import Reach
 
 FLUSH_S = 5.0

@@ -242,7 +242,7 @@ def hosts(ctx: click.Context, /) -> None:
 
 
 def _all_lists() -> str:
-    from .join.known import LAUNCHERS, MACHINES, known_names
+    from .join.proof import LAUNCHERS, MACHINES, known_names
 
     lines = []
     names = named_hosts.list_names(os.environ)
@@ -289,7 +289,7 @@ def drop_from_list(name: str, items: Tuple[str, ...]) -> NoReturn:
 @click.argument("name", metavar="NAME")
 def forget_machine(name: str) -> NoReturn:
     """Forget the key of a machine that has joined, or of a launcher. It needs a code again."""
-    from .join.known import forget
+    from .join.proof import forget
 
     answer(lambda: (forget(name), 0), failed=2)
 

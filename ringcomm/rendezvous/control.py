@@ -278,6 +278,8 @@ class ControlChannel(Reporter):
         self._over.wait(limit_s)
         with self._lock:
             if self.abort_error is None:
+                self._read()  # The thread that reads may have had no time, or has ended.
+            if self.abort_error is None:
                 self.abort_error = otherwise
                 self._wake_waiting()
             return fresh_copy(self.abort_error)

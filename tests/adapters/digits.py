@@ -1,9 +1,4 @@
-"""One training of a small network on handwritten digits, for every framework, and its loss curve in NumPy.
-
-The data, the first weights and the global batches are fixed, so any number of ranks in any framework must
-have the same loss curve, up to the rounding of float32: see the adapters' ``checks_training.py`` and
-``keras/training.py``.
-"""
+"""One training on handwritten digits for every framework: all have the loss curve of NumPy here."""
 
 from __future__ import annotations
 

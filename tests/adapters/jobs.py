@@ -7,9 +7,8 @@ import os
 import sys
 import time
 import traceback
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -48,9 +47,7 @@ def run_checks(modules: Sequence[str], before: Callable[[], Any] = lambda: None)
 
 
 def run_on(ranks: int, modules: Sequence[str], runner: Any = run_checks, **environment: str) -> None:
-    """Run modules' checks as a job, and fail if one has failed on any rank. `runner` is :func:`run_checks`,
-    or a function that prepares something and then calls it.
-    """
+    """Run modules' checks as a job, by `runner`, and fail if one has failed on any rank."""
     outcomes: List[Dict[str, str]] = run(runner, (list(modules),), ranks, **environment)
     assert len(outcomes) == ranks
     check_outcomes(outcomes)
@@ -84,10 +81,7 @@ def run(function: Any, arguments: Any, ranks: int, **environment: str) -> List[A
 
 
 def warned_about_different_weights(train: Callable[[str, int], None]) -> None:
-    """Ranks whose weights differ when they begin to train are told so once; others are not.
-
-    ``train`` takes a name for the weights, and what to add to them.
-    """
+    """Ranks are told once that their weights differ; ``train`` takes a name and what to add to them."""
     context = rc.api.context()
     for name, apart in (("alike", False), ("apart", True)):
         topics: List[str] = []
@@ -99,22 +93,26 @@ def warned_about_different_weights(train: Callable[[str, int], None]) -> None:
         assert topics == ["different weights"] * (apart and context.rank == 0 and context.size > 1), topics
 
 
-@contextmanager
-def noted(folder: str) -> Iterator[None]:
-    """On a rank: write down the error of another one's end, for :func:`check_a_lost_rank`."""
+def lose_a_rank(start: Callable[[], Callable[[], Any]], notes: str) -> None:
+    """Rank 1 ends in the middle of training; the others write down the error that they get."""
+    rc.init()
+    step = start()
     try:
-        yield
+        for number in range(1000):
+            if number == 3 and rc.rank() == 1:
+                os._exit(7)
+            step()
     except rc.HorovodInternalError as error:
         assert isinstance(error, rc.Recoverable), error
-        Path(folder, str(rc.rank())).write_text(str(error))
+        Path(notes, str(rc.rank())).write_text(str(error))
         raise
 
 
-def check_a_lost_rank(program: Callable[[str], None], folder: Path) -> None:
-    """Rank 1 of three ends in a program: the others get the same error, which names it and is recoverable."""
+def check_a_lost_rank(start: Callable[[], Callable[[], Any]], folder: Path) -> None:
+    """Rank 1 of three ends in training (steps of `start`): the others get the same error, which names it."""
     from ringrun.function import RemoteError  # the ranks do without it
 
-    raises(RemoteError, lambda: run(program, (str(folder),), 3), "rank 1")
+    raises(RemoteError, lambda: run(lose_a_rank, (start, str(folder)), 3), "rank 1")
     texts = {path.name: path.read_text() for path in folder.iterdir()}
     assert sorted(texts) == ["0", "2"] and texts["0"] == texts["2"], texts
     assert texts["0"].startswith("rank 1"), texts
@@ -142,10 +140,7 @@ class InTurn:
 
 
 def run_in_turn(parts: Sequence[Tuple[Any, int]], **environment: str) -> InTurn:
-    """Run functions as jobs one after the other, in processes that import the framework once. Each function
-    joins its job with ``init()``. A failure in one job does not end the next. Jobs with the most ranks come
-    first, so that processes that the rest does not need end early.
-    """
+    """Run all functions as jobs in turn, the largest first, in processes that import the framework once."""
     ordered = sorted(parts, key=lambda part: -part[1])
     settings = Settings(timeout_s=LIMIT_S, start_timeout_s=LIMIT_S)
     jobs = [
@@ -214,9 +209,7 @@ def same_everywhere(array: Any) -> None:
 
 
 def operations_with_a_set(hvd: Any, mine: Any, root: int) -> Dict[str, Tuple[Operation, float]]:
-    """Return each operation on a tensor among the ranks of this rank's set, and the gradient that results
-    from ones; `root` is the set's rank that broadcasts.
-    """
+    """Return each operation in this rank's set, where `root` broadcasts, and the gradient from ones."""
     members, at_root = mine.size(), 1.0 if hvd.rank() == root else 0.0
     return {
         "sum": (lambda item, group: hvd.allreduce(item, op=hvd.Sum, process_set=group), members),

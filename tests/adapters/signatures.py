@@ -44,9 +44,7 @@ remove_process_set(process_set)
 
 
 def differences(module: Any, table: str) -> List[str]:
-    """Return where functions have other parameters, another order or other defaults than a table of lines
-    like ``broadcast(tensor, root_rank, name=None)``. ringcomm's further parameters do not count.
-    """
+    """Return where functions differ from a table of ``broadcast(tensor, root_rank, name=None)``."""
     wrong = []
     for line in filter(None, (line.strip() for line in table.splitlines())):
         found = re.fullmatch(r"([\w.]+)\((.*)\)", line)
@@ -100,10 +98,7 @@ def functions_of(package: str) -> List[str]:
 
 
 def differences_of_options(module: Any, package: str) -> List[str]:
-    """Return where a package's functions differ from the table.
-
-    One is missing, is not in it, or lacks an option.
-    """
+    """Return which of a package's functions are missing, are not in the table, or lack an option."""
     _, table = table_of_options()
     listed = {name: table[name][0] for name in functions_of(package)}
     found = {name for name in dir(module) if _FORM.fullmatch(name)}

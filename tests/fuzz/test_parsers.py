@@ -15,7 +15,7 @@ import random
 import socket
 import ssl
 import tracemalloc
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Mapping
 
 import pytest
@@ -37,11 +37,8 @@ from ringcomm.rendezvous.server import Board
 from ringcomm.rendezvous.state import Rendezvous
 from ringcomm.storage.keys import make_certificate, read_key
 from ringcomm.transport import shm
-from ringcomm.transport.base import LinkClosed
-from ringcomm.transport.local import ReadingLink, make_links
 from ringcomm.transport.memory import memory_fabrics
 from ringcomm.transport.reactor import Reactor, encryption_of
-from ringcomm.transport.shm import SharedLink
 from ringcomm.wire import frames, messages, signature
 from ringcomm.wire.auth import Admission, Claim, Initiator, Purpose, Responder, Session, Signer, job_digest
 from ringcomm.wire.frames import NO_ROOT
@@ -56,11 +53,11 @@ from ringrun.plan.job import ABOUT_CALL, about_result, signed, verified
 from ringrun.plan.options import Options
 from ringrun.reach.incoming import event_facts
 from ringrun.reach.protocol import FRAME_LIMIT_BYTES, FrameReader
+from ringrun.show import views
+from ringrun.show.history import History
+from ringrun.show.views import ReportFacts, html_report
 from ringrun.show.visible import visible
-from ringrun.watch import views
-from ringrun.watch.history import History
-from ringrun.watch.views import ReportFacts, html_report
-from tests.unit.ringrun.watch.samples import report
+from tests.unit.ringrun.show.samples import report
 
 CASES = int(os.environ.get("FUZZ_CASES", "4000"))
 REFUSALS = (AuthenticationError, ProtocolError, ConfigError, StartupError)
@@ -92,8 +89,8 @@ def at_most(limit_bytes: int) -> Iterator[None]:
     finally:
         tracemalloc.stop()
 
-
 # ---- what goes in ----------------------------------------------------------------------------
+
 
 ODD = [
     0, 1, 2, -1, 255, 65536, 2**31, 2**63, 1 << 70, 1e308, float("nan"), "", "x", "\ud800", "1e999", None,
@@ -169,8 +166,8 @@ def any_message(rng: Random) -> Dict[str, Any]:
             message[name] = copy.deepcopy(rng.choice([*ODD, [0, 1], [1, 0]]))
     return dict(changed(rng, message)) if rng.randrange(4) == 0 else message
 
-
 # ---- before the proof ------------------------------------------------------------------------
+
 
 KEY, JOB = b"k" * 32, job_digest("job")
 DIALLING = Claim(Purpose.DIRECT, JOB)
@@ -242,7 +239,6 @@ def encrypted_connection(rng: Random) -> None:
     finally:
         secured.close()
         there.close()
-
 
 # ---- between ranks and the rendezvous ----------------------------------------------------------
 
@@ -376,8 +372,8 @@ def store_entry(rng: Random) -> None:
 
     _notice_of(notice(rng, NOTICE), "a group")
 
-
 # ---- between ranks ---------------------------------------------------------------------------
+
 
 SIGNATURE = Signature("x", 0, int(Collective.ALLREDUCE), int(ReduceOp.SUM), NO_ROOT, ("float32",), ((4,),))
 OPERATIONS: List[List[Any]] = [[SIGNATURE.to_json(), 0, 1], [SIGNATURE.to_json(), 0, 0, {"absent": "0f"}]]
@@ -485,58 +481,6 @@ def signed_objects(rng: Random) -> None:
 
 WORDS = [shm.WRITTEN, shm.READ, shm.WRITER_STATE, shm.READER_STATE, shm.LENT, shm.LOANS_READ]
 WORDS += [shm.RETURNED, shm.SPAN, *range(shm.LOANS, shm.LOANS + 4)]
-COUNTERS = [0, 1, 5, 7000, shm.NEAR_BYTES, shm.RING_BYTES, shm.RING_BYTES + 1, 1 << 40, shm.MASK]
-
-
-@parser(release=True)
-def words_in_shared_memory(rng: Random) -> None:
-    """Links through shared memory, with and without reading the peer's memory, break and do nothing else."""
-    with ExitStack() as stack:
-        here, there = socket.socketpair()
-        stack.callback(there.close)
-        rings = [shm.Ring.make(), shm.Ring.make()]
-        others = [shm.Ring(os.dup(item.descriptor)) for item in rings]
-        for item in others:
-            stack.callback(item.close)
-        if rng.randrange(2):
-            link: Any = SharedLink(1, here, *rings)
-        else:
-            link = ReadingLink(1, here, os.getpid(), *rings)
-            link.lend_above(20_000)
-        stack.callback(link.close)
-        scratch, top = memoryview(bytearray(4096)), memoryview(bytearray(30))
-        try:
-            for _ in range(rng.randrange(9)):
-                index, value = rng.choice(WORDS), rng.choice(COUNTERS)
-                for item in others:
-                    item.words[index] = value
-                link.send([memoryview(bytes(5000))])
-                link.send([memoryview(bytes(50_000))])
-                link.recv([scratch])
-                link.recv([top, scratch])
-                link.poll_events(True, True)
-                link.woken(0)
-        except LinkClosed as problem:
-            raise ProtocolError(str(problem)) from None
-
-
-@parser(release=True)
-def offer_of_a_rank_of_this_host(rng: Random) -> None:
-    """What two ranks of a host agree on before they have a link."""
-    here, there = socket.socketpair()
-    with here, there:
-        there.sendall(noise(rng, 60))
-        if rng.randrange(2) and hasattr(socket, "send_fds"):
-            with there.dup() as other:
-                socket.send_fds(there, [b"\x01"], [other.fileno()])
-        there.shutdown(socket.SHUT_WR)
-        try:
-            for link in make_links({1: here}, "auto").values():
-                link.close()
-        except OSError as problem:
-            raise StartupError(str(problem)) from None
-
-
 # ---- what ringrun reads ------------------------------------------------------------------------
 
 TEXTS = [b"host", b"host:2,user@h", b"[fe80::1]:3", b"a slots=2 python=/x 'cwd=y z'", b"#", b"h:" + b"9" * 99]
@@ -658,3 +602,4 @@ def test_parser(feed: Callable[[Random], None], refuses: bool, limit_bytes: int)
             refused += refusals()
     print(f"{feed.__name__}: {count} cases, {refused} refused")
     assert not refuses or 0 < refused < count
+

@@ -15,7 +15,7 @@ from ringcomm.transport import arena
 from ringcomm.transport.connect import listen, release_spare
 from ringcomm.transport.nics import LOOPBACK
 from ringcomm.transport.reactor import Reactor
-from ringrun.reach import doors
+from ringrun.reach import base
 from tests.support.service import Service, eventually, opened, remains
 
 
@@ -64,7 +64,7 @@ def refusing() -> Iterator[Dict[str, Any]]:
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of control sockets, with a short path; names that start with "local" are this machine."""
     local = lambda specs, **_: [spec.name.startswith("local") for spec in specs]  # noqa: E731
-    monkeypatch.setattr(doors, "find_local", local)
+    monkeypatch.setattr(base, "find_local", local)
     with tempfile.TemporaryDirectory(prefix="ringrun-") as name:
         monkeypatch.setenv("XDG_RUNTIME_DIR", name)
         yield Path(name) / "ringrun"

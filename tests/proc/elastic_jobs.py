@@ -59,9 +59,7 @@ class Worker:
 
 
 class ElasticJob:
-    """A rendezvous (`options` of ``python -m ringcomm.rendezvous``) and the processes of an elastic job.
-    `limit_s` is for one event: frameworks take long to import where many processes share a few cores.
-    """
+    """A rendezvous and the processes of an elastic job; `limit_s` is for one event, imports included."""
 
     def __init__(
         self, *options: str, program: str, launch: Launch = launch_here, address: str = "127.0.0.1",

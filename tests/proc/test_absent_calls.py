@@ -17,7 +17,6 @@ CALLS = (
     "TCP_KEEPCNT",
 )  # fmt: skip
 DARWIN = "darwin"
-ELASTIC = FOLDER.parent / "programs" / "elastic_steps.py"
 ABSENT, REFUSED = ",".join((*SYSTEM, *CALLS)), ",".join((*SYSTEM, *(f"{name}!" for name in CALLS)))
 
 

@@ -1,8 +1,4 @@
-"""Every code block of the documents runs in a test, or is checked as far as a fragment can be.
-
-Python that is no whole program is compiled, and its names of ringcomm must be public. Commands must parse
-and name options, modules, scripts and settings that exist. Blocks of ``text`` show output.
-"""
+"""Every code block of the documents runs in a test, or its names, commands and options are checked."""
 
 from __future__ import annotations
 
@@ -45,7 +41,7 @@ RUN_BY = {
     "# mxnet_train.py": "tests/adapters/mxnet/test_examples.py",
     "# mlx_train.py": "tests/adapters/mlx/test_mlx.py",
     "# elastic_numpy.py": "tests/proc/test_elastic_launcher_jobs.py",
-    "# test_training.py": "tests/integration/job/test_reliability_page.py",
+    "# test_training.py": "tests/proc/test_documents.py",
 }
 """First lines of whole programs, and the tests that run them."""
 
@@ -231,6 +227,12 @@ def test_the_function_in_a_notebook(tmp_path: Path) -> None:
     assert [line for line in printed if not line.startswith("ringrun: ")] == expected
 
 
+def test_the_test_of_a_users_program_passes(tmp_path: Path) -> None:
+    (tmp_path / "test_training.py").write_text(block("# test_training.py\n"))
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_training.py")
+    assert "7 passed" in run_python(*words, cwd=tmp_path)
+
+
 def test_without_ringrun(tmp_path: Path) -> None:
     lines = block("RINGCOMM_RENDEZVOUS=")
     assert set(re.findall(r"RINGCOMM_[A-Z_]+", lines)) == {
@@ -263,15 +265,6 @@ def test_hostfile_and_host_list() -> None:
     assert hosts[2].python == "/home/me/env/bin/python"
     (listed,) = re.findall(r"`-H (localhost:2\S+)`", TEXT)
     assert [host.target for host in parse_hosts(listed)] == ["localhost", "me@office", "fd00::7"]
-
-
-def test_options_exist() -> None:
-    job = Launched("--help-all")
-    assert job.finish(LIMIT_S) == 0
-    readme = (ROOT / "README.md").read_text()
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme)) - {"--ci", "--all", "--no-apt"}
-    assert named
-    assert sorted(option for option in named if not re.search(rf"{option}\b", job.out)) == []
 
 
 FOLDER = Path(__file__).parents[2] / "examples" / "kubernetes"

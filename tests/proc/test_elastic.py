@@ -112,48 +112,6 @@ def test_a_defect_of_the_program_ends_the_job() -> None:
         assert job.rendezvous.wait(10) == 1
 
 
-SETS = """
-import os
-import numpy as np
-import ringcomm as rc
-from ringcomm._adapter.basics import init
-
-pair = rc.ProcessSet([0, 1])
-init(process_sets=[pair, rc.ProcessSet([0, 2])])
-
-@rc.elastic.run
-def train(state):
-    first = True
-    while rc.broadcast(np.array([os.path.exists(os.environ["GO_ON"])]))[0]:
-        if pair.included():
-            assert rc.allreduce_async(np.ones(1), rc.Sum, process_set=pair).wait()[0] == 2
-        with state.update():
-            state.count += 1
-        if first:
-            print(f"step size={rc.size()} {pair}")
-            first = False
-
-train(rc.elastic.ArrayState(count=np.zeros(1)))
-print("done")
-"""
-
-
-@pytest.mark.release
-def test_process_sets_of_init_exist_in_every_view(tmp_path: Path) -> None:
-    """... on the processes that have been there, too: those that are new register them in init()."""
-    go_on = tmp_path / "go on"
-    go_on.touch()
-    with ElasticJob("--min-np", "2", "--np", "3", program=SETS, GO_ON=str(go_on)) as job:
-        workers = job.start(3)
-        job.wait_for(lambda _, line: line.startswith("step size=3"), 3)
-        workers[0].kill()
-        job.wait_for(lambda _, line: line.startswith("step size=2"), 2)
-        workers += job.start(1)
-        job.wait_for(lambda _, line: line.startswith("step size=3"), 3)
-        go_on.unlink()
-        assert [worker.end() for worker in workers[1:]] == [0, 0, 0], job.output()
-
-
 GROUPS = """
 import os, time
 import torch

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.proc.test_ringrun_support import SOURCES, Launched, ringrun, wait_for_files
-from tests.support.service import free_port
+from tests.proc.test_ringrun_support import Launched, ringrun, wait_for_files
 
 TRAIN = """
 import os, re, signal, sys, time
@@ -163,24 +160,3 @@ def test_sigusr1_shows_what_every_rank_does_and_the_job_continues(folder: Path, 
     # In load, or in what that calls at this very moment.
     assert "which is done; its main thread is in " in launched.err
     assert "ringrun: Rank 0 waits for rank 1.\n" in launched.err
-
-
-def test_without_ringrun_ranks_write_their_own(folder: Path) -> None:
-    (folder / "key").write_text("ab" * 32)
-    (folder / "key").chmod(0o600)
-    port = free_port()
-    env = {
-        **os.environ, "PYTHONPATH": SOURCES, "RINGCOMM_SIZE": "2", "RINGCOMM_KEY_FILE": "key",
-        "RINGCOMM_RENDEZVOUS": f"127.0.0.1:{port}", "RINGCOMM_DIAGNOSE_DIR": "records",
-    }  # fmt: skip
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "train.py", "raise", "calls"], cwd=folder, stderr=subprocess.PIPE,
-            env={**env, "RINGCOMM_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    for process in ranks:
-        process.communicate(timeout=60)
-    again = ringrun("diagnose", "records", cwd=folder)
-    assert "Rank 0 waits for rank 1." in again.out, again.err

@@ -1,8 +1,4 @@
-"""Ways to fail x operation x failing rank x links: the other ranks name it, and no process is left.
-
-The suite runs a selection in which every two values meet; `--all-kills` runs all 384. Several jobs run at the
-same time, because they mostly wait. How long it took until the others knew is printed (`-s`).
-"""
+"""Ways to fail x operation x failing rank x links (a selection, or `--all-kills`): the others name it."""
 
 from __future__ import annotations
 

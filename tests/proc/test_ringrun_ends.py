@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import shlex
 import signal
 import subprocess
@@ -135,80 +134,6 @@ rc.init()
 for step in range(50):
     rc.allreduce_async_(np.ones(10), name=f"grad{step}").wait()
 """
-
-
-EARLY = """
-import os, sys, time
-import numpy as np
-import ringcomm as rc
-
-class Heavy:
-    def __del__(self, sleep=time.sleep):
-        sleep(3.0)  # no thread runs any more when this is called
-
-heavy = Heavy()
-rc.init()
-rc.allreduce(np.ones(2), name="metric")
-if rc.rank() == 1:
-    os._exit(0) if sys.argv[1] == "at once" else sys.exit(0)
-rc.allreduce(np.ones(2))
-"""
-
-
-@pytest.mark.parametrize(
-    ("way", "sentence"),
-    [
-        ("slowly",
-         "Rank 1 (localhost) has ended with exit code 0, before the operation in which others wait; its "
-         "last operation was allreduce `metric` (op 1, early.py:12)."),
-        pytest.param(
-            "at once", "Rank 1 (localhost) ended with exit code 0 and left nothing behind.",
-            marks=pytest.mark.release,
-        ),
-    ],
-)  # fmt: skip
-def test_a_rank_that_ends_too_early_is_reported_as_ended(tmp_path: Path, way: str, sentence: str) -> None:
-    (tmp_path / "early.py").write_text(EARLY)
-    done = ringrun("-np", "2", "early.py", way, cwd=tmp_path)
-    assert done.process.returncode == 255
-    assert f"│ {sentence}\n" in done.err, done.err
-    assert "│ Rank 0 waits for rank 1.\n" in done.err, done.err
-
-
-KILLED = """
-import os, signal, sys, time
-import numpy as np
-import ringcomm as rc
-
-rc.init()
-x = np.ones((4, 5), np.float32)
-for step in range(20):
-    if rc.rank() == 2:
-        time.sleep(0.1)  # so that others, whenever they are asked, are in this call
-    rc.allreduce_(x, name="before")
-if rc.rank() == 2:
-    time.sleep(0.05)
-    os.kill(os.getpid(), signal.SIGKILL)
-rc.allreduce_(x, name="then") if sys.argv[1] == "calls" else rc.allreduce_async_(x, name="then").wait()
-"""
-
-
-@pytest.mark.parametrize(
-    ("channel", "call"),
-    [
-        ("calls", "allreduce(shape (4, 5), float32, op=Average, name='then'), call number 21"),
-        pytest.param(
-            "engine", "allreduce(shape (4, 5), float32, op=Average) 'then'", marks=pytest.mark.release
-        ),
-    ],
-)
-def test_the_call_in_which_a_rank_was_lost_is_named(tmp_path: Path, channel: str, call: str) -> None:
-    (tmp_path / "killed.py").write_text(KILLED)
-    done = ringrun("-np", "3", "--dead-after", "6", "killed.py", channel, cwd=tmp_path)
-    # On a busy machine its end may be known, and judged, before any of the others has reported.
-    lost = r"rank 2 \(localhost\) was lost(?: while others were in (.*))?: killed by SIGKILL"
-    calls = re.findall(lost, done.err)
-    assert calls and set(calls) <= {"", call}, done.err
 
 
 def test_a_timeline_of_the_whole_job_has_its_end_and_all_ranks(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import subprocess
@@ -42,18 +41,6 @@ def fail_on_rank_1() -> None:
     if os.environ["RINGCOMM_SLOT"] == "0:1":
         raise KeyError("no such thing")
     time.sleep(60)
-
-
-def test_modules_are_found_where_the_caller_finds_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Though neither the working directory nor PYTHONPATH leads there."""
-    (tmp_path / "beside_the_caller.py").write_text("def answer():\n    return 42\n")
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    module = importlib.import_module("beside_the_caller")
-    monkeypatch.delitem(sys.modules, "beside_the_caller")
-    monkeypatch.setitem(sys.modules, "beside_the_caller", module)  # and it is gone after the test
-    assert run_function(module.answer, np=1, console=Kept()) == [42]
 
 
 def test_an_exception_comes_back_with_rank_host_and_traceback() -> None:
@@ -150,14 +137,6 @@ def test_results_are_those_of_the_last_ranks() -> None:
     assert [row[0] for row in results][:2] == [0, 2], console.text
     assert [row[2] for row in results] == list(range(len(results)))
     assert b"rank 1 (localhost) lost: killed by SIGKILL" in console.written[2]
-
-
-def test_a_job_that_fails_raises_and_says_why() -> None:
-    def fail() -> None:
-        raise ValueError("a bug on every rank")
-
-    with pytest.raises(RemoteError, match="a bug on every rank"):
-        run_function(fail, np=2, min_np=1, console=Kept())
 
 
 PROGRAM = """

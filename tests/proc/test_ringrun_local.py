@@ -1,23 +1,25 @@
-"""The real launcher on this machine: output, exit codes, messages, root causes."""
+"""The real launcher on this machine: output, exit codes, messages, root causes, ps, stop, doctor."""
 
 from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import List
+from typing import Dict, Iterator, List
 
 import pytest
 
 from ringcomm.transport.nics import machine
 from ringrun.agent.processes import available_cores
+from ringrun.job.control import jobs_of
 from tests.proc.test_ringrun_support import LIMIT_S, SOURCES, Launched, ringrun
 from tests.support.programs import run_python
-from tests.support.service import free_port
 
 
 def test_every_line_says_which_rank_printed_it() -> None:
@@ -224,19 +226,6 @@ def test_the_rank_that_failed_first_is_named(tmp_path: Path, way: str, code: int
     assert "PeerLostError" not in done.err and "PeerStalledError" not in done.err
 
 
-@pytest.mark.release
-def test_a_rank_that_never_joins_is_named(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import os, time\n"
-        "import ringcomm as rc\n"
-        "time.sleep(60) if os.environ['RINGCOMM_SLOT'] == '0:1' else rc.init()\n"
-    )
-    done = ringrun("-np", "2", "--start-timeout", "4", "train.py", cwd=tmp_path)
-    assert done.process.returncode == 255, done.err
-    assert "rank 1 on localhost held up the others: still running" in done.err
-    assert "1 of 2 ranks" in done.err and "--start-timeout" in done.err
-
-
 def test_verbose_shows_the_links(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import ringcomm as rc\nrc.init()\nprint(rc.rank())\n")
     done = ringrun("-np", "2", "--verbose", "train.py", cwd=tmp_path)
@@ -244,27 +233,6 @@ def test_verbose_shows_the_links(tmp_path: Path) -> None:
     assert "ringrun: rank 0 runs on localhost as process" in done.err
     assert "rank 0 (localhost)" in done.err and "<->" in done.err
     assert "rank 0 exchanges data through" in done.err
-
-
-BUG = """
-import pathlib, time
-import ringcomm as rc
-
-rc.init()
-rc.barrier()
-pathlib.Path(f"after.{rc.rank()}").touch()
-while len(list(pathlib.Path().glob("after.*"))) < rc.size():
-    time.sleep(0.01)
-print(undefined)
-"""
-
-
-def test_ranks_with_the_same_bug_are_no_victims_of_each_other(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(BUG)
-    done = ringrun("-np", "2", "train.py", cwd=tmp_path)
-    assert done.process.returncode == 1
-    assert re.search(r"│ Rank [01] failed with the same error\.\n", done.err), done.err
-    assert "stopped because of it" not in done.err
 
 
 def test_ranks_can_be_bound_to_cores() -> None:
@@ -316,21 +284,6 @@ def test_ranks_that_never_call_init_have_trained_alone(tmp_path: Path, program: 
     assert job.process.returncode == 0 and job.err.count(ALONE) == told, job.err
 
 
-def complete(words: str, position: int, cwd: Path) -> str:
-    typed = {"_RINGRUN_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(position)}
-    return run_python("-m", "ringrun", cwd=cwd, **typed)
-
-
-def test_a_shell_completes_options_commands_and_files(tmp_path: Path) -> None:
-    options = complete("ringrun --en", 1, tmp_path).split()
-    assert "plain,--encrypt" in options
-    assert {"plain,stop"} <= set(complete("ringrun st", 1, tmp_path).split())
-    assert "file,tra" in complete("ringrun -np 2 tra", 3, tmp_path).split()
-    script = run_python("-m", "ringrun", "completion", "bash", cwd=tmp_path)
-    assert "_RINGRUN_COMPLETE=bash_complete" in script
-    assert subprocess.run(["bash", "-n"], input=script, text=True, timeout=LIMIT_S).returncode == 0
-
-
 NUMPY = "import numpy as np, ringcomm as rc\nrc.init()\nrc.allreduce(np.ones(3))\n"
 OPTIMIZER = """
 import torch
@@ -368,45 +321,89 @@ def test_an_option_that_no_optimizer_follows(
         assert re.match(rf"(ringrun: |\[localhost:0\] ){start}", line), line
 
 
-PROGRAM_TRAIN = "import model\nimport ringcomm as rc\nrc.init()\nrc.barrier()\nprint(rc.size())\n"
+# ---- `ringrun ps`, `stop` and `doctor`, as a user calls them -------------------------------------
 
 
-def start(tmp_path: Path, models: List[str]) -> List[str]:
-    """One rank per version of ``model.py``, each in a folder of its own; what they say."""
-    port = free_port()
-    running = []
-    for rank, model in enumerate(models):
-        folder = tmp_path / f"host{rank}"
-        folder.mkdir()
-        (folder / "train.py").write_text(PROGRAM_TRAIN)
-        (folder / "model.py").write_text(model)
-        env = {key: value for key, value in os.environ.items() if not key.startswith("RINGCOMM_")}
-        env.update(
-            PYTHONPATH=SOURCES, RINGCOMM_SIZE=str(len(models)), RINGCOMM_RANK=str(rank),
-            RINGCOMM_KEY="ab" * 32, RINGCOMM_RENDEZVOUS=f"127.0.0.1:{port}", RINGCOMM_HOST=f"host{rank}",
-        )  # fmt: skip
-        running.append(
-            subprocess.Popen(
-                [sys.executable, "train.py"],
-                cwd=folder,
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )  # fmt: skip
-        )
+SLEEP = [sys.executable, "-c", "print('here', flush=True); import time; time.sleep(600)"]
+
+
+@pytest.fixture
+def runtime() -> Iterator[str]:
+    """A short path: those of Unix sockets have a limit."""
+    with tempfile.TemporaryDirectory(prefix="ringrun-") as name:
+        yield name
+
+
+def command(runtime: str, *words: str) -> subprocess.CompletedProcess[str]:
+    environ: Dict[str, str] = {**os.environ, "PYTHONPATH": SOURCES, "XDG_RUNTIME_DIR": runtime}
+    return subprocess.run(
+        [sys.executable, "-m", "ringrun", *words], env=environ, timeout=LIMIT_S, text=True,
+        capture_output=True,
+    )  # fmt: skip
+
+
+def answered(runtime: str, answer: bytes, *words: str) -> int:
+    """The exit code of a command whose question is answered on a terminal."""
+    own, its = pty.openpty()
     try:
-        said = [process.communicate(timeout=LIMIT_S)[0] for process in running]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ringrun", *words], stdin=its, stdout=its, stderr=its,
+            env={**os.environ, "PYTHONPATH": SOURCES, "XDG_RUNTIME_DIR": runtime},
+        )  # fmt: skip
+        seen = b""
+        while b"[y/N]" not in seen:
+            seen += os.read(own, 1000)
+        os.write(own, answer)
+        return process.wait(LIMIT_S)
     finally:
-        for process in running:
-            process.kill()
-    assert [process.returncode for process in running] == [0] * len(models), said
-    return said
+        os.close(own)
+        os.close(its)
 
 
-def test_a_warning_names_host_and_file(tmp_path: Path) -> None:
-    said = start(tmp_path, ["lr = 1", "lr = 1", "lr = 2"])
-    text = "".join(said)
-    assert text.count("do not run the same program") == 1, text
-    assert "model.py on host2 (rank 2) is not that on host0 (rank 0), host1 (rank 1)." in text
-    assert "train.py on" not in text
+def started(runtime: str, *words: str) -> Launched:
+    job = Launched(*words, env={"XDG_RUNTIME_DIR": runtime})
+    assert job.process.stdout is not None and b"here" in job.process.stdout.readline()
+    return job
+
+
+@pytest.mark.full
+def test_jobs_are_listed_and_one_is_ended(runtime: str) -> None:
+    one, other = started(runtime, "-np", "2", *SLEEP), started(runtime, "-np", "1", *SLEEP)
+    listed = command(runtime, "ps").stdout.splitlines()
+    assert listed[0].split() == ["JOB", "PID", "RANKS", "RUNS", "FOR", "HOSTS", "PROGRAM"]
+    rows = {int(line.split()[1]): line.split() for line in listed[1:]}
+    assert set(rows) == {one.process.pid, other.process.pid}
+    assert rows[one.process.pid][2] == "2" and rows[one.process.pid][-1] == sys.executable
+    done = command(runtime, "stop", rows[one.process.pid][0])
+    assert done.returncode == 0 and "is being ended" in done.stdout, done.stderr
+    assert one.finish() == 143  # as after SIGTERM; finish() checks that nothing is left
+    assert answered(runtime, b"y\n", "stop") == 0
+    assert other.finish() == 143
+    assert jobs_of(Path(runtime) / "ringrun") == ([], [])
+
+
+VIA = "env NAME={host}"
+
+
+def doctor(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "ringrun", "doctor", *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=2 * LIMIT_S, check=False)
+
+
+def test_two_names_of_this_machine_are_found_out() -> None:
+    found = doctor("-H", "a,b", "--via", VIA)
+    assert found.returncode == 1, found.stderr
+    text = " ".join(found.stdout.split())
+    assert "a, b are one machine" in text and "Examined 2 hosts in" in text
+
+
+def test_everything_as_data() -> None:
+    found = json.loads(doctor("-H", "a,b", "--via", VIA, "--json").stdout)
+    assert [host["name"] for host in found["hosts"]] == ["a", "b"]
+    assert "are one machine" in json.dumps(found["problems"])
+
+
+def test_an_interface_that_does_not_exist() -> None:
+    found = doctor("-H", "a,b", "--via", VIA, "--iface", "b=nosuch0")
+    text = " ".join(found.stdout.split())
+    assert found.returncode == 1 and "--iface 'nosuch0' matches none of this machine's interfaces" in text

@@ -7,14 +7,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Iterator, List, Optional
 
 import pytest
 
-from tests.proc.test_ringrun_support import MARK, SOURCES, Launched
+from tests.proc.test_ringrun_support import MARK, Launched
 from tests.support.service import free_port
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
@@ -142,23 +141,3 @@ def test_host_key_not_accepted(sshd: Sshd) -> None:
     finally:
         sshd.trust((sshd.folder / "host_key.pub").read_text())
     assert "BatchMode" not in text
-
-
-@pytest.mark.cases(2)
-@pytest.mark.parametrize("shell", ["csh", "tcsh", "fish", "dash", "zsh", "bash", "busybox"])
-def test_the_remote_command_survives_login_shells(shell: str, tmp_path: Path) -> None:
-    path = shutil.which(shell)
-    if path is None:
-        pytest.skip(f"{shell} is not installed")
-    pretender = tmp_path / "ssh"  # runs the last argument as sshd would: by the login shell's -c
-    call = f"{path} sh" if shell == "busybox" else path
-    pretender.write_text(
-        f'#!/bin/bash\necho "Welcome to the jungle"; printf no-line-end\nexec {call} -c "${{@: -1}}"\n'
-    )
-    pretender.chmod(0o755)
-    launched = Launched(
-        "--ssh", str(pretender), "-H", "far-away:2", "-x", MARK, "sh", "-c", "echo $RINGCOMM_SLOT"
-    )
-    assert launched.finish() == 0, launched.err
-    assert sorted(launched.out.splitlines()) == ["[far-away:0] 0:0", "[far-away:1] 0:1"]
-    assert sys.executable and SOURCES

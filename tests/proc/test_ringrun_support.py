@@ -152,10 +152,7 @@ def test_the_mark_is_found() -> None:
 
 
 def run_plain(program: str, size: int, **environment: str) -> List[Tuple[int, str]]:
-    """Run a program on so many ranks of this host; exit code and output of each, in no order of ranks.
-
-    TEST_NUMBER counts the processes, for programs that do without ``rc.init()``.
-    """
+    """Run a program on so many ranks of this host, which TEST_NUMBER counts; each exit code and output."""
     port = free_port()
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("RINGCOMM_")},

@@ -48,10 +48,7 @@ def program(tmp_path: Path) -> Path:
 def on_a_terminal(
     arguments: Sequence[str], cwd: Path, react: Callable[[str], bytes], more: Optional[Dict[str, str]] = None
 ) -> str:
-    """Return what ringrun writes to a terminal of 30 lines; `react` says what to type, from what was written.
-
-    `more` are variables for ringrun.
-    """
+    """Return what ringrun writes to a terminal of 30 lines; `react` returns what to type after that."""
     pty = pytest.importorskip("pty")
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 150, 0, 0))

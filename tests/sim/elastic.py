@@ -270,8 +270,6 @@ class ElasticSim:
 # ---- one process, and the views that it is in ---------------------------------------------------
 
 
-
-
 class _Plan(NamedTuple):
     size: int
     calls: range

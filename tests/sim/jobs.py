@@ -247,8 +247,6 @@ class Simulated:
 # ---- one rank ----------------------------------------------------------------------------------
 
 
-
-
 class Wire:
     """The state of every pair's cable, whatever links lead over it."""
 

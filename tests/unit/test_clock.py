@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ringcomm.clock import Deadline, Idleness, Polling, StepClock
+from ringcomm.clock import Deadline, Polling, StepClock
 
 
 def test_counts_down_and_expires(clock):
@@ -60,41 +58,6 @@ def test_no_limit_never_passes_and_a_restart_counts_from_now(clock):
     assert (deadline.remaining_s(), deadline.elapsed_s(), deadline.expired()) == (2.0, 0.0, False)
 
 
-class TestIdleness:
-    @pytest.fixture
-    def passing(self, monkeypatch):
-        """`passing(seconds, others)`: so much later, with so much of it used by other threads."""
-        times = {"perf_counter": 100.0, "process_time": 5.0, "thread_time": 2.0}
-
-        def later(seconds, others, mine=0.0):
-            times["perf_counter"] += seconds
-            times["process_time"] += others + mine
-            times["thread_time"] += mine
-
-        for name in times:
-            monkeypatch.setattr(time, name, lambda name=name: times[name])
-        return later
-
-    def test_others_that_compute_are_seen_and_others_that_wait_too(self, passing):
-        idle = Idleness()
-        assert not idle()  # nothing is known
-        passing(0.01, others=0.0, mine=0.01)
-        assert idle()
-        passing(0.01, others=0.009)
-        assert not idle()
-        passing(0.01, others=0.001)
-        assert idle()
-
-    def test_another_thread_begins_anew(self, passing):
-        idle = Idleness()
-        idle()
-        passing(0.01, others=0.0)
-        with ThreadPoolExecutor(1) as pool:
-            assert not pool.submit(idle).result()
-            passing(0.01, others=0.0)
-            assert pool.submit(idle).result()
-
-
 class TestStepClock:
     @pytest.fixture
     def at(self, monkeypatch):
@@ -116,3 +79,4 @@ class TestStepClock:
                 at(seconds + later)
                 steps.add(owner)
         assert (steps.count, steps.mean_s, steps.last_s) == (3, 1.0, 3.0)
+

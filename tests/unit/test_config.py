@@ -20,40 +20,7 @@ KEY = bytes(range(32))
 JOB = {"RINGCOMM_SIZE": "3", "RINGCOMM_RENDEZVOUS": "10.0.0.1:5000", "RINGCOMM_KEY": KEY.hex()}
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 
-
 # ---- settings --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "variable, text, field, value",
-    [
-        ("IFACE", "eth0,!docker*", "iface", "eth0,!docker*"),
-        ("FUSION_THRESHOLD", "64KiB", "fusion_bytes", 64 * 1024), ("TRANSPORT", "tcp", "transport", "tcp"),
-        ("VERBOSE", "Yes", "verbose", True),
-    ],
-)
-def test_setting_is_read(variable, text, field, value):
-    assert getattr(Settings.from_environment({"RINGCOMM_" + variable: text}), field) == value
-
-
-@pytest.mark.parametrize(
-    "variable, text",
-    [
-        ("START_TIMEOUT", "soon"), ("LATE_AFTER", "10s"), ("FUSION_THRESHOLD", "1.5M"), ("TRANSPORT", "ip"),
-        ("VERBOSE", "perhaps"),
-    ],
-)
-def test_bad_setting_is_named_with_its_value(variable, text):
-    with pytest.raises(ConfigError) as caught:
-        Settings.from_environment({"RINGCOMM_" + variable: text})
-    assert f"RINGCOMM_{variable}={text!r}" in str(caught.value)
-
-
-def test_settings_survive_the_environment():
-    changed = Settings(iface="eth*,!docker0", late_after_s=1e-3, fusion_bytes=123457, verbose=True)
-    for each in (Settings(), changed):
-        assert Settings.from_environment(each.to_environment()) == each
-
 
 # ---- membership ------------------------------------------------------------------------------
 
@@ -117,7 +84,6 @@ def test_errors_never_show_the_key():
     assert KEY.hex() not in repr(Membership.from_environment(JOB))
     assert repr(KEY) not in repr(Membership.from_environment(JOB))
 
-
 # ---- endpoints -------------------------------------------------------------------------------
 
 
@@ -140,7 +106,6 @@ def test_endpoint(text, endpoint):
 def test_no_endpoint(text):
     with pytest.raises(ConfigError, match="is not an address"):
         parse_endpoint(text)
-
 
 # ---- documentation ---------------------------------------------------------------------------
 
@@ -198,25 +163,6 @@ def test_an_assigned_part_in_a_job_replaces_the_whole_one_in_the_environment(mon
     assert (Membership.from_environment().size, Membership.from_environment().rank) == (3, 2)
 
 
-def test_variables_are_exported_for_the_time_of_a_block(monkeypatch):
-    monkeypatch.setenv("COLOUR", "red")
-    monkeypatch.delenv("SHAPE", raising=False)
-    with environment.exported({"COLOUR": "blue", "SHAPE": "round"}):
-        assert (os.environ["COLOUR"], os.environ["SHAPE"]) == ("blue", "round")
-    assert os.environ["COLOUR"] == "red" and "SHAPE" not in os.environ
-
-
-def test_the_place_that_the_launcher_gave(monkeypatch):
-    monkeypatch.setenv("RINGCOMM_JOB", "train")
-    monkeypatch.setenv("RINGCOMM_SLOT", "1:2")
-    assert config.place_from_environment() == ("train", Slot(1, 2))
-    for name in ("RINGCOMM_JOB", "RINGCOMM_SLOT"):
-        monkeypatch.delenv(name)
-    assert config.place_from_environment() == ("default", None)
-    assert config.host_from_environment({"RINGCOMM_HOST": "jetson1"}) == "jetson1"
-    assert config.host_from_environment({}) is None
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("5:12,6:13", [(5, 12), (6, 13)]), ("", []), ("5:12", []), ("5:12,six:13", []), ("5:,6:13", [])],
@@ -236,7 +182,6 @@ def test_other_names_of_settings_override_the_variables(monkeypatch):
     assert Settings.from_environment({**variables, "OTHER_TIMEOUT": "7"}).late_after_s == 7.0
     with pytest.raises(ConfigError, match="^OTHER_TIMEOUT=… cannot be used: must be"):
         Settings.from_environment({"OTHER_TIMEOUT": "soon"})
-
 
 # ---- settings as text --------------------------------------------------------------------------
 
@@ -292,11 +237,3 @@ def test_settings_without_effect(monkeypatch, given, used, topics):
         settings.use(name)
     assert [topic for topic, _ in settings.without_effect(Settings(**given))] == topics
 
-
-def test_ranks_poll_for_longer_where_they_outnumber_the_cores_of_this_process(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 5, 6}, raising=False)
-    spin_s = [settings.polling_s(Settings(spin_us=20.0), ranks) for ranks in (3, 4)]
-    assert spin_s == pytest.approx([20e-6, 100e-6])
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert settings.polling_s(Settings(spin_us=20.0), 8) == pytest.approx(20e-6)

@@ -23,7 +23,6 @@ from ringcomm.errors import (
     ShapeError,
     StartTimeoutError,
     UnsupportedDtypeError,
-    describe_error,
 )
 
 ALL = [
@@ -73,7 +72,3 @@ def test_facts_survive_pickling(error, facts):
         assert {name: getattr(one, name) for name in facts} == facts
     assert (type(copy), str(copy)) == (type(error), str(error))
 
-
-def test_an_exception_on_one_line():
-    assert describe_error(KeyboardInterrupt()) == "KeyboardInterrupt"
-    assert describe_error(KeyError("x")) == "KeyError: 'x'"

@@ -35,11 +35,6 @@ class TestNewKey:
         assert newkey.main([str(file)]) == 1
         assert file.read_text() == "old" and "exists already" in capsys.readouterr().err
 
-    def test_a_folder_that_does_not_exist(self, tmp_path, capsys):
-        file = str(tmp_path / "missing" / "key")
-        assert newkey.main([file]) == 1
-        assert f"{file} cannot be written: No such file or directory." in capsys.readouterr().err
-
     def test_no_means_to_make_a_certificate(self, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(keys, "_by_package", lambda: None)
         monkeypatch.setattr(keys.shutil, "which", lambda program: None)
@@ -75,11 +70,6 @@ class TestCertificate:
         monkeypatch.setattr(keys, "_by_package", lambda: None)
         assert Tls(make_certificate())
 
-    def test_with_the_package(self):
-        pytest.importorskip("cryptography")
-        made = keys._by_package()
-        assert made is not None and Tls(made)
-
     @pytest.mark.parametrize(
         ("text", "words"),
         [
@@ -97,3 +87,4 @@ class TestCertificate:
         monkeypatch.setattr(keys, "_OPENSSL_S", 0.05 if "sleep" in text else 30.0)
         with pytest.raises(ConfigError, match=f"could not be made: .*{words}"):
             keys._by_command()
+

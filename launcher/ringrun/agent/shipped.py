@@ -35,7 +35,7 @@ SHARED_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 """Used where the home directory cannot be written or trusted."""
 DIGEST = re.compile(r"[0-9a-f]{32}")
 PACKAGE = re.compile(r"[0-9a-f]{32}|\.?[0-9a-f]{32}\.[0-9a-f]+|wheels-[\w.-]+")
-"""Names from this module and :mod:`ringrun.ship.contents`: packages, also incomplete; folders of wheels."""
+"""Names from this module and :mod:`ringrun.job.files`: packages, also incomplete; folders of wheels."""
 IN_USE = "in-use.lock"
 """The file in a cache that every job locks, so that `ringrun clean` leaves the cache as it is."""
 LOCK_S = 5.0

@@ -23,19 +23,16 @@ from ringcomm.transport.nics import LOCAL, LOOPBACK, PREFERENCE, Attempt
 from ..agent import shipped
 from ..job.agents import failed_start
 from ..job.launch import HostMaker, per_host, read_hosts
-from ..plan.command import parse_command
 from ..plan.hosts import HostSpec
-from ..plan.job import HostJob
+from ..plan.job import HostJob, parse_command
 from ..plan.options import Options
 from ..plan.ranks import PlannedHost
 from ..reach import incoming
-from ..reach.agent_process import AgentLink
-from ..reach.base import AT_ONCE, SshOptions, quoted, retry_delay_s
-from ..reach.doors import Doors
+from ..reach.base import AT_ONCE, Doors, SshOptions, quoted, retry_delay_s
 from ..reach.incoming import Form, amount, fields, items, maybe, one_of, row, said, table, text, whole
 from ..reach.named_hosts import list_names, with_lists
+from ..reach.protocol import AgentLink, with_reader
 from ..reach.protocol import program as compressed
-from ..reach.protocol import with_reader
 from ..show.visible import visible_line
 from . import probe
 

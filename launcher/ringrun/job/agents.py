@@ -10,7 +10,7 @@ import selectors
 from collections import deque
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Optional, Sequence, Set, Tuple
 
 from ringcomm.clock import Clock
 from ringcomm.errors import ConfigError, ProtocolError
@@ -18,8 +18,8 @@ from ringcomm.transport.reactor import WakeUp
 
 from ..agent import processes
 from ..plan.job import HostJob, Job
-from ..reach.agent_process import AgentLink
 from ..reach.base import AT_ONCE, NOTHING, RETRIES, last_lines, retry_delay_s
+from ..reach.protocol import AgentLink
 
 if TYPE_CHECKING:
     from .supervise import Supervisor
@@ -46,17 +46,12 @@ def term(grace_s: float) -> Steps:
     return ((15, 0.0), (9, grace_s))
 
 
-class _Timer(NamedTuple):
-    due_s: float
-    action: Callable[[], None]
-
-
 class Loop:
     """An event loop. Other threads may call only :meth:`call`, :meth:`ask` and :meth:`wake`."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self._timers: Dict[str, _Timer] = {}
+        self._timers: Dict[str, Tuple[float, Callable[[], None]]] = {}  # by name: when, what
         self._calls: Deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
         self._wake_up = WakeUp()
@@ -89,7 +84,7 @@ class Loop:
 
     def after(self, name: str, seconds: float, action: Callable[[], None]) -> None:
         """Set a timer by name, which replaces a timer with the same name."""
-        self._timers[name] = _Timer(self.clock() + seconds, action)
+        self._timers[name] = self.clock() + seconds, action
 
     def is_set(self, name: str) -> bool:
         return name in self._timers
@@ -116,16 +111,16 @@ class Loop:
     def run_once(self, limit_s: float) -> None:
         """Wait up to `limit_s` seconds for a descriptor, a call or a timer, and run the due actions."""
         now = self.clock()
-        waits = [limit_s, *(timer.due_s - now for timer in self._timers.values())]
+        waits = [limit_s, *(due_s - now for due_s, _ in self._timers.values())]
         for key, _ in self._selector.select(0.0 if self._calls else max(0.0, min(waits))):
             key.data()
         while self._calls:
             self._calls.popleft()()
         now = self.clock()
         for name, timer in list(self._timers.items()):
-            if timer.due_s <= now and self._timers.get(name) is timer:
+            if timer[0] <= now and self._timers.get(name) is timer:
                 del self._timers[name]
-                timer.action()
+                timer[1]()
 
     def close(self) -> None:
         self._selector.close()

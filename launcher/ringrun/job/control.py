@@ -25,8 +25,8 @@ from ringcomm.transport.connect import NO_DESCRIPTORS_S, check_user, is_short_of
 
 from ..plan.job import Job
 from ..reach.incoming import decoded, fields, flag, items, number, text, whole
+from ..show.views import duration
 from ..show.visible import columns, visible_line
-from ..watch.views import duration
 
 REQUEST_LIMIT_BYTES = 4096
 ANSWER_LIMIT_BYTES = 1 << 20

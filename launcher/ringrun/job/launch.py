@@ -23,7 +23,6 @@ from ringcomm.version import __version__
 
 from ..diagnosis.first_failure import ranks_text
 from ..elastic.job import ElasticJob, fixed_hosts, limits_of, refuse_without_effect
-from ..plan.command import Command, in_tree, parse_command, with_interpreter
 from ..plan.environment import (
     forwarded,
     horovod_counted,
@@ -35,14 +34,13 @@ from ..plan.environment import (
     rows_of,
 )
 from ..plan.hosts import Allocation, HostSpec, parse_hostfile, parse_hosts, refuse_many_launchers
-from ..plan.job import HostJob, Job, observation_of
+from ..plan.job import Command, HostJob, Job, in_tree, parse_command, with_interpreter
 from ..plan.options import Options
 from ..plan.ranks import Plan, PlannedHost, make_plan
-from ..reach.base import Reach, SshOptions
-from ..reach.doors import Doors, allocation_of, read_text
+from ..reach.base import Doors, Reach, SshOptions, allocation_of, read_text
 from ..reach.named_hosts import lists_in, with_lists
 from ..reach.protocol import finder
-from ..ship.contents import SourceTree, own_package, position
+from .files import SourceTree, own_package, position
 
 SLOW_S = 2.0
 """Seconds after which a line names the slow step."""
@@ -97,7 +95,7 @@ def prepare(
         checks_slots=allocation is None and not options.oversubscribe
         and (options.np is None or options.is_elastic),
         code_at=code_at, folder=secrets.token_hex(8), fetch=_with_folders(options.fetch), bind=options.bind,
-        observation=observation_of(options.watch, options.report),
+        watch=options.watch, report=_report(options.report),
         setting_rows=tuple(rows_of(found)), grace_s=options.grace_s,
     )  # fmt: skip
     if options.is_elastic:
@@ -182,6 +180,13 @@ def _tree(
     if script and not own.startswith("..") and own not in {file.path for file in tree.files}:
         raise ConfigError(f"--ship does not send the program {script}: {tree.why_not_sent(Path(script))}.")
     return tree, code_at
+
+
+def _report(path: Optional[str]) -> Optional[Path]:
+    found = None if path is None else Path(path).absolute()
+    if found is not None and (found.is_dir() or not found.parent.is_dir()):
+        raise ConfigError(f"--report {path}: this is a directory, or its directory does not exist.")
+    return found
 
 
 def _with_folders(patterns: Sequence[str]) -> Tuple[str, ...]:
@@ -374,9 +379,9 @@ def _plan_lines(job: Job) -> List[str]:
         ranks = ranks_text([place.rank for place in plan.on_host(host.index)])
         how = host.reach.description
         lines.append(f"  {host.name} ({how}): {ranks}, {_count(host.planned.slots, 'slot')}")
-        lines.append(f"    in {host.cwd}: {_shell_line(host.command, host.python)}")
+        lines.append(f"    in {host.cwd}: {host.command.text(host.python)}")
         lines += _variables(host.env)
-        lines.append(f"    started by: {' '.join(shlex.quote(word) for word in host.argv)}")
+        lines.append(f"    started by: {shlex.join(host.argv)}")
     return lines
 
 
@@ -393,11 +398,7 @@ def _elastic_plan(job: ElasticJob) -> List[str]:
         how = maker.doors.of(spec, is_local).description
         lines.append(f"  {spec.target} ({how}): {_count(spec.slots or limits.slots, 'slot')}")
     lines += _variables(maker.variables(is_local=False))
-    return [*lines, f"  command: {_shell_line(job.command, 'python')}"]
-
-
-def _shell_line(command: Command, python: str) -> str:
-    return " ".join(shlex.quote(python if word is None else word) for word in command.argv)
+    return [*lines, f"  command: {job.command.text('python')}"]
 
 
 def _variables(env: Mapping[str, str]) -> List[str]:

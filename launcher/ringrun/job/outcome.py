@@ -32,12 +32,12 @@ from ..diagnosis.first_failure import Cause, Exit, FirstFailure
 from ..diagnosis.records import Records, explain, has_operations, keep_records
 from ..elastic.membership import describe_history
 from ..plan.job import HostJob, Job
-from ..reach.agent_process import AgentLink
+from ..reach.protocol import AgentLink
+from ..show import views
+from ..show.history import History
 from ..show.output import Printer
+from ..show.views import ReportFacts, html_report
 from ..show.visible import visible
-from ..watch import views
-from ..watch.history import History
-from ..watch.views import ReportFacts, html_report
 from .agents import READ, Loop
 
 ANSWER_S = 1.8
@@ -326,14 +326,14 @@ class Watching:
         self._job, self._links, self._loop, self._printer = job, links, loop, printer
         self._coloured, self._diagnose = coloured, diagnose
         self._keys = Keys(loop, self._typed)
-        self._shows = job.observation.watch
+        self._shows = job.watch
         self.began_at = time.time()
         self.history = History(loop.clock())
         self._next_line_s = loop.clock() + LINE_S
 
     def start(self) -> None:
         """Begin to request counters, if an option needs them."""
-        if self._job.observation.needs_numbers:
+        if self._job.watch or self._job.report is not None:
             if self._shows and self._printer.console.terminals:
                 self._keys.start()
             self._loop.after("numbers", ASK_S, self._turn)
@@ -351,10 +351,6 @@ class Watching:
 
     def _table(self, coloured: bool, keys: bool, rows: int) -> List[str]:
         return views.table(self.history, self._hosts(), self._loop.clock(), coloured, keys, rows)
-
-    def take(self, process: int, data: bytes) -> None:
-        """Store the counters of a process; invalid ones are ignored."""
-        self.history.take(process, data, self._loop.clock())
 
     def _hosts(self) -> Dict[int, str]:
         return {place.rank: self._job.hosts[place.host_index].name for place in self._job.plan.places}
@@ -380,7 +376,7 @@ class Watching:
 
     def write_report(self, reason: str, failure: str, changes: Sequence[Tuple[float, str]]) -> None:
         """Write the file of ``--report``, if it is given."""
-        path = self._job.observation.report
+        path = self._job.report
         if path is None:
             return
         facts = ReportFacts(

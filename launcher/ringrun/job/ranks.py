@@ -36,7 +36,6 @@ LOST: Steps = ((9, 2.0),)
 """For a process that the rendezvous has declared lost: it may be writing its traceback, or be frozen."""
 GATHER_S = 2.0
 """Seconds after the first host's problem in which other hosts can report theirs."""
-OpenRendezvous = Callable[[Callable[[Notice], None]], "RendezvousServer"]
 Notifiers = Mapping[str, Callable[[Notice], None]]
 Commands = Mapping[str, Callable[[Mapping[str, Any]], str]]
 
@@ -49,10 +48,10 @@ class FixedRanks:
     changes: Sequence[Tuple[float, str]] = ()  # of the ranks: seconds since the start, and text
     commands: Commands = {}  # ``ringrun add`` and so on
 
-    def __init__(self, supervisor: Supervisor, open_rendezvous: OpenRendezvous) -> None:
+    def __init__(self, supervisor: Supervisor) -> None:
         self.rendezvous: Optional[RendezvousServer] = None  # once it is open
         self.notices: Notifiers = {"failed": self._failed}  # of the rendezvous, by kind
-        self._supervisor, self._open_rendezvous = supervisor, open_rendezvous
+        self._supervisor = supervisor
         self._has_started = False
 
     @property
@@ -110,7 +109,7 @@ class FixedRanks:
         supervisor.loop.cancel("start")
         endpoints: List[Tuple[str, int]] = []
         if job.plan.size > 1:
-            self.rendezvous = supervisor.opened(self._open_rendezvous)
+            self.rendezvous = supervisor.open_rendezvous()
             endpoints = self.rendezvous.start()
         for host in job.hosts:
             supervisor.hosts[host.index].ranks = {place.rank for place in job.plan.on_host(host.index)}
@@ -167,13 +166,13 @@ class FixedRanks:
 class ElasticRanks:
     """The policy of an elastic job, whose :class:`~ringrun.elastic.membership.Membership` decides."""
 
-    def __init__(self, supervisor: Supervisor, open_rendezvous: OpenRendezvous) -> None:
+    def __init__(self, supervisor: Supervisor) -> None:
         job = supervisor.job
         assert isinstance(job, ElasticJob)
         self._supervisor: Supervisor = supervisor
         self._job = job
         self.membership = Membership(job.limits, supervisor.loop.clock())
-        self.rendezvous: RendezvousServer = supervisor.opened(open_rendezvous)
+        self.rendezvous: RendezvousServer = supervisor.open_rendezvous()
         self.stopped_because: Optional[str] = None
         self.notices: Notifiers = {
             "view": self._view, "failed": self._failed,
@@ -445,24 +444,20 @@ _ACTIONS: Mapping[type, Callable[[ElasticRanks, Any], None]] = {
 # -- the rendezvous ---------------------------------------------------------------------------
 
 
-def rendezvous_for(job: Job) -> OpenRendezvous:
-    """Return a function that opens the ``RendezvousServer`` of a job; its argument receives the notices."""
+def open_rendezvous(job: Job, notify: Callable[[Notice], None]) -> RendezvousServer:
+    """Return the rendezvous of a job, which gives its notices to `notify`."""
+    from ringcomm.rendezvous.server import RendezvousServer
+    from ringcomm.transport.reactor import encryption_of
 
-    def open_it(notify: Callable[[Notice], None]) -> RendezvousServer:
-        from ringcomm.rendezvous.server import RendezvousServer
-        from ringcomm.transport.reactor import encryption_of
-
-        elastic = isinstance(job, ElasticJob)
-        places = () if elastic else job.plan.places  # those of an elastic job are announced one by one
-        return RendezvousServer(
-            key=job.key, job=job.id, notify=notify, start_timeout_s=job.settings.start_timeout_s,
-            addresses=rendezvous_addresses(job),
-            seats=[Seat(job.slot_of(place.rank), job.host_of(place.rank).name) for place in places],
-            limits=job.limits if isinstance(job, ElasticJob) else None, launched=elastic,
-            encryption=encryption_of(job.certificate), port=job.port, joining=job.joining,
-        )  # fmt: skip
-
-    return open_it
+    elastic = isinstance(job, ElasticJob)
+    places = () if elastic else job.plan.places  # those of an elastic job are announced one by one
+    return RendezvousServer(
+        key=job.key, job=job.id, notify=notify, start_timeout_s=job.settings.start_timeout_s,
+        addresses=rendezvous_addresses(job),
+        seats=[Seat(job.slot_of(place.rank), job.host_of(place.rank).name) for place in places],
+        limits=job.limits if isinstance(job, ElasticJob) else None, launched=elastic,
+        encryption=encryption_of(job.certificate), port=job.port, joining=job.joining,
+    )  # fmt: skip
 
 
 def rendezvous_addresses(job: Job) -> List[str]:

@@ -10,6 +10,7 @@ import secrets
 import signal
 import threading
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Set, Union
 
@@ -23,17 +24,15 @@ from ..diagnosis.first_failure import Exit, FirstFailure, ranks_text, signal_nam
 from ..elastic.job import ElasticJob
 from ..plan.hosts import crowding
 from ..plan.job import HostJob, Job
-from ..reach.agent_process import AgentLink
 from ..reach.base import how_to_install
 from ..reach.incoming import Incoming
-from ..reach.protocol import Frame
-from ..ship.contents import FETCHED
+from ..reach.protocol import AgentLink, Frame
 from ..show.output import STDERR, STDOUT, Console, Printer
 from .agents import END, INTERRUPT, KILL, PING_S, Agents, Loop, Steps, failed_start, term
 from .control import ControlSocket, ForeignFolderError, job_facts
-from .files import FetchedFiles, Supply
+from .files import FETCHED, FetchedFiles, Supply
 from .outcome import Inquiry, Notices, Outcome, Watching, ended, not_started
-from .ranks import ElasticRanks, FixedRanks, OpenRendezvous, rendezvous_for
+from .ranks import ElasticRanks, FixedRanks, open_rendezvous
 
 if TYPE_CHECKING:
     from ringcomm.rendezvous.server import RendezvousServer
@@ -52,6 +51,7 @@ FIRST_WAIT_S, MAX_WAIT_S = 1.0, 30.0
 USAGE_CODE = 2
 """The conventional exit code for an invalid command line. A restart would fail in the same way."""
 Facts = Dict[str, Any]
+OpenRendezvous = Callable[[Callable[[Notice], None]], "RendezvousServer"]
 
 
 # -- how a job ends ---------------------------------------------------------------------------
@@ -156,6 +156,7 @@ class Supervisor:
     """Runs one :class:`~ringrun.plan.job.Job`, once. `opens` opens its rendezvous."""
 
     def __init__(self, job: Job, console: Console, opens: OpenRendezvous) -> None:
+        self._opens = opens
         coloured = console.coloured(os.environ)
         self.job, self.loop, self.failure = job, Loop(monotonic), FirstFailure()
         self.printer = Printer(job, console, coloured, monotonic)
@@ -171,7 +172,7 @@ class Supervisor:
         )
         is_elastic = isinstance(job, ElasticJob)
         self.policy: Union[FixedRanks, ElasticRanks]
-        self.policy = ElasticRanks(self, opens) if is_elastic else FixedRanks(self, opens)
+        self.policy = ElasticRanks(self) if is_elastic else FixedRanks(self)
         self.supply = Supply(self.agents, self.loop, self.printer.show, self.policy.problem)
         self.fetched = FetchedFiles(Path(FETCHED))
         self._notices = Notices(job, self.printer)
@@ -300,9 +301,9 @@ class Supervisor:
 
     # -- the rendezvous and the user -----------------------------------------------------------
 
-    def opened(self, open_rendezvous: OpenRendezvous) -> RendezvousServer:
+    def open_rendezvous(self) -> RendezvousServer:
         """Open the rendezvous, whose notices the loop handles."""
-        return open_rendezvous(lambda notice: self.loop.call(lambda: self._notice(notice)))
+        return self._opens(lambda notice: self.loop.call(lambda: self._notice(notice)))
 
     def _notice(self, notice: Notice) -> None:
         if notice.kind in self.policy.notices:
@@ -392,7 +393,7 @@ _FRAMES: Mapping[int, Callable[[Supervisor, HostJob, Frame], object]] = {
     framing.FILE: lambda it, host, frame: it.fetched.take(
         host.name, frame.data, it.job.fetch if host.gets_code else ()
     ),
-    framing.NUMBERS: lambda it, _, frame: it.watching.take(frame.rank, frame.data),
+    framing.NUMBERS: lambda it, _, frame: it.watching.history.take(frame.rank, frame.data, it.loop.clock()),
 }
 _EVENTS: Mapping[str, Callable[[Supervisor, HostJob, int, Facts], None]] = {
     "ready": Supervisor._is_ready,
@@ -474,7 +475,8 @@ class Attempts:
 
     def _attempt(self) -> Outcome:
         """Run the job with a rendezvous of its own to its end, in the calling thread."""
-        self._supervisor = supervisor = Supervisor(self.job, self._console, rendezvous_for(self.job))
+        opens = partial(open_rendezvous, self.job)
+        self._supervisor = supervisor = Supervisor(self.job, self._console, opens)
         if self.signum:
             supervisor.interrupt(self.signum)
         try:

@@ -21,13 +21,25 @@ from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.reactor import SecureSocket
 
 from ..plan.hosts import MAX_SLOTS
-from ..reach.agent_process import LocalProcess
 from ..reach.incoming import decoded, fields, flag, text
-from ..reach.protocol import BOOT
-from .connection import Carrier, Kind, fingerprint_of, join_with
-from .discovery import find
-from .known import KEY, LAUNCHERS, Known, find_known, keep, known_names
-from .proof import CODE_S, MACHINE_NAME, WRONG_CODES, Code, Proof, Role, WrongCode, parse_code
+from ..reach.protocol import BOOT, LocalProcess
+from .connection import Carrier, Kind, find, fingerprint_of, join_with
+from .proof import (
+    CODE_S,
+    KEY,
+    LAUNCHERS,
+    MACHINE_NAME,
+    WRONG_CODES,
+    Code,
+    Known,
+    Proof,
+    Role,
+    WrongCode,
+    find_known,
+    keep,
+    known_names,
+    parse_code,
+)
 
 FIND_S, CONNECT_S, PAUSE_S = 10.0, 5.0, 2.0
 ASK_S = 60.0

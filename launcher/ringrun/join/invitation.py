@@ -29,14 +29,26 @@ from ringcomm.transport.nics import LOOPBACK, own_addresses
 from ..job.launch import invited, prepare
 from ..plan.hosts import MAX_SLOTS, HostSpec
 from ..plan.options import Options
-from ..reach.base import Failure, Reach, last_lines
-from ..reach.doors import is_own_name, own_user
+from ..reach.base import Failure, Reach, is_own_name, last_lines, own_user
 from ..reach.incoming import decoded, fields, flag, said, text, whole
 from ..reach.named_hosts import list_names
-from .connection import Carrier, Kind, fingerprint_of, prove_to, secured
-from .discovery import Answerer
-from .known import MACHINES, Known, find_known, keep
-from .proof import CODE_S, MACHINE_NAME, NAME, NO_PROOF, Proof, Role, WrongCode, new_code, new_key, why_over
+from .connection import Answerer, Carrier, Kind, fingerprint_of, prove_to, secured
+from .proof import (
+    CODE_S,
+    MACHINE_NAME,
+    MACHINES,
+    NAME,
+    NO_PROOF,
+    Known,
+    Proof,
+    Role,
+    WrongCode,
+    find_known,
+    keep,
+    new_code,
+    new_key,
+    why_over,
+)
 
 PLACES = 64  # that many connections may be unproven at a time
 PLACE_S = 0.3  # for so long a connection that has failed keeps its place

@@ -28,9 +28,7 @@ def environment(folder: Path) -> Dict[str, str]:
 
 
 def run_program(command: Sequence[str], folder: Path) -> str:
-    """Run a program to its end with its files in `folder`, check that none of its processes remains, and
-    return its stdout.
-    """
+    """Return the stdout of a program with its files in `folder`, of which no process remains."""
     log = folder / "log"
     with log.open("w") as errors:
         process = subprocess.Popen(

@@ -107,18 +107,7 @@ def leave(folder: Path) -> None:
     note(folder, f"{float(step(jnp.ones(3))[0])}")
 
 
-def fail(folder: Path) -> None:
-    """Rank 1 raises an exception while steps are in progress."""
-    repeated(10)
-    if hvd.rank() == 1:
-        raise ValueError("bad sample")
-    note(folder, kind_of(lambda: repeated(1000)))
-
-
 if __name__ == "__main__":
     rc.init()
-    programs = {
-        "kill": kill, "disagree": disagree, "out_of_order": out_of_order, "end": end, "leave": leave,
-        "fail": fail,
-    }  # fmt: skip
+    programs = {"kill": kill, "disagree": disagree, "out_of_order": out_of_order, "end": end, "leave": leave}
     programs[sys.argv[1]](Path(sys.argv[2]))

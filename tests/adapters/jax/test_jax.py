@@ -141,13 +141,6 @@ def test_ranks_leave_after_steps_in_progress_and_join_again(tmp_path: Path, jit:
         assert abs(float(result) - 1.1**30) < 1e-3 and float(after) == 1.5
 
 
-def test_an_exception_of_one_rank_is_reported_to_the_others(tmp_path: Path) -> None:
-    code, said, output = outcome("fail", tmp_path)
-    assert code == 1, output
-    assert "bad sample" in said[0][0] and said[0][0].startswith("PeerLostError"), said
-    assert said[0] == said[2]
-
-
 # ---- jax.distributed.initialize() without arguments, beside ringcomm's collectives ---------------
 
 

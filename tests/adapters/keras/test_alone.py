@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -13,11 +14,21 @@ from ringcomm.errors import BrokenInvariantError, ConfigError
 # Keras' own variables are converted so: see keras.ops.convert_to_numpy.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
+keras: Any = None
+tf: Any = None
+hvd: Any = None
+hvd_of_tensorflow: Any = None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def modules() -> None:
+    """Import what the tests use: to collect them must not import a framework."""
+    globals().update(keras=import_module("keras"), tf=import_module("tensorflow"))
+    globals().update(hvd=import_module("ringcomm.keras"))
+    globals().update(hvd_of_tensorflow=import_module("ringcomm.tensorflow.keras"))
+
 
 def test_arguments_of_optimizers_are_checked(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import keras
-
-    import ringcomm.keras as hvd
     from ringcomm.keras import optimizer
 
     sgd = keras.optimizers.SGD(0.1)
@@ -38,10 +49,6 @@ def test_arguments_of_optimizers_are_checked(alone: Any, monkeypatch: pytest.Mon
 
 def test_losses_are_scaled_outside_of_the_reduction_only(alone: Any) -> None:
     """A step is skipped by what all ranks have reduced, not by a rank's own gradients."""
-    import keras
-
-    import ringcomm.keras as hvd
-
     scales = keras.optimizers.LossScaleOptimizer
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -62,10 +69,6 @@ def test_losses_are_scaled_outside_of_the_reduction_only(alone: Any) -> None:
 
 
 def test_variables_without_a_gradient_are_left_out_of_the_reduction(alone: Any) -> None:
-    import keras
-
-    import ringcomm.keras as hvd
-
     data = hvd.BalancedDataset(np.arange(4), global_batch=2)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), batches=data)
     variables = [keras.Variable(0.0), keras.Variable(5.0)]
@@ -78,10 +81,6 @@ def test_variables_without_a_gradient_are_left_out_of_the_reduction(alone: Any) 
 
 
 def test_optimizers_of_keras_2_are_taken_too(alone: Any) -> None:
-    import tensorflow as tf
-
-    import ringcomm.keras as hvd
-
     tf_keras = pytest.importorskip("tf_keras")
     for passes, average, expected in ((1, False, -4.0), (2, False, -4.0), (2, True, -2.0)):
         variable = tf.Variable(0.0)
@@ -96,10 +95,6 @@ def test_optimizers_of_keras_2_are_taken_too(alone: Any) -> None:
 
 
 def test_data_need_equally_many_rows_and_a_newer_keras(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import keras
-
-    import ringcomm.keras as hvd
-
     with pytest.raises(ConfigError, match=r"equally many rows, not \[2, 3\]"):
         hvd.BalancedDataset([np.ones(3), np.ones(2)])
     monkeypatch.delattr(keras.utils.PyDataset, "on_epoch_begin")
@@ -109,8 +104,6 @@ def test_data_need_equally_many_rows_and_a_newer_keras(alone: Any, monkeypatch: 
 
 def test_keras_may_look_at_a_batch_before_it_trains(alone: Any) -> None:
     """Two rows for their types: no step is taken, and the end of such an epoch is none."""
-    import ringcomm.keras as hvd
-
     data = hvd.BalancedDataset(np.arange(10), np.arange(10) * 2, global_batch=4, shuffle=False)
     x, y = data[1]
     assert x.tolist() == [4, 5] and y.tolist() == [8, 10]
@@ -130,11 +123,6 @@ def test_keras_may_look_at_a_batch_before_it_trains(alone: Any) -> None:
 
 
 def test_loaded_models_have_distributed_optimizers(alone: Any, tmp_path: Path) -> None:
-    import keras
-
-    import ringcomm.keras as hvd
-    import ringcomm.tensorflow.keras as hvd_of_tensorflow
-
     class Own(keras.optimizers.SGD):
         """A class of the user's."""
 
@@ -163,8 +151,6 @@ def test_loaded_models_have_distributed_optimizers(alone: Any, tmp_path: Path) -
 
 
 def attached(callback: Any, optimizer: Any, steps: Any = 4, **options: Any) -> Any:
-    import keras
-
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(optimizer, loss="mse", **options)
     callback.set_model(model)
@@ -174,10 +160,6 @@ def attached(callback: Any, optimizer: Any, steps: Any = 4, **options: Any) -> A
 
 
 def test_the_momentum_is_corrected_for_the_batch_in_which_the_rate_changes(alone: Any) -> None:
-    import keras
-
-    import ringcomm.keras as hvd
-
     optimizer = keras.optimizers.SGD(0.25, momentum=0.5)
     callback = hvd.callbacks.LearningRateScheduleCallback(0.25, lambda epoch: 2.0**epoch)
     attached(callback, optimizer, run_eagerly=True)
@@ -202,9 +184,6 @@ def test_the_momentum_is_corrected_for_the_batch_in_which_the_rate_changes(alone
 
 
 def test_a_model_that_is_not_built_is_broadcast_after_its_first_batch(alone: Any) -> None:
-    import keras
-
-    import ringcomm.keras as hvd
     from ringcomm import api
 
     model = keras.Sequential([keras.layers.Dense(1), keras.layers.BatchNormalization()])
@@ -221,10 +200,6 @@ def test_a_model_that_is_not_built_is_broadcast_after_its_first_batch(alone: Any
 
 
 def test_training_without_a_reduction_is_found_after_the_epoch(alone: Any) -> None:
-    import keras
-
-    import ringcomm.keras as hvd
-
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     callback = attached(hvd.callbacks.BroadcastGlobalVariablesCallback(0), optimizer)
     with pytest.raises(BrokenInvariantError, match="has trained with SGD without reducing gradients"):
@@ -234,19 +209,12 @@ def test_training_without_a_reduction_is_found_after_the_epoch(alone: Any) -> No
 
 
 def test_results_of_tensorflow_keras_are_tensors(alone: Any) -> None:
-    import tensorflow as tf
-
-    import ringcomm.tensorflow.keras as hvd
-
-    assert hvd.allreduce(tf.constant([1.0])).numpy().tolist() == [1.0]
-    rows, counts = hvd.alltoall(tf.ones([2]), [2])
+    assert hvd_of_tensorflow.allreduce(tf.constant([1.0])).numpy().tolist() == [1.0]
+    rows, counts = hvd_of_tensorflow.alltoall(tf.ones([2]), [2])
     assert rows.numpy().tolist() == [1.0, 1.0] and counts.numpy().tolist() == [2]
 
 
 def test_callbacks_of_the_module_are_under_both_of_horovods_names() -> None:
-    import ringcomm.keras as hvd
-    import ringcomm.tensorflow.keras as hvd_of_tensorflow
-
     for one, other in (
         (hvd.callbacks, hvd_of_tensorflow.callbacks),
         (hvd.elastic, hvd_of_tensorflow.elastic),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import re
 import struct
@@ -34,21 +33,6 @@ def test_the_scripts_in_the_documentation_run(name: str, tmp_path: Path) -> None
 def accuracy(output: str) -> float:
     (found,) = re.findall(r"final validation accuracy ([\d.]+)", output)
     return float(found)
-
-
-@pytest.mark.release
-@pytest.mark.timeout(200)
-def test_keras_stops_at_the_target_and_records_times_of_every_rank(tmp_path: Path) -> None:
-    log = tmp_path / "training.csv"
-    output = ringrun(2, "keras_mnist.py", "--target", 0.95, "--log", log)
-    assert accuracy(output) >= 0.95
-    with log.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    epochs = max(int(row["epoch"]) for row in rows)
-    assert 1 < epochs < 30
-    assert len(rows) == 2 * epochs
-    by_rank = [[row["accuracy"] for row in rows if row["rank"] == rank] for rank in "01"]
-    assert by_rank[0] == by_rank[1]
 
 
 @pytest.mark.release

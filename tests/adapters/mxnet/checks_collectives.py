@@ -134,14 +134,3 @@ def check_local_errors() -> None:
     raises(ValueError, lambda: hvd.allreduce(mx.nd.ones((1,)), average=True, op=hvd.Sum), "average")
     raises(ValueError, lambda: hvd.allreduce(mx.nd.ones((1,)), process_set=hvd.ProcessSet([0])))
     same_everywhere(hvd.allreduce(mx.nd.ones((1,))).asnumpy())
-
-
-def check_fp16_compression() -> None:
-    for dtype in ("float32", "float64"):
-        array = mx.nd.ones((3,), dtype=dtype) / 3
-        small, kept = hvd.Compression.fp16.compress(array)
-        assert small.dtype == np.float16
-        assert hvd.Compression.fp16.decompress(small, kept).dtype == np.dtype(dtype)
-    whole = mx.nd.ones((3,), dtype="int32")
-    assert hvd.Compression.fp16.compress(whole)[0] is whole
-    raises(ValueError, lambda: hvd.Compression.bf16.compress(mx.nd.ones((3,))), "DistributedTrainer")

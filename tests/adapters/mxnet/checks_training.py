@@ -12,7 +12,6 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-import ringcomm as rc
 import ringcomm.mxnet as hvd
 from ringcomm.errors import ConfigError, ShapeError
 from tests.adapters import digits
@@ -148,32 +147,6 @@ def check_module_has_the_loss_curve_of_one_process() -> None:
         same_everywhere(np.concatenate([arrays[name].asnumpy().ravel() for name in names]))
 
 
-def check_two_trainers_at_once() -> None:
-    blocks, trainers = [], []
-    for number in range(2):
-        mx.random.seed(10 * number + hvd.rank())
-        block = gluon.nn.Dense(3 + number, in_units=4, prefix=f"net{number}_")
-        block.initialize(mx.init.Normal(1.0), ctx=context())
-        hvd.broadcast_parameters(block.collect_params(), 0, prefix=f"net{number}.")
-        blocks.append(block)
-        trainers.append(
-            hvd.DistributedTrainer(
-                block.collect_params(), "sgd", {"learning_rate": 0.1}, prefix=f"net{number}."
-            )
-        )
-    starts = [block.weight.data().asnumpy() for block in blocks]
-    for step in range(3):
-        inputs = mx.nd.ones((2, 4), ctx=context()) * (hvd.rank() + 1)
-        with autograd.record():
-            losses = [block(inputs).sum() for block in blocks]
-        autograd.backward(losses)
-        for trainer in trainers if step % 2 else reversed(trainers):
-            trainer.step(2)
-    # The gradient of a weight is the sum over the rows of its input: 1, 2, ..., on average (size + 1) / 2.
-    for block, start in zip(blocks, starts):
-        np.testing.assert_allclose(start - block.weight.data().asnumpy(), 0.15 * (hvd.size() + 1), rtol=1e-4)
-
-
 def check_a_process_set() -> None:
     """Members train together; the other ranks, for themselves."""
     if hvd.size() < 3:
@@ -242,13 +215,6 @@ def check_optimizers_keep_their_interface() -> None:
     raises(AttributeError, lambda: outer.no_such_thing)
     raises(ValueError, lambda: hvd.DistributedOptimizer(outer), "takes an optimizer")
     raises(ValueError, lambda: hvd.DistributedOptimizer("sgd"), "takes an optimizer")
-    # One at a time, as some callers do, and Horovod's test optimizer.
-    for optimizer in (mx.optimizer.SGD(learning_rate=1.0), mx.optimizer.Test(learning_rate=1.0)):
-        alone = hvd.DistributedOptimizer(optimizer)
-        weight, gradient = mx.nd.zeros((2,)), mx.nd.ones((2,)) * (hvd.rank() + 1)
-        alone.update(0, weight, gradient, alone.create_state(0, weight))
-        assert gradient.asnumpy().tolist() == [(hvd.size() + 1) / 2] * 2
-        assert abs(weight.asnumpy()[0]) == (hvd.size() + 1) / 2
     half = mx.nd.zeros((2,), dtype="float16")
     precise = hvd.DistributedOptimizer(mx.optimizer.SGD(learning_rate=1.0, multi_precision=True))
     state = precise.create_state_multi_precision(0, half)
@@ -368,16 +334,6 @@ def check_deferred_layers_in_another_order_on_every_rank() -> None:
         hvd.broadcast_parameters(block.collect_params(), root_rank=seed % hvd.size())
         order = [int(place) for place in np.random.default_rng([seed, hvd.rank()]).permutation(COUNT)]
         same_everywhere(use(block, order))
-
-
-def check_the_root_does_not_wait() -> None:
-    """Ranks use their layers at different times: the root all of them before any other rank uses one."""
-    block = layers()
-    hvd.broadcast_parameters(block.collect_params(), root_rank=0)
-    if hvd.rank() == 0:
-        use(block, list(range(COUNT)))
-    rc.barrier()
-    same_everywhere(use(block, list(range(COUNT))))
 
 
 def check_ranks_of_which_some_have_their_parameters() -> None:

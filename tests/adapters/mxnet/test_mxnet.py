@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.adapters.jobs import check_a_lost_rank, noted, run_on
+from tests.adapters.jobs import check_a_lost_rank, run_on
 from tests.adapters.signatures import COMMON, differences, differences_of_options
 
 if find_spec("mxnet") is None:
@@ -79,20 +79,5 @@ def step_of_a_trainer() -> Any:
     return step
 
 
-def lose_a_rank(notes: str) -> None:
-    """Rank 1 ends in the middle of training; the others write down the error that they get."""
-    import os
-
-    import ringcomm.mxnet as hvd
-
-    hvd.init()
-    step = step_of_a_trainer()
-    with noted(notes):
-        for number in range(1000):
-            if number == 3 and hvd.rank() == 1:
-                os._exit(7)
-            step()
-
-
 def test_a_lost_rank_is_the_same_recoverable_error_for_all_others(tmp_path: Path) -> None:
-    check_a_lost_rank(lose_a_rank, tmp_path)
+    check_a_lost_rank(step_of_a_trainer, tmp_path)

@@ -165,11 +165,7 @@ def check_indexed_slices() -> None:
 
 
 def check_any_order_on_one_thread() -> None:
-    """In a graph without an order, with one thread, and every rank with an order of its own.
-
-    Callbacks that wait where they submit hang here: each rank's thread waits for an operation that the
-    other rank's thread has not come to.
-    """
+    """Ranks have their own orders and one thread: callbacks that wait where they submit would hang."""
     order = list(range(16))
     random.Random(hvd.rank()).shuffle(order)
     with session_of_a_graph() as session:

@@ -74,21 +74,6 @@ def check_optimizers_of_version_1_have_the_loss_curve_of_one_process() -> None:
             digits.check_curve(hvd, step)
 
 
-def check_optimizers_of_keras_have_the_loss_curve_of_one_process() -> None:
-    weights = network(0, make=tf.keras.Variable)
-    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(digits.LEARNING_RATE, digits.MOMENTUM))
-    optimizer.build(weights)
-
-    def step(images: Any, labels: Any) -> float:
-        values = [weight.value for weight in weights]
-        with tf.GradientTape() as tape:
-            loss = loss_of(values, images, labels)
-        optimizer.apply_gradients(zip(tape.gradient(loss, values), weights))
-        return float(loss)
-
-    digits.check_curve(hvd, step)
-
-
 def check_the_tape_takes_what_there_is() -> None:
     """Sparse gradients, absent ones, nested sources, and such as belong to one rank alone."""
     table, unused, local = tf.Variable(tf.ones([4, 2])), tf.Variable(1.0), tf.Variable(2.0)
@@ -200,30 +185,6 @@ def check_a_process_set_trains_without_the_other_ranks() -> None:
     np.testing.assert_allclose(found.numpy(), 2 * wanted)
     hvd.barrier()
     assert hvd.remove_process_set(even)
-
-
-def check_monitored_session_with_an_embedding() -> None:
-    """The hook, a sparse gradient, Adagrad, and two optimizers without an order between them."""
-    with tf.Graph().as_default():
-        tf1.set_random_seed(hvd.rank())
-        table = tf1.get_variable("table", [6, 3])
-        weights = tf1.get_variable("weights", [3, 1])
-        ids = tf1.placeholder(tf.int64, [None])
-        loss = tf.reduce_mean(tf.square(tf.matmul(tf.nn.embedding_lookup(table, ids), weights) - 1.0))
-        one = hvd.DistributedOptimizer(tf1.train.AdagradOptimizer(0.3))
-        two = hvd.DistributedOptimizer(tf1.train.AdagradOptimizer(0.1), sparse_as_dense=True)
-        step = tf1.train.get_or_create_global_step()
-        train = tf.group(
-            one.minimize(loss, global_step=step, var_list=[table]), two.minimize(loss, var_list=[weights])
-        )
-        hooks = [hvd.BroadcastGlobalVariablesHook(0), tf1.train.StopAtStepHook(last_step=40)]
-        losses = []
-        with tf1.train.MonitoredTrainingSession(hooks=hooks) as session:
-            while not session.should_stop():
-                _, found, state = session.run([train, loss, [table, weights]], {ids: [hvd.rank() % 6, 5]})
-                losses.append(found)
-        assert losses[-1] < losses[0] / 2
-        same_everywhere(np.concatenate([np.ravel(item) for item in state]))
 
 
 def check_sync_batch_normalization() -> None:

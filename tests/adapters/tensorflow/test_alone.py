@@ -9,12 +9,17 @@ import pytest
 
 from ringcomm.errors import ConfigError, MismatchError, Misuse, PeerLostError
 
+tf: Any = None
+hvd: Any = None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def modules() -> None:
+    """Import what the tests use: to collect them must not import a framework."""
+    globals().update(tf=import_module("tensorflow"), hvd=import_module("ringcomm.tensorflow"))
+
 
 def test_shapes_are_known_when_a_function_is_built(alone: Any) -> None:
-    import tensorflow as tf
-
-    import ringcomm.tensorflow as hvd
-
     @tf.function(autograph=False)
     def both(x: Any) -> Any:
         doubled = hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0)
@@ -28,10 +33,6 @@ def test_shapes_are_known_when_a_function_is_built(alone: Any) -> None:
 
 
 def test_a_set_that_does_not_exist_is_an_error_when_the_graph_is_built(alone: Any) -> None:
-    import tensorflow as tf
-
-    import ringcomm.tensorflow as hvd
-
     fake = hvd.ProcessSet([0])
     fake.process_set_id = 10
 
@@ -48,9 +49,6 @@ def test_a_set_that_does_not_exist_is_an_error_when_the_graph_is_built(alone: An
 
 
 def test_errors_are_those_of_tensorflow_too(alone: Any) -> None:
-    import tensorflow as tf
-
-    import ringcomm.tensorflow as hvd
     from ringcomm.tensorflow import bridge
 
     with pytest.raises(ConfigError, match="broadcast_object or allgather_object") as raised:
@@ -67,9 +65,6 @@ def test_errors_are_those_of_tensorflow_too(alone: Any) -> None:
 
 
 def test_variables_of_graphs_are_broadcast_by_an_operation(alone: Any) -> None:
-    import tensorflow as tf
-
-    import ringcomm.tensorflow as hvd
     from tests.adapters.tensorflow.modes import session_of_a_graph
 
     assert hvd.broadcast_variables([], 0) is None and hvd.broadcast_([], 0) == []
@@ -91,10 +86,6 @@ def test_variables_of_graphs_are_broadcast_by_an_operation(alone: Any) -> None:
 
 
 def test_arguments_of_optimizers_are_checked(alone: Any) -> None:
-    import tensorflow as tf
-
-    import ringcomm.tensorflow as hvd
-
     own = tf.compat.v1.train.GradientDescentOptimizer(0.1)
     for thing, options in (("adam", {}), (own, {"backward_passes_per_step": 0}), (own, {"groups": -1})):
         with pytest.raises(ConfigError):
@@ -105,7 +96,6 @@ def test_arguments_of_optimizers_are_checked(alone: Any) -> None:
 
 
 def test_the_names_under_which_scripts_and_horovods_own_tests_look(alone: Any) -> None:
-    import ringcomm.tensorflow as hvd
     from ringcomm.tensorflow import mpi_ops
 
     compression = import_module("ringcomm.tensorflow.compression")

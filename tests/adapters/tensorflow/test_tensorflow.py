@@ -1,8 +1,4 @@
-"""ringcomm.tensorflow between real processes: collectives, errors and training.
-
-On two ranks the same processes then check Keras on TensorFlow (``tests/adapters/keras/reductions.py``): to
-import TensorFlow takes each of them seconds.
-"""
+"""ringcomm.tensorflow between processes, and Keras on it in the same ones, as imports take seconds."""
 
 from __future__ import annotations
 

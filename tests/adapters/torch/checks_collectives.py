@@ -1,15 +1,11 @@
-"""What every rank checks about collectives: each type, operation and shape, gradients, sparse tensors.
-
-Every form with every option is tried on threads, in ``test_options.py``, and every combination of types and
-operations without a framework, in tests/integration/collective and engine.
-"""
+"""What every rank checks about collectives: types, operations, shapes, gradients, sparse tensors, errors."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, List, Sequence
 
 import ml_dtypes  # noqa: F401 - for the name bfloat16
-import numpy as np
 import torch
 
 import ringcomm as rc
@@ -48,12 +44,6 @@ def check_what_only_the_ranks_together_can_notice() -> None:
     contract.check_a_mismatch(hvd, mode, hvd.HorovodInternalError, "Mismatched")
 
 
-def check_compression_of_integers() -> None:
-    whole, context = hvd.Compression.fp16.compress(torch.ones(2, dtype=torch.int32))
-    assert whole.dtype == torch.int32
-    assert hvd.Compression.fp16.decompress(whole, context).dtype == torch.int32
-
-
 def check_weighted_averages() -> None:
     """The gradient is that of the loss of all ranks: the sum of ``c_r * allreduce(x)`` over ranks."""
     weights = [3.0 + rank for rank in range(hvd.size())]
@@ -64,12 +54,6 @@ def check_weighted_averages() -> None:
     ones = torch.ones(3)
     own = torch.full((3,), float("nan")) if hvd.rank() else ones  # ignored, with a weight of 0
     assert hvd.allreduce(own, weight=0.0 if hvd.rank() else 2.0).tolist() == [1.0] * 3
-    if hvd.size() > 1:
-        weight = 1.0 if hvd.rank() else None
-        text = "some with and some without weights"
-        raises(rc.MismatchError, lambda: hvd.allreduce(ones, weight=weight, name="mixed"), text)
-    nothing = "weights of all ranks are 0"
-    raises(rc.RingcommError, lambda: hvd.allreduce(ones, weight=0.0, name="nothing"), nothing)
     raises(rc.Misuse, lambda: hvd.allreduce(ones, weight=1.0, op=hvd.Sum), "op=Sum")
 
 
@@ -120,11 +104,37 @@ def check_sparse() -> None:
         torch.testing.assert_close(result.to_dense().float(), expected, rtol=1e-2, atol=1e-2)
 
 
-def check_objects() -> None:
-    value = {"rank": hvd.rank(), "deep": [np.arange(3), torch.ones(2), lambda: hvd.rank()]}
-    for root in range(hvd.size()):
-        got = hvd.broadcast_object(value, root)
-        assert got["rank"] == root and got["deep"][2]() in range(hvd.size())
-    assert hvd.broadcast_object(None, 0, name="nothing") is None
-    per_rank = hvd.allgather_object("x" * hvd.rank() * 1000, name="texts")
-    assert [len(item) for item in per_rank] == [1000 * item for item in range(hvd.size())]
+# ---- errors of a rank of its own -----------------------------------------------------------------
+
+
+def check_local_errors() -> None:
+    size = hvd.size()
+    ones = torch.ones(size, 2)
+    raises(ValueError, lambda: hvd.allreduce(ones, average=True, op=hvd.Sum), "average")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert torch.equal(hvd.allreduce(ones, average=False), size * ones)
+    assert [item.category for item in caught] == [DeprecationWarning]
+    assert caught[0].filename == __file__
+    splits = [1] * size
+    raises(ValueError, lambda: hvd.alltoall(ones, [2] + splits[1:]), "greater than the first dimension")
+    raises(ValueError, lambda: hvd.alltoall(ones, splits + [0]), "number of workers")
+    raises(ValueError, lambda: hvd.alltoall(ones, torch.ones(size)), "list of whole numbers")
+    if size > 1:
+        raises(ValueError, lambda: hvd.alltoall(torch.ones(size + 1)), "not an even multiple")
+        hvd.barrier()
+        handle = hvd.allreduce_async(torch.ones(1), name="twice") if hvd.rank() == 0 else None
+        if hvd.rank() == 0:
+            raises(ValueError, lambda: hvd.allreduce_async(torch.ones(1), name="twice"), "same name")
+        hvd.barrier()
+        handle = handle or hvd.allreduce_async(torch.ones(1), name="twice")
+        assert hvd.synchronize(handle).item() == 1.0
+    for function in (hvd.allgather, hvd.alltoall, hvd.reducescatter):
+        raises(RuntimeError, lambda function=function: function(torch.tensor(1.0)), "dimension")
+    raises(NotImplementedError, lambda: hvd.reducescatter(ones, op=hvd.Adasum), "Adasum")
+    raises(ValueError, lambda: hvd.allreduce(ones.to_sparse()), "sparse")
+    raises(ValueError, lambda: hvd.broadcast(ones, size), "root_rank")
+    raises(ValueError, lambda: hvd.sparse_allreduce_async(ones.to_sparse(), "s", hvd.Max), "Sum")
+    raises(ValueError, lambda: hvd.init(process_sets=[[0], [0]]), "entry number 2")
+    raises(ValueError, lambda: hvd.init(comm=object()), "MPI")
+    hvd.init(comm=list(range(size)), process_sets="dynamic")

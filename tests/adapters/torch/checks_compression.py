@@ -115,24 +115,6 @@ def check_residuals_are_saved_loaded_and_dropped() -> None:
     assert np.array_equal(optimizer.residual_state_dict()["w"], 2 * saved["w"])
 
 
-def check_an_overflow_is_seen_by_all_ranks_and_is_over_with_the_step() -> None:
-    if hvd.size() == 1:
-        return
-    for compression in (hvd.Compression.int8, hvd.Compression.int4):
-        weight = nn.Parameter(torch.zeros(80, 70))
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD([weight], lr=0.0), [("w", weight)], compression=compression
-        )
-        for step, bad in enumerate((float("inf") if hvd.rank() == 0 else 1.0, 1.0)):
-            optimizer.zero_grad()
-            gradient = torch.ones(80, 70)
-            gradient[3, 5] = bad
-            (weight * gradient).sum().backward()
-            optimizer.step()
-            assert weight.grad is not None
-            assert bool(torch.isfinite(weight.grad).all()) == (step == 1), (compression, step)
-
-
 def check_the_choice_is_made_for_all_ranks() -> None:
     """On fast links nothing is gained; where sending takes long, all ranks change over in the same step."""
     from unittest import mock

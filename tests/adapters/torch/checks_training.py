@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 from contextlib import nullcontext
 from typing import Any, Callable, List, Optional
 
-import numpy as np
 import torch
 from torch import nn
 
-import ringcomm as rc
 import ringcomm.torch as hvd
+from ringcomm.errors import NotOfferedError
 from ringcomm.transport import arena
 from tests.adapters import digits
 from tests.adapters.torch.harness import same_everywhere
@@ -385,21 +385,6 @@ def check_large_buckets_lie_in_memory_that_the_host_shares() -> None:
         same_everywhere(model.weight)
 
 
-def check_numpy_has_the_loss_curve_of_one_process() -> None:
-    network = [rc.broadcast(array, 0) for array in digits.weights(hvd.rank())]
-    momenta = [np.zeros_like(array) for array in network]
-
-    def step(images: Any, labels: Any) -> float:
-        loss, gradients = digits.loss_and_gradients(network, images, labels)
-        for array, momentum, gradient in zip(network, momenta, gradients):
-            momentum *= digits.MOMENTUM
-            momentum -= digits.LEARNING_RATE * rc.allreduce(gradient)
-            array += momentum
-        return loss
-
-    digits.check_curve(hvd, step)
-
-
 def check_torch_has_the_loss_curve_of_one_process() -> None:
     model = nn.Sequential(nn.Linear(64, digits.HIDDEN), nn.ReLU(), nn.Linear(digits.HIDDEN, 10))
     for parameter, array in zip(model.parameters(), digits.weights(hvd.rank())):
@@ -417,3 +402,218 @@ def check_torch_has_the_loss_curve_of_one_process() -> None:
         return loss.item()
 
     digits.check_curve(hvd, step)
+
+
+# ---- torch.amp.GradScaler: all ranks unscale reduced gradients -----------------------------------
+
+
+OVERFLOW_AT = 2
+
+
+def train(way: str, fused: bool, passes: int) -> torch.Tensor:
+    """Train with scaled losses, one of which overflows on one rank only; return all parameters. The way
+    "step" is the program of one process, "clip" also unscales and clips before, "horovod" calls
+    ``synchronize()`` and ``skip_synchronize()``. `fused`: the optimizer unscales.
+    """
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    own = torch.optim.Adam(model.parameters(), lr=0.01, fused=fused)
+    optimizer = hvd.DistributedOptimizer(own, model.named_parameters(), backward_passes_per_step=passes)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for number in range(passes):
+            generator = torch.Generator().manual_seed(100 * step + 10 * number + hvd.rank())
+            loss = model(torch.randn(4, 4, generator=generator)).square().mean()
+            if step == OVERFLOW_AT and hvd.rank() == hvd.size() - 1:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+        if way == "horovod":
+            optimizer.synchronize()
+        if way != "step":
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 100.0)
+        with optimizer.skip_synchronize() if way == "horovod" else nullcontext():
+            scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 1024.0 * 2 * 2 / 2  # it grew after steps 1 and 4, not because of step 2
+    return torch.cat([item.detach().ravel() for item in model.state_dict().values()])
+
+
+def check_the_program_of_one_process_trains_as_horovods_does() -> None:
+    if not hasattr(torch.amp, "GradScaler"):  # of CPUs since PyTorch 2.3
+        return
+    for passes in (1, 2):
+        expected = train("horovod", False, passes)
+        assert torch.isfinite(expected).all()
+        for fused in (False, True):
+            for way in ("step", "clip"):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    found = train(way, fused, passes)
+                same_everywhere(found)
+                assert torch.allclose(found, expected, rtol=1e-5, atol=1e-6), (way, fused, passes)
+
+
+def check_a_rank_without_a_backward_pass_steps_as_the_others() -> None:
+    if not hasattr(torch.amp, "GradScaler"):
+        return
+    for fused in (False, True):
+        model = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.ones_(model.weight)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0, fused=fused))
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(2):
+            optimizer.zero_grad(set_to_none=False)
+            if step == 0 or hvd.rank() == 0:
+                scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert torch.allclose(model.weight, torch.tensor(-1.0 / hvd.size()))
+        same_everywhere(model.weight.detach())
+
+
+# ---- gradients that are not there, not always, or not wanted -------------------------------------
+
+
+class Partial(nn.Module):
+    """A network of which a part is never used, and with a switch that all ranks turn at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.never = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(3, 3)
+        self.last = nn.Linear(8, 1)
+        self.double()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(self.second(self.first(inputs).tanh()).tanh())
+
+
+def partial() -> Partial:
+    torch.manual_seed(8)
+    return Partial()
+
+
+def adam(model: nn.Module) -> Any:
+    return torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1)
+
+
+def momentum(model: nn.Module) -> Any:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+
+
+def compare(make: Callable[[nn.Module], Any], change: Callable[[Partial, int], None], **options: Any) -> None:
+    """Training together gives what one process gets, whatever is changed before each step."""
+    model, reference = partial(), partial()
+    alone = make(reference)
+    optimizer = hvd.DistributedOptimizer(make(model), model.named_parameters(), **options)
+    for step in range(9):
+        change(model, step)
+        optimizer.zero_grad()
+        loss_of(model, step, hvd.rank()).backward()
+        optimizer.step()
+        change(reference, step)
+        alone.zero_grad()
+        loss_of(reference, step).backward()
+        alone.step()
+    for mine, wanted in zip(model.parameters(), reference.parameters()):
+        assert torch.allclose(mine, wanted, rtol=0, atol=1e-9), (mine - wanted).abs().max()
+        same_everywhere(mine)
+
+
+def unchanged(model: Partial, step: int) -> None:
+    """Only the part that is never used has no gradients."""
+
+
+def thaw(model: Partial, step: int) -> None:
+    """Begin without a part that is trained later on."""
+    if step in (0, 4):
+        model.first.requires_grad_(step == 4)
+
+
+def check_what_no_rank_uses_stays_as_it_is() -> None:
+    for make in (momentum, adam):
+        for options in ({}, {"groups": 2}, {"compression": OwnWay}, {"groups": 99}):
+            compare(make, unchanged, **options)
+
+
+def check_what_was_frozen_at_first_is_reduced_when_it_is_trained() -> None:
+    for options in ({}, {"compression": OwnWay}):
+        model = partial()
+        model.first.requires_grad_(False)
+        reference = copy.deepcopy(model)
+        alone = momentum(reference)
+        optimizer = hvd.DistributedOptimizer(momentum(model), model.named_parameters(), **options)
+        for step in range(9):
+            for one in (model, reference):
+                thaw(one, step)
+            loss_of(model, step, hvd.rank()).backward()
+            loss_of(reference, step).backward()
+            for one in (optimizer, alone):
+                one.step()
+                one.zero_grad()
+        for mine, wanted in zip(model.parameters(), reference.parameters()):
+            assert torch.allclose(mine, wanted, rtol=0, atol=1e-9)
+            same_everywhere(mine)
+
+
+def check_parameters_that_some_ranks_use() -> None:
+    """Ranks may differ in which parameters get gradients; a missing one counts as zeros."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(3)])
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layers.parameters(), lr=1.0))
+    before = [layer.bias.detach().clone() for layer in layers]
+    size = hvd.size()
+    for _ in range(2):
+        optimizer.zero_grad()
+        layers[hvd.rank() % 2](torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        assert layers[2].bias.grad is None
+        assert layers[1].bias.grad is not None or size == 1
+    for number, shares in enumerate([(size + 1) // 2, size // 2, 0]):
+        moved = before[number] - layers[number].bias.detach()
+        assert torch.allclose(moved, torch.full((3,), 2.0 * shares / size))
+        same_everywhere(layers[number].weight)
+    frozen = model_of()
+    for parameter in frozen[0].parameters():
+        parameter.requires_grad_(False)
+    weight = frozen[0].weight.detach().clone()
+    optimizer = hvd.DistributedOptimizer(sgd(frozen))
+    loss_of(frozen, 0, hvd.rank()).backward()
+    optimizer.step()
+    assert torch.equal(frozen[0].weight, weight) and frozen[0].weight.grad is None
+
+
+def check_a_batch_that_is_reduced_and_dropped() -> None:
+    """What comes after ``synchronize()`` is reduced by ``step()``, with or without a warning."""
+    for of_the_optimizer in (True, False):
+        model, reference = model_of(), model_of()
+        optimizer, alone = hvd.DistributedOptimizer(sgd(model), model.named_parameters()), sgd(reference)
+        forget = optimizer.zero_grad if of_the_optimizer else model.zero_grad
+        for step in range(4):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                loss_of(model, 100 + step, hvd.rank()).backward()
+                optimizer.synchronize()
+                forget()
+                loss_of(model, step, hvd.rank()).backward()
+                optimizer.step()
+                forget()
+            loss_of(reference, step).backward()
+            alone.step()
+            alone.zero_grad()
+        for mine, wanted in zip(model.parameters(), reference.parameters()):
+            assert torch.allclose(mine, wanted, rtol=0, atol=1e-12)
+
+
+def check_what_cannot_be_wrapped_or_copied_says_so() -> None:
+    model = model_of()
+    optimizer = hvd.DistributedOptimizer(sgd(model))
+    raises(ValueError, lambda: hvd.DistributedOptimizer(optimizer), "already")
+    raises(ValueError, lambda: hvd.DistributedOptimizer(model), "this is a Sequential")
+    for copied in (lambda: copy.deepcopy(optimizer), lambda: pickle.dumps(optimizer)):
+        raises(NotOfferedError, copied, "cannot be copied or pickled")
+    fresh = model_of()
+    restored = sgd(fresh)
+    restored.load_state_dict(optimizer.state_dict())
+    assert hvd.DistributedOptimizer(restored).param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]

@@ -1,7 +1,4 @@
-"""Tensors of the CPU that ringcomm takes for tensors of a device: copies are late, and poison until then.
-
-PyTorch executes its own operations on such tensors at once, so where a stream would wait, the thread waits.
-"""
+"""Tensors of the CPU taken for those of a device: copies are late, and poison until then."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ import torch
 import ringcomm.torch as hvd
 from ringcomm.arrays.torch_tensors import KIND
 from ringcomm.errors import UnsupportedDtypeError
-from ringcomm.torch.mpi_ops import operand_of
 from tests.adapters.torch.fake_cuda import Kind, all_tensors_of, same
 
 SIZE = 2
@@ -144,36 +143,3 @@ def test_the_memory_of_a_tensor_of_the_cpu():
         KIND.host_memory(torch.zeros(2, device="meta"))
     with pytest.raises(UnsupportedDtypeError, match="torch.float8_e5m2 cannot be sent"):
         KIND.host_memory(torch.zeros(2, dtype=torch.float8_e5m2))
-
-
-class TestOperandsOfTheCpu:
-    def test_one_that_is_overwritten_shares_the_memory_of_its_tensor(self):
-        tensor = torch.zeros(2, 3, requires_grad=True)
-        operand = operand_of(tensor, "allreduce_", in_place=True)
-        operand.flat[5] = 7.0
-        assert operand.shape == (2, 3) and operand.finish() is tensor and tensor[1, 2].item() == 7.0
-
-    def test_one_of_another_layout_is_written_back(self):
-        for tensor in (
-            torch.arange(6.0).view(2, 3).t(),
-            torch.arange(16.0).view(1, 2, 2, 4).contiguous(memory_format=torch.channels_last),
-            torch.arange(6.0)[::2],
-            torch.tensor([1 + 2j, 3 - 1j]).conj(),
-            torch.tensor([1 + 2j, 3 - 1j]).conj().imag,
-        ):
-            before = tensor.tolist()
-            operand = operand_of(tensor, "allreduce_", in_place=True)
-            assert operand.flat.tolist() == tensor.reshape(-1).tolist()
-            operand.flat *= 2
-            assert tensor.tolist() == before
-            assert operand.finish() is tensor and tensor.tolist() == (np.array(before) * 2).tolist()
-
-    @pytest.mark.parametrize("shape", [(), (0, 3)])
-    def test_tensors_without_dimensions_or_elements(self, shape):
-        tensor = torch.ones(shape, dtype=torch.bfloat16)
-        operand = operand_of(tensor, "allreduce_", in_place=True)
-        assert operand.shape == shape and operand.dtype.name == "bfloat16"
-        operand.flat += 1
-        assert operand.finish() is tensor and tensor.tolist() == torch.full(shape, 2.0).tolist()
-        rows = operand.deliver(np.full(shape, 3.0).astype(operand.dtype))
-        assert rows.dtype == torch.bfloat16 and rows.shape == shape

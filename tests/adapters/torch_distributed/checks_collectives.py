@@ -266,23 +266,6 @@ def check_misuse_is_told(on: Ranks) -> None:
     dist.barrier()  # and the group is none the worse for it
 
 
-def check_functional_collectives(on: Ranks) -> None:
-    mine, total = torch.full((4,), float(on.rank)), float(sum(range(on.size)))
-    both = functional.all_reduce_coalesced([mine, mine * 2], "sum", on.ring)
-    same(both[0] + 0, torch.full((4,), total))
-    same(both[1] + 0, torch.full((4,), 2 * total))
-    gathered = functional.all_gather_tensor(mine, 0, on.ring) + 0
-    same(gathered, torch.arange(float(on.size)).repeat_interleave(4))
-    whole = torch.arange(4.0 * on.size)
-    same(functional.reduce_scatter_tensor(whole, "sum", 0, on.ring) + 0,
-         whole[4 * on.rank : 4 * on.rank + 4] * on.size)  # fmt: skip
-    same(functional.broadcast(mine, 0, on.ring) + 0, torch.zeros(4))
-    gather = torch.ops._c10d_functional.all_gather_into_tensor_out
-    for group in (on.ring, on.gloo):  # it calls the group from C++
-        found = gather(mine, on.size, group.group_name, out=torch.zeros(4 * on.size))
-        same(functional.wait_tensor(found), gathered)
-
-
 def check_tensors_that_wrap_others(on: Ranks) -> None:
     """Each tensor inside goes through the collective; the part that a DTensor has is refused."""
     total = TwoTensor(torch.full((3,), 1.0), torch.full((3,), float(on.rank)))

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import random
 import time
-from datetime import timedelta
 from functools import partial
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
 
-from ringcomm.errors import Misuse, PeerStalledError
+from ringcomm.errors import Misuse
 from tests.adapters.torch_distributed.harness import Ranks
 from tests.support.errors import raises
 
 SIZES = (0, 1, 17, 5000, 70_000, 300_000)
 """Elements of messages: some go at once, the longest wait for their receive."""
-
-
-def message(source: int, target: int, number: int, count: int) -> torch.Tensor:
-    return torch.arange(count, dtype=torch.float32) + 1000 * source + 100 * target + number
 
 
 def wait(works: Sequence[Any]) -> None:
@@ -44,23 +39,10 @@ def check_waiting_in_any_order(on: Ranks) -> None:
 
 
 def check_futures(on: Ranks) -> None:
-    """Also collectives inside of them, as PowerSGD's hook has them: their order is the same on all ranks."""
     work = dist.all_reduce(torch.ones(3), async_op=True)
     chained = work.get_future().then(lambda future: future.value()[0] * 2)
     assert torch.equal(chained.wait(), torch.full((3,), 2.0 * on.size))
     assert torch.equal(work.result()[0], torch.full((3,), float(on.size)))
-
-    def again(future: torch.futures.Future) -> torch.Tensor:
-        return dist.all_reduce(future.value()[0], async_op=True).get_future().wait()[0]
-
-    pause = random.Random(on.rank)
-    for _ in range(10):
-        chains = []
-        for n in range(5):
-            chains.append(dist.all_reduce(torch.ones(n + 1), async_op=True).get_future().then(again))
-            time.sleep(pause.choice((0, 0, 1e-3)))
-        for n, chain in enumerate(chains):
-            assert torch.equal(chain.wait(), torch.full((n + 1,), float(on.size**2)))
 
 
 def check_messages_of_all_types(on: Ranks) -> None:
@@ -124,29 +106,6 @@ def check_messages_from_any_peer(on: Ranks) -> None:
     on.together("received")
 
 
-def check_batches_in_any_order(on: Ranks) -> None:
-    """Only the order of messages of one pair and direction counts; each rank shuffles the rest its way."""
-    for turn in range(6):
-        queues: List[List[Any]] = []
-        expected: List[Tuple[torch.Tensor, torch.Tensor]] = []
-        for peer in set(range(on.size)) - {on.rank}:
-            counts = [SIZES[(number + turn) % len(SIZES)] for number in range(3)]
-            sends = [message(on.rank, peer, number, count) for number, count in enumerate(counts)]
-            queues.append([dist.P2POp(dist.isend, item, peer, on.ring) for item in sends])
-            wanted = [message(peer, on.rank, number, count) for number, count in enumerate(counts)]
-            places = [torch.full_like(item, -1.0) for item in wanted]
-            queues.append([dist.P2POp(dist.irecv, item, peer, on.ring) for item in places])
-            expected += zip(places, wanted)
-        chance, batch = random.Random(10 * turn + on.rank), []
-        while queues:
-            queue = chance.choice(queues)
-            batch.append(queue.pop(0))
-            queues = [item for item in queues if item]
-        works = dist.batch_isend_irecv(batch) if batch else []
-        wait(chance.sample(works, len(works)))
-        assert all(torch.equal(place, item) for place, item in expected)
-
-
 def check_groups_beside_each_other(on: Ranks) -> None:
     """Collectives, objects and barriers of several groups, which overlap, in different order."""
     pairs: Dict[Tuple[int, int], Any] = {
@@ -168,12 +127,3 @@ def check_groups_beside_each_other(on: Ranks) -> None:
             assert dist.recv(total, group=group) == pair[1], "its number among all ranks"
     for pair in own:
         dist.destroy_process_group(pairs[pair])
-
-
-def check_a_receive_without_a_send_ends(on: Ranks) -> None:
-    group = dist.new_group(timeout=timedelta(seconds=1))
-    if on.size > 1:
-        raises(PeerStalledError, lambda: group.recv_anysource([torch.zeros(1)], 5).wait(), "1 s")
-    on.together("ended")
-    dist.barrier(group=group)
-    dist.destroy_process_group(group)

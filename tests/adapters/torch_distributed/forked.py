@@ -15,9 +15,7 @@ _context.set_forkserver_preload(["ringcomm.torch.distributed", "torch.nn.paralle
 
 
 class Forked:
-    """A process that calls a module's function with a connection to this process and with arguments; its
-    stderr goes to `errors`.
-    """
+    """A process that calls a module's function with a connection and arguments, and its stderr."""
 
     def __init__(
         self, function: Callable[..., None], arguments: Any, variables: Dict[str, str], errors: Path

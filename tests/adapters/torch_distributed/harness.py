@@ -1,8 +1,4 @@
-"""Process groups for tests: ranks that are threads, and checks on real processes.
-
-A process runs every ``check_*`` of some files, one after another. Each check gets a :class:`Ranks`, with a
-group of each backend for the same processes.
-"""
+"""Process groups for tests: ranks that are threads, and processes that run some files' ``check_*``."""
 
 from __future__ import annotations
 
@@ -25,9 +21,7 @@ LIMIT_S = 300
 
 
 def on_ranks(function: Callable[[Any], Any], size: int, ranks: Optional[Sequence[int]] = None) -> List[Any]:
-    """Call ``function(group)`` on every rank of a new group, each in a thread, with real links and a real
-    rendezvous; return the results in rank order. `ranks` are their numbers in the whole job.
-    """
+    """Call ``function(group)`` on every rank of a new group in threads; `ranks`: their numbers in the job."""
     import torch.distributed as dist
 
     from ringcomm.torch.distributed import ProcessGroupRingcomm
@@ -139,30 +133,22 @@ def be_rank(
         dist.destroy_process_group()
 
 
-def meet(connection: Any, rank: int, size: int, port: int, later: bool) -> None:
-    """Sum ones over a group that meets at a store, and send the sum or the error to the parent process; if
-    `later`, wait for a message and do so in another group.
-    """
+def meet(connection: Any, rank: int, size: int, port: int) -> None:
+    """Sum ones over a group that meets at a store, and send the sum or the error to the parent process."""
     import torch
     import torch.distributed as dist
 
     import ringcomm.torch.distributed  # noqa: F401
     from ringcomm.errors import RingcommError
 
-    def total(group: Any) -> str:
-        ones = torch.ones(1000, dtype=torch.float64)
-        dist.all_reduce(ones, group=group)
-        return f"sum {float(ones[0])}"
-
     store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=30))
     try:
         dist.init_process_group(
             "ringcomm", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60)
         )
-        connection.send(total(None))
-        if later:
-            connection.recv()
-            connection.send(total(dist.new_group(list(range(size)))))
+        ones = torch.ones(1000, dtype=torch.float64)
+        dist.all_reduce(ones)
+        connection.send(f"sum {float(ones[0])}")
         dist.destroy_process_group()
     except RingcommError as problem:
         connection.send(f"{type(problem).__name__} {problem}")

@@ -38,10 +38,7 @@ def record(seen: dict) -> None:
 
 
 def make_composer_importable() -> None:
-    """Composer and torchvision are in a folder of their own, because they ask for another PyTorch.
-
-    torchvision's compiled operators are for CUDA; without them it only lacks the declarations of these two.
-    """
+    """Composer is in a folder, as it asks for another PyTorch; torchvision gets two declarations it lacks."""
     sys.path.append(str(COMPOSER))
     for name in ("nms", "qnms"):
         torch.library.define(f"torchvision::{name}", "(Tensor a, Tensor b, float c) -> Tensor")

@@ -37,11 +37,3 @@ def test_strategies(package: str) -> None:
 def test_lightning_starts_the_processes() -> None:
     output = run_python(HERE / "lightning_starts.py", limit_s=LIMIT_S)
     assert sorted(re.findall(r"rank (\d) of 2 over ringcomm", output)) == ["0", "1"], output
-
-
-def test_accelerate_without_cpu_is_reported() -> None:
-    pytest.importorskip("accelerate")
-    text = under_ringrun(str(HERE / "accelerate_alone.py"))
-    assert text.count("1 process(es)") == 2
-    assert re.findall(r"Rank 0 of 2 has made (\d+) optimizer step", text) == ["10"], text
-    assert "Accelerator(cpu=True)" in text

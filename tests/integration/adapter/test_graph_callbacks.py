@@ -1,8 +1,9 @@
-"""Collectives on arrays as frameworks run them, in batches and in order, between ranks that are threads."""
+"""Collectives on arrays as frameworks run them, in batches, in order, compressed; ranks are threads."""
 
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
 
 import numpy as np
@@ -10,15 +11,26 @@ import pytest
 
 import ringcomm as rc
 from ringcomm._adapter import graph_callbacks
-from ringcomm._adapter.compression import Compression
-from ringcomm._adapter.graph_callbacks import Batch, Operation, is_in_order
+from ringcomm._adapter.callbacks import averaged
+from ringcomm._adapter.compression import STEPS, AutoCompression, Compression, NoneCompressor
+from ringcomm._adapter.graph_callbacks import (
+    Batch,
+    CompressionState,
+    Operation,
+    is_in_order,
+    load_residual_state_dict,
+    residual_state_dict,
+    state_of,
+)
 from ringcomm._adapter.graph_callbacks import overwrite_in_order as overwrite
 from ringcomm._adapter.graph_callbacks import run_in_order as run
 from ringcomm._adapter.reduction import Reduction
 from ringcomm._adapter.submit import cause_of
 from ringcomm.calls.process_set import global_process_set
 from ringcomm.collective.observe import this_site
+from ringcomm.config import Settings
 from ringcomm.engine.bucket_runner import FusionBuffer
+from ringcomm.errors import ConfigError, MismatchError
 from ringcomm.ops import ReduceOp
 
 EVERY = global_process_set
@@ -173,3 +185,132 @@ def test_groups_that_differ_are_errors_of_all_ranks_and_of_every_later_call(in_o
         return str(later.value) == str(caught.value)
 
     assert in_order(work) == [True, True]
+
+
+# ---- compressed reductions -----------------------------------------------------------------------
+
+
+SIZE = 3
+MATRIX, VECTOR = (80, 70), (50,)
+
+
+def numbers(rank, shape, seed=0):
+    return np.random.default_rng((rank, seed, *shape)).standard_normal(shape).astype(np.float32)
+
+
+def mean(shape, seed=0):
+    return np.mean([numbers(rank, shape, seed) for rank in range(SIZE)], axis=0, dtype=np.float64)
+
+
+def how(op=ReduceOp.AVERAGE, prescale=1.0, postscale=1.0, weight=None, compression=NoneCompressor):
+    return Reduction(op, prescale, postscale, global_process_set, weight, compression)
+
+
+def allreduce(compression, inputs=1, state=None, reduction=None, name="g", **options):
+    chosen = (reduction or how())._replace(compression=compression)
+    return Operation("allreduce", chosen, name, inputs, state=state, **options)
+
+
+@pytest.fixture
+def alike(ranks_of):
+    """Runs a function of the context on every rank: the same results, in all bits, which are returned."""
+
+    def run(function):
+        results = ranks_of(SIZE, function)
+        for other in results[1:]:
+            assert [array.tobytes() for array in other] == [array.tobytes() for array in results[0]]
+        return results[0]
+
+    return run
+
+
+class Variable:
+    """Something that a state can belong to."""
+
+
+def reduce(context, compression, shapes=(MATRIX, VECTOR), state=None, reduction=None, **options):
+    operation = allreduce(compression, len(shapes), state, reduction, **options)
+    return operation.start([numbers(context.rank, shape) for shape in shapes]).wait()
+
+
+class TestAllreduce:
+    def test_gradients_of_a_model(self, alike):
+        """The matrix is coarse, the vector is sent as bfloat16."""
+        matrix, vector = alike(lambda context: reduce(context, Compression.int8, state=CompressionState()))
+        assert 1e-4 < np.abs(matrix - mean(MATRIX)).max() < 0.1
+        assert np.abs(vector - mean(VECTOR)).max() < 0.02
+        assert matrix.shape == MATRIX and vector.shape == VECTOR
+
+
+class TestErrorFeedback:
+    def test_saving_and_loading(self):
+        model, again = [Variable() for _ in range(3)], [Variable() for _ in range(3)]
+        assert residual_state_dict(model) == {}
+        state_of(model[0]).residuals.of("g/0", 2)[:] = 3
+        state_of(model[2]).residuals.of("h/0", 1)[:] = 4
+        saved = residual_state_dict(model)
+        assert {name: array.tolist() for name, array in saved.items()} == {"0/g/0": [3, 3], "2/h/0": [4]}
+        state_of(again[1]).residuals.of("x", 1)[:] = 9
+        load_residual_state_dict(again, saved)
+        found = {name: array.tolist() for name, array in residual_state_dict(again).items()}
+        assert found == {"0/g/0": [3, 3], "1/x": [0], "2/h/0": [4]}
+        with pytest.raises(ConfigError, match="with 3 or more trainable variables, and this one has 2"):
+            load_residual_state_dict(again[:2], saved)
+        load_residual_state_dict([Variable()], {})
+
+
+class TestAutomaticChoice:
+    def test_ranks_choose_alike_although_their_reductions_differ(self, alike):
+        """A rank may lack gradients, or all of a step's; it may have divided a bucket."""
+
+        def run(context):
+            chooses = AutoCompression(global_process_set)
+            for step in range(STEPS + 1):
+                for _ in range(0 if step == 2 and context.rank == 1 else 1 + context.rank):
+                    chooses.submitting(1000.0)
+                chooses.finished(2000 + context.rank, time.perf_counter())
+            return [np.array([*chooses.choice.steps_s.values()])]
+
+        assert alike(run)
+
+
+# ---- averages of metrics -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_three(ranks_of):
+    """Runs a function on three ranks, with ``api`` as in a process of its own; the results in rank order."""
+    # Threads that other tests have left might still call something, so that only a stall is certain.
+    settings = Settings(late_after_s=5.0, spin_us=0.0)
+    return lambda function: ranks_of(3, lambda context: function(context.rank), settings=settings)
+
+
+def test_numbers_are_averaged_and_the_rest_is_left_out(on_three):
+    def metrics(rank):
+        numbers = {"loss": np.float32(rank), "acc": rank == 0, "lr": 0.5}
+        return {**numbers, "name": "a", "all": np.zeros(2), "no": None}
+
+    found = on_three(lambda rank: averaged(metrics(rank)))
+    assert found == [{"acc": pytest.approx(1 / 3), "loss": 1.0, "lr": 0.5}] * 3
+
+
+def test_what_was_trained_is_weighted_by_samples(on_three):
+    """Those of validation are not: every rank validates on the same."""
+    samples = [1, 2, 5]
+    both = ("loss", "val_loss")
+    found = on_three(lambda rank: averaged(dict.fromkeys(both, float(rank)), samples=samples[rank]))
+    assert found == [{"loss": pytest.approx(12 / 8), "val_loss": 1.0}] * 3
+    assert list(on_three(lambda rank: averaged({"loss": 1.0}, samples=rank))[0]) == ["loss"]
+
+
+def test_ranks_with_different_metrics_get_an_error(on_three):
+    def work(rank):
+        with pytest.raises(MismatchError, match="metrics"):
+            averaged({"loss": 1.0} if rank else {"loss": 1.0, "acc": 0.5})
+        return "refused"
+
+    assert on_three(work) == ["refused"] * 3
+
+
+def test_one_rank_has_nothing_to_average():
+    assert averaged({}) == {}

@@ -101,20 +101,6 @@ def test_fragments_whose_reductions_overlap_local_steps(fragments, overlap, code
         np.testing.assert_allclose(results[0][place], expected, atol=1e-5 if codec is None else 0.05)
 
 
-def test_statistics_go_with_the_last_fragment():
-    def work(context):
-        weights, mean = start(), np.full(5, float(context.rank))
-        local = LocalSGD(weights, sync_every=4, averaged=[mean], fragments=2, overlap=1, context=context)
-        seen = []
-        for _ in range(5):
-            local.step()
-            seen.append(mean[0] - context.rank)
-        return seen
-
-    for rank, seen in enumerate(run_ranks(3, work)):
-        assert seen == [0.0] * 4 + [1.0 - rank]
-
-
 def test_a_checkpoint_in_the_middle():
     def work(context):
         weights, local = train(context, 6, sync_every=4, compression="int8")

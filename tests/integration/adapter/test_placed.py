@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 import sys
 import threading
 import time
@@ -28,7 +26,7 @@ from ringcomm._adapter.placed import (
 )
 from ringcomm.calls.objects import unpack
 from ringcomm.config import Membership, Settings
-from ringcomm.errors import ConfigError, PeerLostError, RemoteError
+from ringcomm.errors import ConfigError, RemoteError
 from ringcomm.job.context import Context
 
 SETTINGS = Settings(start_timeout_s=100.0)
@@ -39,19 +37,6 @@ def describe() -> List[Any]:
     rc.init()
     total = rc.allreduce(np.full(2, rc.rank() + 1.0), op=rc.Sum)
     return [rc.rank(), rc.size(), rc.local_rank(), rc.local_size(), total.tolist()]
-
-
-def fail() -> None:
-    if rc.rank() == 1:
-        raise KeyError("sample")
-    rc.barrier()
-
-
-def die() -> None:
-    rc.barrier()
-    if rc.rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    rc.barrier()
 
 
 def work(pipe: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
@@ -107,13 +92,6 @@ def test_every_rank_has_its_place_and_its_result() -> None:
     assert results == [[0, 3, 0, 1, [6.0, 6.0]], [1, 3, 0, 2, [6.0, 6.0]], [2, 3, 1, 2, [6.0, 6.0]]]
 
 
-def test_the_error_of_the_rank_that_failed_is_raised() -> None:
-    with pytest.raises(RemoteError, match="rank 1 on .*KeyError") as caught:
-        run(3, fail)
-    assert caught.value.rank == 1
-    assert isinstance(caught.value.__cause__, KeyError)
-
-
 def test_a_rank_that_does_not_return_after_a_failure_is_not_waited_for() -> None:
     job = PlacedJob("test", 2, SETTINGS)
     reports = [(1, RankOutcome(unpack(attempt(lambda: {}["sample"]))))]  # type: ignore[index]
@@ -122,30 +100,6 @@ def test_a_rank_that_does_not_return_after_a_failure_is_not_waited_for() -> None
             job.collect(lambda timeout_s: [reports.pop()] if reports else time.sleep(timeout_s) or [])
     finally:
         job.close()
-
-
-def test_a_lost_process_is_named_by_the_others() -> None:
-    with pytest.raises(RemoteError, match=r"rank 1 \(\w.*\) was lost while others were in barrier") as caught:
-        run(3, die, [Host("a", "left")] * 3)
-    assert (caught.value.rank, caught.value.host) == (1, "left")
-    assert isinstance(caught.value.__cause__, PeerLostError)
-
-
-def test_what_the_system_reports_itself_ends_the_wait_of_the_others() -> None:
-    job = PlacedJob("test", 2, SETTINGS, [Host("a", "left")] * 2)
-    workers = Workers([(call, (job.tickets[0], describe, (), {}))])
-    reports = [(1, RankOutcome.of_error(RuntimeError("the worker has ended\nsee its log")))]
-
-    def poll(timeout_s: float) -> List[Tuple[int, RankOutcome]]:
-        return reports and [reports.pop()] or workers.poll(timeout_s)
-
-    try:
-        with pytest.raises(RemoteError, match="rank 1 .*RuntimeError: the worker has ended") as caught:
-            job.collect(poll)
-    finally:
-        workers.end()
-        job.close()
-    assert caught.value.rank == 1
 
 
 def test_a_process_may_be_a_rank_again_after_its_end() -> None:

@@ -96,10 +96,7 @@ def test_ranks_that_begin_at_different_places_end_with_an_error_on_all(change):
 
 
 def test_a_rank_that_slows_down_by_half_in_a_running_job(monkeypatch, slow_step=70):
-    """Real ranks and real reductions; only the seconds that they compute come from a clock of each rank.
-
-    A sample takes hundreds of these seconds, so that the real time that a loaded machine needs is nothing.
-    """
+    """Real ranks and reductions; only their seconds of computing come from clocks (hundreds per sample)."""
     clock = threading.local()
     monkeypatch.setattr(pace, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
 

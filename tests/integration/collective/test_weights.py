@@ -59,23 +59,6 @@ def test_the_weighted_average(on_ranks, count):
             assert named.tobytes() == results[0][1].tobytes()
 
 
-@pytest.mark.parametrize("codec", [None, "bf16", "int8"])
-def test_weights_with_factors_and_codecs_are_the_same_by_order_and_by_name(codec):
-    def work(context):
-        array, weight = values(context.rank, 5000, "float32"), 1.0 + context.rank
-        named = array.copy()
-        options = {"prescale_factor": 3.0, "postscale_factor": 0.5, "compression": codec}
-        context.engine.allreduce([named], Average, "n", weight=weight, **options).wait(LIMIT_S)
-        called = context.allreduce(
-            array, weight=weight, prescale_factor=3.0, postscale_factor=0.5, compression=codec
-        )
-        return called, named
-
-    for called, named in run_ranks(3, work):
-        np.testing.assert_allclose(called, 1.5 * expected([1, 2, 3], 5000, "float32"), atol=0.15)
-        np.testing.assert_array_equal(called, named)
-
-
 def test_several_operations_in_one_bucket():
     """Each has its own weights, and they are fused and short ones piggybacked."""
 

@@ -6,11 +6,9 @@ import threading
 import time
 
 import numpy as np
-import pytest
 
 import ringcomm as rc
 from ringcomm.engine.deadlocks import DEADLOCK_S
-from ringcomm.errors import Misuse
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks
 from tests.integration.engine.engines import LIMIT_S, PLAIN
@@ -96,21 +94,3 @@ class TestArraysOfTheCaller:
             ]
 
         assert ranks_of(2, work, settings=PLAIN) == [[1.0] * 6] * 2
-
-    @pytest.mark.parametrize("synchronous", [True, False])
-    def test_several_in_place(self, ranks_of, synchronous):
-        def work(context):
-            across = np.full((3, 4), context.rank + 1.0).T
-            arrays = [across, np.full(2, 10 * (context.rank + 1)), np.zeros((0, 2))]
-            options = {"op": rc.Sum, "name": "all"}
-            if synchronous:
-                given = rc.grouped_allreduce_(arrays, **options)
-            else:
-                given = rc.grouped_allreduce_async_(arrays, **options).wait()
-            assert all(one is other for one, other in zip(given, arrays))
-            with pytest.raises(Misuse, match="read-only"):
-                rc.grouped_allreduce_([np.ones(1), np.broadcast_to(np.ones(1), 3)])
-            return across.tolist(), arrays[1].tolist()
-
-        expected = ([[3.0] * 3] * 4, [30, 30])
-        assert ranks_of(2, work, settings=PLAIN) == [expected] * 2

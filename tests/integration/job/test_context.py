@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -72,7 +74,6 @@ def test_the_rank_that_serves_the_rendezvous_stops_it_at_its_end(ok, monkeypatch
 
 
 class TestFailures:
-
     def test_one_that_cannot_be_made_leaves_the_job(self, service, monkeypatch):
         made = service(2)
         both = threading.Barrier(2)  # so that neither loses the other before
@@ -111,8 +112,6 @@ def test_misspelt_settings_are_pointed_out(monkeypatch, caplog):
 
 
 # ---- leaving a job from another thread, and joining one of which a late step fails ---------------
-
-
 
 
 @pytest.mark.parametrize("transport, nbytes", [("tcp", 8), ("shm", 8_000_000)])
@@ -172,8 +171,6 @@ def test_a_late_step_of_joining_that_fails_leaves_nothing_open(no_leaks, tmp_pat
 
 
 # ---- a fork of a rank's process: it shares the connections, so nothing that it does may reach them ----
-
-
 
 
 def forked(work) -> str:
@@ -258,3 +255,73 @@ def test_a_child_of_a_rank_is_told_what_it_is() -> None:
         )  # fmt: skip
     assert "is a child of a rank of the job (rank 1, process" in done.stderr, done.stderr
     assert '__name__ == "__main__"' in done.stderr
+
+
+# ---- the numbers of a rank -----------------------------------------------------------------------
+
+
+LATE_S = 0.2
+
+
+def test_stats_are_flat_and_numbers(on_ranks):
+    def work(context):
+        for _ in range(4):
+            context.allreduce(np.ones(1000, np.float32), Sum)
+            context.activity.steps.add()
+        context.barrier()
+        return context.stats()
+
+    for rank, found in enumerate(on_ranks(2, work)):
+        assert all(isinstance(value, (int, float)) and value >= 0 for value in found.values())
+        assert found["ringcomm/steps"] == 4 and found["ringcomm/allreduce/calls"] == 4
+        assert found["ringcomm/calls"] == 5
+        assert found["ringcomm/sent_bytes"] == found[f"ringcomm/rank_{1 - rank}/sent_bytes"] > 4000
+        assert 0 < found["ringcomm/waited_s"] <= found["ringcomm/elapsed_s"]
+        json.dumps(found)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_late_rank_is_the_one_that_is_waited_for(by_name):
+    contexts = {}
+
+    def others_wait():
+        if by_name:
+            entries = list(contexts[0].engine.coordinator._entries.values()) if 0 in contexts else []
+            return any(len(entry.signatures) == 2 for entry in entries)
+        return all(rank in contexts and contexts[rank]._runner.progress().doing for rank in (0, 2))
+
+    def work(context):
+        contexts[context.rank] = context
+        data = np.ones(64, np.float32)
+        for _ in range(2):
+            if context.rank == 1:
+                while not others_wait():
+                    time.sleep(0.001)
+                time.sleep(LATE_S)
+            if by_name:
+                context.engine.allreduce([data], Sum, "gradient").wait()
+            else:
+                context.allreduce(data, Sum)
+            context.barrier()
+        return context.activity.numbers()
+
+    numbers = run_ranks(3, work, settings=Settings(spin_us=0.0, timeout_s=30.0))
+    assert numbers[0]["waited_s"] > 1.5 * LATE_S and numbers[2]["waited_s"] > 1.5 * LATE_S
+    if by_name:
+        assert numbers[0]["late"]["1"] > 1.5 * LATE_S
+        assert numbers[1]["late"] == {} and numbers[0]["steps"] == 2
+    else:
+        assert numbers[0]["peers"]["1"][2] > 1.5 * LATE_S and numbers[2]["peers"]["1"][2] > 1.5 * LATE_S
+
+
+def test_the_numbers_of_a_context_that_is_closed_stay():
+    def work(context):
+        context.allreduce(np.ones(100_000, np.float32), Sum)
+        context.barrier()
+        before = context.activity.numbers()
+        context.close()
+        return before, context.activity.numbers()
+
+    for before, after in run_ranks(2, work, transport="tcp"):
+        (peer,) = after["peers"].values()
+        assert peer[3] > 100_000 and peer[:3] == next(iter(before["peers"].values()))[:3]

@@ -14,22 +14,8 @@ import pytest
 from ringcomm.config import Membership, Settings
 from ringcomm.errors import Misuse
 from ringcomm.job.context import Context
-from ringcomm.job.timeline import TraceFile
 from ringcomm.ops import Sum
 from ringcomm.testing.cluster import run_ranks
-
-
-def test_file_is_complete_after_every_write(tmp_path):
-    path = tmp_path / "trace.json"
-    file = TraceFile(path)
-    written = []
-    assert json.loads(path.read_text()) == []
-    for n in range(20):
-        events = [{"ph": "i", "ts": n, "name": "x" * (n * 50 % 300)} for _ in range(1 + n % 3)]
-        file.add(events)
-        written += events
-        assert json.loads(path.read_text()) == written
-    file.close()
 
 
 def test_a_disk_that_fills_up_costs_the_timeline_and_not_the_job(tmp_path):

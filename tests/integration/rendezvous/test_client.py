@@ -1,9 +1,12 @@
-"""A rank's side of the rendezvous: which addresses are dialled, joining, and requests of entries."""
+"""Both sides of the rendezvous: which addresses are dialled, joining, entries, messages, the end."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import socket
+import struct
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -13,10 +16,13 @@ from ringcomm.config import Membership, Settings, Slot
 from ringcomm.configuration.membership import format_endpoint
 from ringcomm.errors import AuthenticationError, RefusedError, StartTimeoutError, StartupError
 from ringcomm.rendezvous import client
+from ringcomm.rendezvous import server as server_module
 from ringcomm.rendezvous.client import Moved, Watched, await_entry, join, post, reach
-from tests.integration.rendezvous.fake_rendezvous import GO, LINK, PROBE, FakeRendezvous
-from tests.support.relay import Relay
-from tests.support.service import CLAIM, JOB, KEY, Service
+from ringcomm.rendezvous.membership import Drop, Send
+from ringcomm.rendezvous.server import RendezvousServer
+from ringcomm.wire.auth import Purpose
+from tests.integration.rendezvous.fake_rendezvous import GO, LINK, PROBE, FakeRendezvous, Peer
+from tests.support.service import CLAIM, JOB, KEY, Service, eventually
 
 SETTINGS = Settings(start_timeout_s=60.0, spin_us=0.0)
 REFUSED = {"type": "refused", "reason": "it came too late"}
@@ -228,10 +234,110 @@ def test_a_wait_for_an_entry_that_is_never_posted_ends_in_time(served):
         await_entry(served.membership(0), "group 2", 0.2)
 
 
-def test_a_relay_is_refused_or_passes_on_ciphertext(served):
-    if served.certificate:
-        with Relay(served.endpoints[0]) as relay:
-            post(served.membership(0, rendezvous=(relay.at,)), "group 4", "elsewhere", 5.0)
-        return
-    with Relay(served.endpoints[0]) as relay, pytest.raises(StartupError, match="passed on from there"):
-        post(served.membership(0, rendezvous=(relay.at,)), "group 4", "elsewhere", 5.0)
+# ---- a server that exchanges control messages ----------------------------------------------------
+
+
+NOTE = {"type": "note", "text": "hello"}
+LONG = {"type": "note", "text": "x" * 3_000_000}
+MANY = 8
+"""So many of them are more than the buffers of a connection hold."""
+
+
+def server_of(*addresses, notify=print):
+    return RendezvousServer(
+        key=KEY, job="job", size=2, addresses=addresses, start_timeout_s=20.0, notify=notify
+    )
+
+
+@pytest.fixture
+def running(no_leaks):
+    notices = []
+    running = server_of("127.0.0.1", notify=notices.append)
+    running.endpoints, running.notices = running.start(), notices
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def dials(running):
+    """`dials()`: connects to it."""
+    made = []
+
+    def connect(*arguments):
+        made.append(Peer(running.endpoints, KEY, "job", *arguments))
+        return made[-1]
+
+    yield connect
+    for item in made:
+        item.sock.close()
+
+
+def here(running, action):
+    """Call this in the server's thread; what it returns."""
+    results, done = [], threading.Event()
+
+    def call():
+        results.append(action())
+        done.set()
+
+    running.order(call)
+    assert done.wait(30.0)
+    return results[0]
+
+
+def numbers(running):
+    return here(running, lambda: sorted(running._connections))
+
+
+def test_a_connection_that_is_dropped_first_gets_all_that_was_sent(running, dials):
+    item = dials()
+    assert eventually(lambda: numbers(running) == [1])
+    here(running, lambda: running._act([*[Send(1, LONG)] * MANY, Drop(1), Send(2, NOTE)]))
+    assert item.read() == [LONG] * MANY
+    assert eventually(lambda: numbers(running) == [])
+
+
+def test_a_connection_that_breaks_the_rules_ends_and_the_others_stay(running, dials, caplog):
+    caplog.set_level(logging.INFO, "ringcomm.rendezvous")
+    stays = dials()
+    unwanted, malformed, reset = dials(), dials(), dials()
+    unwanted.send({"type": "unblocked"})
+    malformed.sock.sendall(b"\xff" * 4)
+    reset.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    reset.sock.close()
+    assert eventually(lambda: numbers(running) == [1])
+    for number, why in (
+        (2, "a rank may not send 'unblocked'"), (3, "a control message of 4294967295 bytes"),
+        (4, "Connection reset by peer"),
+    ):
+        assert f"control connection {number}: {why}" in caplog.text
+    running.stop()
+    assert stays.read() == []
+
+
+def test_a_peer_with_another_purpose_is_turned_away_and_reported(running, dials, monkeypatch):
+    monkeypatch.setattr(server_module, "_REFUSALS_EVERY_S", 0.3)
+    for _ in range(2):
+        assert dials(Purpose.DIRECT).read() == []
+    assert eventually(lambda: sum(int(item.text.split()[1]) for item in running.notices) == 2)
+    why = "(mostly a rank: it dialled the rendezvous for another purpose)"
+    assert all(why in item.text and item.kind == "log" for item in running.notices)
+
+
+def test_an_address_that_is_not_this_machines_is_left_out(no_leaks):
+    running = server_of("192.0.2.1", "127.0.0.1")
+    ((address, port),) = running.start()
+    running.stop()
+    assert address == "127.0.0.1" and port > 0
+
+
+def test_a_peer_that_does_not_read_cannot_keep_a_server_from_its_end(running, dials):
+    item = dials()
+    assert eventually(lambda: numbers(running) == [1])
+    here(running, lambda: running._act([Send(1, LONG)] * MANY))
+    running.stop()
+    assert item.sock.recv(4) != b"", "what was sent before is there"
+    called = []
+    running.stop()
+    running.order(lambda: called.append(1))
+    assert called == [], "after its end nothing is called any more"

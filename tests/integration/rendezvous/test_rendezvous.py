@@ -1,20 +1,29 @@
-"""The real rendezvous and real joiners over the loopback: start, refusals, leaks."""
+"""The real rendezvous and real joiners over the loopback: start, refusals, leaks, elastic jobs."""
 
 from __future__ import annotations
 
+import errno
+import secrets
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, Iterator
 
 import pytest
 
-from ringcomm.config import Membership, Settings
+import ringcomm as rc
+from ringcomm.config import Membership, Settings, Slot
+from ringcomm.configuration.membership import Limits
 from ringcomm.errors import StartTimeoutError, StartupError
 from ringcomm.job.context import Context
-from ringcomm.rendezvous import embedded
+from ringcomm.rendezvous import client, embedded
 from ringcomm.rendezvous.client import join
 from ringcomm.rendezvous.embedded import EmbeddedRendezvous, OwnRendezvous
-from tests.support.service import eventually, free_port, opened, remains, sum_of_ranks, together
+from ringcomm.rendezvous.server import RendezvousServer
+from tests.integration.rendezvous.fake_rendezvous import FakeRendezvous
+from tests.support.service import eventually, opened, remains, sum_of_ranks, together
 
 
 def refuses(port):
@@ -53,21 +62,6 @@ def test_a_failed_start_leaks_nothing(service):
 
 
 # ---- without a launcher ----------------------------------------------------------------------
-
-
-def test_one_of_the_ranks_serves(no_leaks):
-    where = ("127.0.0.1", free_port())
-    membership = Membership(3, (where,), b"k" * 32)
-    settings = Settings(start_timeout_s=20.0, spin_us=0.0)
-
-    def work(_):
-        with Context.start(membership, settings) as context:
-            return context.rank, sum_of_ranks(context)
-
-    for _ in range(2):  # the port is free again afterwards
-        with ThreadPoolExecutor(3) as pool:
-            assert sorted(pool.map(work, range(3))) == [(0, 3.0), (1, 3.0), (2, 3.0)]
-        assert refuses(where[1])
 
 
 # ---- a rendezvous that a rank serves: where, for which ranks, and how it ends --------------------
@@ -157,3 +151,63 @@ def test_a_rank_whose_port_stays_taken_joins_at_another_rank(no_leaks, taken, mo
     with OwnRendezvous(member([taken.getsockname()]), SETTINGS) as own:
         assert own._thread is not None
     assert own.embedded is None and not own._thread.is_alive()
+
+
+# ---- elastic jobs whose processes are threads ----------------------------------------------------
+
+
+ELASTIC = Settings(spin_us=0.0, measure=False, start_timeout_s=20.0)
+
+
+def test_a_member_lost_after_the_last_link_costs_one_more_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = secrets.token_bytes(32)
+    server = RendezvousServer(
+        key=key, job="threads", addresses=["127.0.0.1"], start_timeout_s=20.0, notify=[].append,
+        limits=Limits(), launched=True,
+    )  # fmt: skip
+    member = Membership(rendezvous=tuple(server.start()), key=key, job="threads", elastic=True, host="here")
+    slots = [Slot(0, number) for number in range(3)]
+    for number, slot in enumerate(slots):
+        server.expect(number, slot, "here")
+    members = [replace(member, member=number, slot=slot) for number, slot in enumerate(slots)]
+    contexts = together(members, lambda item: Context.start(item, ELASTIC))
+    real, lock, failures = client.make_links, threading.Lock(), []
+
+    def make_links(*arguments: Any) -> Any:
+        with lock:
+            first = not failures
+            failures.append(1)
+        if first:
+            raise OSError(errno.ECONNRESET, "Connection reset by peer")
+        return real(*arguments)
+
+    monkeypatch.setattr(client, "make_links", make_links)
+    again = together(contexts, lambda item: item.restart(1))
+    assert len({item.generation for item in again}) == 1 and again[0].generation > 1
+    assert together(again, sum_of_ranks) == [3.0] * 3
+    together(again, lambda item: item.close())
+    server.stop()
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeRendezvous]:
+    made = FakeRendezvous()
+    made.membership = replace(made.membership, elastic=True)
+    yield made
+    made.close()
+
+
+def test_a_rendezvous_that_falls_silent_is_given_up(
+    fake: FakeRendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It pings processes that wait, so none of them waits for ever."""
+    monkeypatch.setattr(client, "DIAL_S", 0.1)
+    settings = replace(ELASTIC, dead_after_s=0.1)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(join, replace(fake.membership, member=4), settings)
+        fake.accept()
+        request = fake.read("join")
+        assert (request["member"], request["epoch"], request["position"]) == (4, -1, 0)
+        fake.send({"type": "waiting", "member": 4})
+        with pytest.raises(rc.StartTimeoutError, match="The rendezvous has sent nothing for 0.2 s"):
+            future.result(timeout=60)

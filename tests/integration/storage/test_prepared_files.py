@@ -26,12 +26,11 @@ from ringrun import project
 from ringrun.agent import shipped
 from ringrun.agent.shipped import JobFolder
 from ringrun.diagnosis import records
-from ringrun.job.files import FetchedFiles
+from ringrun.job import files as contents
+from ringrun.job.files import FetchedFiles, Package
 from ringrun.job.launch import prepare
 from ringrun.plan.options import Options
 from ringrun.reach import named_hosts
-from ringrun.ship import contents
-from ringrun.ship.contents import Package
 from ringrun.show.output import OutputFiles
 
 GOOD, EVIL = "ab" * 16, "ee" * 16

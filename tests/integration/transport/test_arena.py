@@ -69,7 +69,6 @@ def test_the_same_bits_as_with_ordinary_arrays(size, transport, algorithm):
 
 
 class TestArray:
-
     def test_its_pages_go_back_with_the_last_view(self):
         owner = arena.own()
 

@@ -1,15 +1,18 @@
-"""Other users of the machine, at the Unix sockets between the ranks of a host."""
+"""Other users of the machine: at Unix sockets of ranks and at the IPv6 twins of addresses."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import socket
+import subprocess
 import sys
+from typing import Any, List
 
 import pytest
 
 from ringcomm.transport.connect import MAX_HALF_OPEN, Dial, listen
+from ringcomm.transport.reactor import Reactor
 from ringcomm.wire.auth import Claim, Initiator, Purpose, job_digest, place_of
 from ringrun.doctor.hosts import HostProbe
 from ringrun.job.launch import prepare
@@ -111,3 +114,76 @@ def test_another_user_gets_nothing_from_the_doctor(doctor):
     # The magic, version and status, a nonce, and a proof that holds for this nonce only; no echo, no rank.
     assert challenge.startswith(b"ringcomm") and len(challenge) == 8 + 2 + 2 + 32 + 32
     assert probe.ask(do="probe", targets=[], within_s=1.0) == [], "and the doctor goes on"
+
+
+# ---- another user holds the same port at the IPv6 twin of an address -----------------------------
+
+
+HOLDS = """
+import errno
+address, port, relayed = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+sock = socket.socket(socket.AF_INET6)
+sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+    sock.setsockopt(socket.SOL_SOCKET, option, 1)
+print("here", flush=True)
+try:
+    sock.bind((address, port))
+    sock.listen()
+except OSError as problem:
+    print(errno.errorcode[problem.errno], flush=True)
+    sys.exit()
+print(sock.getsockname()[1], flush=True)
+while True:
+    one = sock.accept()[0]
+    if relayed == "relay":
+        other = socket.socket()
+        other.connect(("127.0.0.1", port))
+    if relayed != "relay":
+        one.recv(1000)
+        one.sendall(b"something else" * 100)
+        one.close()
+    elif not os.fork():
+        ends = {one: other, other: one}
+        while True:
+            for end in select.select(list(ends), [], [])[0]:
+                data = end.recv(65536)
+                if not data:
+                    os._exit(0)
+                ends[end].sendall(data)
+    else:
+        one.close()
+        other.close()
+"""
+
+
+def holds(address: str, port: int, what: str = "answer") -> Any:
+    return another_user(HOLDS, address, port, what)
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def dialled(reactor: Reactor, door: Door, address: str) -> Dial:
+    ends: List[Dial] = []
+    Dial(reactor, (address, door.address[1]), KEY, CLAIM, ends.append, 5.0)
+    door.turn_until(lambda: ends)
+    return ends[0]
+
+
+@pytest.mark.parametrize("what", ["answer", "relay"])
+def test_what_listens_at_the_twin_cannot_take_part(reactor: Reactor, what: str) -> None:
+    """Also one that passes everything on to 127.0.0.1: the proof names ::1, where it was dialled."""
+    door = Door(reactor)
+    try:
+        with holds("::1", door.address[1], what) as other_user:
+            assert said(other_user) == str(door.address[1])
+            dial = dialled(reactor, door, "::1")
+            assert dial.sock is None and door.arrived == []
+            if what == "relay":
+                door.turn_until(lambda: door.refused)
+                assert f"dialled [::1]:{door.address[1]}" in door.refused[0], door.refused
+    finally:
+        door.close()

@@ -106,8 +106,8 @@ def test_decompression_restores_the_dtype():
         assert compression.decompress(counts, None) is counts
     assert not is_elementwise(type("Own", (Compression.fp16,), {}))
 
-
 # ---- compression="auto" ------------------------------------------------------------------------------------
+
 
 RESNET = 102_000_000
 FAST = {"bf16": Rates(0.15e-9, 0.1e-9), "int8": Rates(0.4e-9, 0.25e-9)}
@@ -115,25 +115,6 @@ FAST = {"bf16": Rates(0.15e-9, 0.1e-9), "int8": Rates(0.4e-9, 0.25e-9)}
 
 def links(mbit, size=3):
     return Links(size, 1, 8e-6 / mbit, 1e-4)
-
-
-def step(mbit, backward_s, size=3):
-    """What is measured without compression: a backward pass that hides what it can."""
-    needed = send_s("none", RESNET, links(mbit, size))
-    wait_s = max(0.0, needed - backward_s)
-    return StepTime(backward_s + wait_s, wait_s, backward_s)
-
-
-@pytest.mark.parametrize("mbit, backward_s, expected", [
-    (10_000, 1.0, "none"), (10_000, 5.0, "none"), (1000, 5.0, "none"),
-    (1000, 0.1, "int8"), (100, 0.1, "int8"), (100, 1.0, "int8"), (100, 5.0, "int8"), (10, 5.0, "int8"),
-])  # fmt: skip
-def test_the_choice(mbit, backward_s, expected):
-    choice = choose(RESNET, step(mbit, backward_s), links(mbit), FAST)
-    assert choice.name == expected
-    assert choice.steps_s["none"] == pytest.approx(step(mbit, backward_s).period_s)
-    if expected != "none":
-        assert choice.steps_s[expected] <= 0.95 * choice.steps_s["none"]
 
 
 def seen(name, mbit, backward_s, rates=FAST):
@@ -237,13 +218,6 @@ class TestAutoCompression:
             "compression=auto: links are faster now", "compression=auto: links are slower now",
         ]  # fmt: skip
 
-    def test_in_a_new_view_of_the_job_it_begins_anew(self, program):
-        program.steps(STEPS + 1, 100, 1.0)
-        rc.shutdown()
-        rc.init(Membership())
-        assert program.auto.current() is Compression.none and program.auto.choice is None
-        assert program.steps(STEPS + 1, 100, 1.0) == [False] * STEPS + [True]
-
 
 def test_the_setting_counts_where_a_program_passes_nothing(monkeypatch):
     monkeypatch.setenv("RINGCOMM_COMPRESSION", "bf16")
@@ -253,3 +227,4 @@ def test_the_setting_counts_where_a_program_passes_nothing(monkeypatch):
         assert configured("int8", global_process_set) is Compression.int8
     finally:
         rc.shutdown()
+

@@ -13,11 +13,9 @@ from ringcomm.arrays.operands import (
     as_array,
     flat_copy,
     flat_view,
-    operand_of,
     submitted,
 )
 from ringcomm.errors import Misuse, UnsupportedDtypeError
-from tests.support.reference import all_dtypes
 from tests.unit.arrays.copying import Kind
 
 
@@ -120,44 +118,6 @@ class TestSubmitted:
         ((*_, load),) = engine.copies
         assert engine.followed == [load], "the caller's stream waits until it is loaded"
 
-
-@pytest.mark.parametrize("make", [np.array, lambda values: on_device(*values)])
-class TestOperandOf:
-    """Arrays of the host and of devices do the same."""
-
-    @pytest.fixture(autouse=True)
-    def kind(self, use):
-        use(Kind())
-
-    def test_rows_are_read_where_they_are(self, pool, make):
-        array = make([[1.0, 2.0], [3.0, 4.0]])
-        source = operand_of(pool, array, rows=True)
-        assert source.dtype == np.float64 and (source.mirror is None) == (type(array) is np.ndarray)
-        made = source.output(6, 1, (2, 4))
-        if made.mirror is not None:
-            made.mirror.load(0, made.mirror.nbytes)
-        assert made.flat[1:3].tolist() == [3.0, 4.0]
-        made.flat[3:] = 7.0
-        if made.mirror is not None:
-            made.mirror.store_all()
-        found = made.finish((3, 2))
-        assert found[2].tolist() == [7.0, 7.0] and not np.shares_memory(found, array)
-
-    @pytest.mark.parametrize("name", ["", "reducescatter_"])
-    def test_some_rows_are_the_result(self, pool, make, name):
-        array = make([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-        operand = operand_of(pool, array, name)
-        operand.narrow(1, 3)
-        if operand.mirror is not None:
-            operand.mirror.load(0, operand.mirror.nbytes)
-        operand.flat[2:] *= 2
-        if operand.mirror is not None:
-            operand.mirror.store(16, 48)
-        found = operand.finish_rows(1, 3)
-        assert found.tolist() == [[6.0, 8.0], [10.0, 12.0]]
-        assert np.shares_memory(found, array) == bool(name)
-
-
 # ---- arrays of every layout ----------------------------------------------------------------------
 
 
@@ -194,14 +154,6 @@ def test_elements_in_c_order(laid_out, flatten):
     assert flat.tolist() == np.asarray(laid_out).ravel(order="C").tolist()
 
 
-@pytest.mark.parametrize("dtype", all_dtypes(), ids=str)
-def test_every_element_type(dtype):
-    assert as_array(np.zeros(3, dtype)).dtype == dtype
-    target = InPlace(np.zeros((2, 2), dtype), "allreduce_")
-    target.flat[:] = 1
-    assert (target.finish() == np.ones((2, 2), dtype)).all()
-
-
 @pytest.mark.parametrize("value", ["text", [object()], np.zeros(2, "M8[s]"), np.zeros(2, "f4,i4")])
 def test_elements_that_cannot_travel(value):
     with pytest.raises(UnsupportedDtypeError, match="broadcast_object"):
@@ -230,3 +182,4 @@ class TestInPlace:
 def test_a_mask_is_not_lost_silently(take):
     with pytest.raises(Misuse, match="lose its mask.*filled"):
         take(np.ma.masked_array([1.0, 2.0], [False, True]))
+

@@ -30,14 +30,6 @@ def test_a_board_that_slows_the_others_down_is_left_out():
     assert "jetson2" in advice.table()
 
 
-def test_less_bytes_can_make_another_machine_pay():
-    arguments = ([0, 0], [0.01, 0.01], RESNET_BYTES, [118, 118], 96, ["a", "b"])
-    assert rc.advise(*arguments).best.hosts == ("a",)
-    advice = rc.advise(*arguments, codecs={"float32": 1.0, "bf16": 0.5, "int8": 0.254})
-    assert advice.best.hosts == ("a", "b") and advice.best.codec == "int8"
-    assert len(advice.rows) == 9
-
-
 def test_a_batch_that_is_far_from_what_was_measured_is_rough():
     """One machine alone has the whole batch, of which it has computed a part so far."""
     model = CostModel(1e-5, 1e-9, 1e-10, hosts=(0, 1), wire_latency_s=1e-4, wire_byte_s=(1e-8,) * 2)
@@ -105,9 +97,3 @@ def test_ranks_are_measured_with_two_shares_and_then_balanced():
     assert max(times) - min(times) < 0.005
     assert len(advice.rows) == 7 * len(CODEC_SHARE)
 
-
-@pytest.mark.parametrize("hidden_s", [0.0, 0.04])
-def test_communication_is_what_it_is_when_all_ranks_arrive_at_once(hidden_s):
-    advice, shares = advised(SPEEDS, 0.05, hidden_s)
-    row = next(row for row in advice.rows if len(row.hosts) == 3 and row.codec == "float32")
-    assert row.step_s == pytest.approx(compute_s(SPEEDS, shares[-1]) + 0.05)

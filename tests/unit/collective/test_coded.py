@@ -20,7 +20,6 @@ from tests.support.simulation import simulate_coded
 
 SIZES = [2, 3, 7]
 NAMES = CODECS[1:]
-LONG = SEGMENT_ITEMS * 2 + 777
 
 
 def gradients(size, count, seed=0):
@@ -130,8 +129,8 @@ def test_a_cut_link_is_an_error_or_harmless(sending):
         assert all(error is None or isinstance(error, LinkClosed) for error in errors)
         assert errors[1 if sending else 0] is not None
 
-
 # ---- several ranks per host ----------------------------------------------------------------------
+
 
 GRIDS = [[0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 2, 2]]
 LEAST = 16384
@@ -204,9 +203,3 @@ def test_only_one_rank_of_each_host_talks_to_the_same_rank_elsewhere():
     assert codes * 2 <= volume[3][0] < codes * 2 + 400, "one column's codes there and back"
     assert not isinstance(plans.execution(header, LEAST - 1, kernel), HostCodedExecution)
 
-
-@pytest.mark.parametrize("algorithm, expected", [(None, True), ("hierarchical", True), ("direct", False)])
-def test_the_algorithm_of_the_user(algorithm, expected):
-    selector = Selector(0, 4, algorithm, host_index=[0, 0, 1, 1])
-    assert (selector.coded_hosts(LEAST) is not None) == expected
-    assert Selector(0, 3, algorithm, host_index=[0, 0, 1]).coded_hosts(LEAST) is None

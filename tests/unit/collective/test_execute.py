@@ -10,13 +10,13 @@ import pytest
 
 from ringcomm.collective.execute import Execution, Headers, SegmentPool, run
 from ringcomm.collective.reduce import Kernel
-from ringcomm.collective.short import SHARED_BYTES, SHORT_BYTES, ShortExecution, make_execution
+from ringcomm.collective.short import ShortExecution, make_execution
 from ringcomm.errors import MismatchError, PeerLostError
 from ringcomm.ops import Sum
 from ringcomm.schedule.direct import all_to_all
 from ringcomm.schedule.steps import SELF, SOURCE, Recv, Send
 from ringcomm.transport.base import Watch
-from ringcomm.wire.frames import HEADER_BYTES, stamp, unpack_header
+from ringcomm.wire.frames import stamp, unpack_header
 from tests.unit.collective.building import HEADER, fold_from, numbers, peers, raw
 
 
@@ -152,47 +152,6 @@ class TestStreams:
         execution.advance()
         assert wire.take(2) == wire.going(2) + raw(11)
 
-    def test_nothing_is_overwritten_before_it_has_been_sent(self, make_wire):
-        wire = make_wire(2, capacity_bytes=HEADER_BYTES + 2)
-        data = numbers(1, 2, 3)
-        execution = start(wire, [Send(1, 0, 3), Recv((1,), 0, 3)], data)
-        wire.put(wire.coming() + raw(7))
-        assert not execution.advance()
-        assert data.tolist() == [7, 2, 3]
-        wire.put(raw(8, 9))
-        assert not execution.advance()
-        assert data.tolist() == [7, 2, 3]
-        assert peers(execution.waiting_for()[1]) == [1]
-        assert wire.take() == wire.going() + raw(1)
-        assert execution.advance()
-        assert wire.take() == raw(2, 3)
-        assert data.tolist() == [7, 8, 9]
-
-    def test_a_fold_waits_for_the_send_of_what_it_changes(self, make_wire):
-        wire = make_wire(2, capacity_bytes=HEADER_BYTES + 2)
-        data = numbers(1, 2)
-        execution = start(wire, [Send(1, 0, 2), fold_from(1, 0, 2)], data)
-        wire.put(wire.coming() + raw(10))
-        execution.advance()
-        wire.put(raw(20))
-        execution.advance()
-        assert data.tolist() == [11, 2]
-        assert wire.take() == wire.going() + raw(1)
-        assert execution.advance()
-        assert data.tolist() == [11, 22]
-
-    def test_a_peer_that_is_ahead_is_not_read_beyond_the_segment(self, make_wire):
-        wire = make_wire(3)
-        count = 40
-        data = np.zeros(count, np.int16)
-        execution = start(wire, [Recv((1, 2), 0, count, fold=(SELF, 1, 2), final=True)], data)
-        wire.put(wire.coming() + raw(*range(count)), peer=1)
-        assert not execution.advance()
-        assert peers(execution.waiting_for()[0]) == [2]
-        wire.put(wire.coming(2) + raw(*range(count)), peer=2)
-        assert execution.advance()
-        assert data.tolist() == [2 * number for number in range(count)]
-
 
 class TestMemory:
     def test_bytes_leave_from_and_arrive_in_the_caller_s_own_arrays(self, wire):
@@ -208,37 +167,10 @@ class TestMemory:
             assert any(np.shares_memory(np.frombuffer(view, np.uint8), array) for view in seen)
         assert source.tolist() == [5, 6]
 
-    def test_a_fold_goes_no_further_than_the_shortest_segment(self, make_wire):
-        wire = make_wire(3)
-        wire.fabric.link(2).segment_bytes = 16
-        count = 40
-        data = np.zeros(count, np.int16)
-        steps = [Recv((1, 2), 0, count, fold=(SELF, 1, 2), final=True)]
-        execution = start(wire, steps, data, segment_bytes=0)
-        for peer in (1, 2):
-            wire.put(wire.coming(peer) + raw(*range(count)), peer)
-        assert execution.advance()
-        assert data.tolist() == [2 * number for number in range(count)]
-
 
 class TestWhenPacketsAreUsed:
     def kind(self, wire, schedule, **options):
         return type(make(wire, schedule, **options))
-
-    def test_up_to_a_limit(self, wire):
-        most = (SHORT_BYTES - HEADER_BYTES) // 2
-        assert self.kind(wire, [Send(1, 0, most)]) is ShortExecution
-        assert self.kind(wire, [Send(1, 0, most + 1)]) is Execution
-        assert self.kind(wire, [Recv((1,), 0, most)]) is ShortExecution
-        assert self.kind(wire, [Recv((1,), 0, most), Recv((1,), most, most + 1)]) is Execution
-
-    def test_longer_ones_through_shared_memory(self, wire, monkeypatch):
-        most = (SHARED_BYTES - HEADER_BYTES) // 2
-        assert self.kind(wire, [Send(1, 0, most)]) is Execution
-        monkeypatch.setattr(type(wire.fabric.link(1)), "peeks", True)
-        assert self.kind(wire, [Send(1, 0, most)]) is ShortExecution
-        assert self.kind(wire, [Send(1, 0, most), Recv((1,), 0, most)]) is ShortExecution
-        assert self.kind(wire, [Send(1, 0, most + 1)]) is Execution
 
     def test_not_where_a_send_would_wait_for_more_than_it_needs(self, make_wire):
         wire = make_wire(3)
@@ -250,15 +182,6 @@ class TestWhenPacketsAreUsed:
 
 
 class TestPackets:
-    def test_several_steps_with_one_peer_share_a_header(self, wire):
-        data = numbers(1, 2, 3)
-        steps = [Send(1, 0, 1), Send(1, 2, 3), Recv((1,), 1, 2), fold_from(1, 0, 1)]
-        execution = start_short(wire, steps, data)
-        wire.put(wire.coming() + raw(7, 10) + b"next")
-        assert execution.advance()
-        assert wire.take() == wire.going() + raw(1, 3)
-        assert data.tolist() == [11, 7, 3]
-
     def test_headers_without_elements_go_and_are_awaited_first(self, make_wire):
         wire = make_wire(3)
         steps = [Recv((1,), 0, 2), Send(2, 0, 2), Send(1, 0, 0), Recv((2,), 0, 0)]
@@ -347,3 +270,4 @@ class TestRun:
         with pytest.raises(PeerLostError, match="rank 2 is gone"):
             self.go(wire, execution, [(0.5, None)], watch=Announcement())
         assert self.fabric.now_s == 0.5
+

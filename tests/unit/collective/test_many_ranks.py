@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 
 from ringcomm.collective.execute import Execution, SegmentPool
 from ringcomm.collective.reduce import Kernel
 from ringcomm.ops import Sum
-from ringcomm.schedule.steps import DATA, SOURCE, Dependencies, Recv, Send
 from ringcomm.transport.memory import memory_fabrics
 from tests.unit.calls import calls_in
 from tests.unit.collective.building import HEADER
@@ -33,28 +30,3 @@ def test_building_and_compiling_a_schedule_grows_with_the_ranks_only(collective)
         needed[size] = calls_in(compiled)
     assert needed[256] <= 4.6 * needed[64]
 
-
-@pytest.mark.parametrize("seed", range(50))
-def test_a_step_depends_on_all_earlier_ones_that_touch_its_elements(seed):
-    rng = random.Random(seed)
-    schedule = []
-    for _ in range(rng.randrange(1, 30)):
-        start = rng.randrange(10)
-        stop = rng.randrange(start, 11)
-        if rng.random() < 0.5:
-            schedule.append(Send(1, start, stop, rng.choice([DATA, SOURCE])))
-        else:
-            schedule.append(Recv((1,), start, stop))
-    dependencies = Dependencies(schedule)
-    for index, step in enumerate(schedule):
-        assert dependencies.of(index, step) == [
-            number for number, earlier in enumerate(schedule[:index]) if depends(step, earlier)
-        ]
-
-
-def depends(step, earlier):
-    """Whether they have an element in common, and one of them writes it."""
-    writes = [isinstance(item, Recv) for item in (step, earlier)]
-    buffers = {DATA if isinstance(item, Recv) else item.buffer for item in (step, earlier)}
-    common = set(range(step.start, step.stop)) & set(range(earlier.start, earlier.stop))
-    return any(writes) and len(buffers) == 1 and bool(common)

@@ -15,20 +15,15 @@ from ringcomm.clock import POLLING, Deadline
 from ringcomm.collective import runner as runner_module
 from ringcomm.collective.observe import (
     CallHistory,
-    OperationTotal,
     Progress,
-    Tally,
-    Totals,
     call_site,
     find_site,
     nowhere,
     site_text,
     this_site,
 )
-from ringcomm.collective.reduce import Total
 from ringcomm.collective.runner import Runner
 from ringcomm.config import Settings
-from ringcomm.dtypes import dtype_named
 from ringcomm.errors import (
     ConfigError,
     MismatchError,
@@ -43,13 +38,9 @@ from ringcomm.ops import CODECS, Average, Collective, Max, Sum
 from ringcomm.testing.cluster import run_ranks
 from ringcomm.transport.base import LARGE_BYTES
 from ringcomm.transport.memory import memory_fabrics
-from ringcomm.wire.frames import HEADER_BYTES, unpack_header
-from ringcomm.wire.signature import ahead_of, direct_call
+from ringcomm.wire.frames import HEADER_BYTES
+from ringcomm.wire.signature import direct_call
 from tests.unit.collective.building import NOW, all_reduce, broadcast, fail, ones
-
-
-def header_of(wire):
-    return unpack_header(wire.take()[:HEADER_BYTES])
 
 
 def both(work):
@@ -65,52 +56,6 @@ def throw(problem):
 
 
 class TestCalls:
-    def test_calls_are_numbered(self, wire):
-        runner = Runner(wire.fabric, NOW)
-        for number in (1, 2, 3):
-            with pytest.raises(MismatchError):
-                wire.put(bytes(HEADER_BYTES))
-                runner.barrier()
-            assert header_of(wire).sequence == number
-            runner._broken = None
-
-    @pytest.mark.parametrize(
-        "change",
-        [{"name": "y"}, {"shape": (4, 1)}, {"prescale": 2.0}, {"postscale": 2.0}, {"op": Average}],
-        ids=str,
-    )
-    def test_the_header_changes_with_every_argument(self, make_wire, change):
-        headers = []
-        for arguments in ({}, change):
-            wire = make_wire()
-            with pytest.raises(PeerStalledError):
-                call = {"op": Max, "name": "x", "shape": (2, 2), **arguments}
-                all_reduce(Runner(wire.fabric, NOW, generation=3), ones(), **call)
-            headers.append(header_of(wire))
-        assert headers[0] != headers[1]
-        header = headers[0]
-        assert (header.generation, header.collective, header.op, header.items) == (
-            3, Collective.ALLREDUCE, Max, 4,
-        )  # fmt: skip
-
-    def test_one_rank_touches_no_link(self):
-        (fabric,) = memory_fabrics(1)
-        runner, data = Runner(fabric, NOW), ones()
-        all_reduce(runner, data, Average, prescale=3.0)
-        assert data.tolist() == [3.0] * 4
-        more = {"bounds": (0, 4)}
-        scatter = direct_call(Collective.REDUCESCATTER, data, op=Sum, postscale=2.0, **more)
-        runner.reduce_scatter(data, scatter)
-        assert data.tolist() == [6.0] * 4
-        runner.all_gather(data, direct_call(Collective.ALLGATHER, data, **more))
-        broadcast(runner, data)
-        runner.barrier()
-        exchange = ahead_of(Collective.ALLTOALL, data.dtype)
-        assert runner.exchange([7, 8], exchange).tolist() == [[7, 8]]
-        received = np.zeros(4, np.float32)
-        runner.all_to_all(data, received, (0, 4), (0, 4), direct_call(Collective.ALLTOALL, data, items=0))
-        assert received.tolist() == [6.0] * 4
-
     @pytest.mark.parametrize(
         ("algorithm", "items"), [("one_shot", 4), ("doubling", 4), ("direct", 2), ("ring", 2)]
     )
@@ -119,22 +64,6 @@ class TestCalls:
         assert (len(wire.take()) - HEADER_BYTES) // 4 == items
         with pytest.raises(ConfigError, match="there are one_shot, direct"):
             all_reduce(Runner(wire.fabric, Settings(algorithm="magic")), ones())
-
-    def test_calls_that_are_repeated_with_other_numbers(self):
-        def work(runner):
-            found = []
-            for count in (1, 1, 3, 1):
-                call = ahead_of(Collective.ALLTOALL, np.dtype(np.float32))
-                found.append(runner.exchange([runner.rank] * count, call).tolist())
-            for _ in range(2):
-                data = np.arange(4.0) + runner.rank
-                call = direct_call(Collective.REDUCESCATTER, data, op=Sum, bounds=(0, 2, 4))
-                runner.reduce_scatter(data, call)
-                found.append(data[2 * runner.rank : 2 * runner.rank + 2].tolist())
-            return found
-
-        tables = [[[0] * count, [1] * count] for count in (1, 1, 3, 1)]
-        assert both(work) == [[*tables, row, row] for row in ([1.0, 3.0], [5.0, 7.0])]
 
     def test_codecs_of_half_types(self):
         def work(runner):
@@ -308,61 +237,19 @@ class TestBlocksOfCalls:
         assert both(work) == [True, None]
 
 
-class WeightsOfOthers(Runner):
-    """A runner whose exchange of weights is with ranks of these."""
-
-    def __init__(self, *others):
-        super().__init__(memory_fabrics(1 + len(others))[0], NOW)
-        self.others = others
-        self.calls = []
-
-    def exchange(self, values, call):
-        self.calls.append(call)
-        weights = np.array([[other] for other in self.others], np.float64)
-        return np.array([values, *weights.view(np.int64).tolist()])
-
-    def apply(self, data, weight, op=Average, **fields):
-        return self.weighted(data, weight, direct_call(Collective.ALLREDUCE, data, op=op, **fields))
-
-
-class TestWeights:
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
-    def test_contributions_count_by_their_weights(self, dtype):
-        data, runner = np.array([1.0, 2.0], dtype_named(dtype)), WeightsOfOthers(3.0)
-        weighted = runner.apply(data, 1.0, name="grad", shape=(1, 2))
-        assert weighted.astype(complex).tolist() == [0.5, 1.0], "relative to the mean of the weights"
-        assert weighted is data if dtype != "float16" else weighted.dtype == np.float32
-        (call,) = runner.calls
-        assert call == ahead_of(Collective.ALLREDUCE, data.dtype, "grad", (1, 2), Average, weighted=True)
-
-    def test_data_of_weight_0_are_ignored_whatever_they_are(self):
-        data = np.array([np.nan, np.inf], np.float32)
-        WeightsOfOthers(2).apply(data, 0)
-        assert data.tolist() == [0.0, 0.0]
-
-    @pytest.mark.parametrize("weight", [1e308, 70000, 3, 5e-324])
-    @pytest.mark.parametrize("count", [1, 3, 49])
-    def test_equal_weights_change_no_bit_however_large_or_small_they_are(self, weight, count):
-        for dtype in ("float16", "float32", "float64"):
-            data = np.array([1.1, 6e4, 1e-7], dtype)
-            before = data.tobytes()
-            weighted = WeightsOfOthers(*[weight] * (count - 1)).apply(data, weight)
-            assert weighted.astype(dtype).tobytes() == data.tobytes() == before
-        assert Total.of([weight] * count).share(weight, count) == 1.0
-
-    @pytest.mark.parametrize(
-        ("dtype", "weight", "op", "error"),
-        [
-            (float, -1.0, Average, Misuse), (float, math.nan, Average, Misuse),
-            (float, "3", Average, Misuse), (float, 1.0, Sum, Misuse),
-            (np.int32, 1.0, Average, UnsupportedDtypeError), (bool, 1.0, Average, UnsupportedDtypeError),
-        ],
-    )  # fmt: skip
-    def test_what_has_no_meaning_is_refused_before_anything_is_sent(self, dtype, weight, op, error):
-        runner = WeightsOfOthers()
-        with pytest.raises(error):
-            runner.apply(np.zeros(2, dtype), weight, op)
-        assert runner.calls == []
+@pytest.mark.parametrize(
+    ("dtype", "weight", "op", "error"),
+    [
+        (float, -1.0, Average, Misuse), (float, math.nan, Average, Misuse),
+        (float, "3", Average, Misuse), (float, 1.0, Sum, Misuse),
+        (np.int32, 1.0, Average, UnsupportedDtypeError), (bool, 1.0, Average, UnsupportedDtypeError),
+    ],
+)  # fmt: skip
+def test_a_weight_without_a_meaning_is_refused_before_anything_is_sent(wire, dtype, weight, op, error):
+    data = np.zeros(2, dtype)
+    with pytest.raises(error):
+        Runner(wire.fabric, NOW).weighted(data, weight, direct_call(Collective.ALLREDUCE, data, op=op))
+    assert wire.take() == b""
 
 
 class TestSites:
@@ -374,18 +261,17 @@ class TestSites:
         assert call_site().startswith(f"{__file__}:")
 
 
-class TestHistory:
-    def test_the_callers_variables_are_not_kept_alive(self):
-        history = CallHistory(10)
+def test_the_callers_variables_are_not_kept_alive():
+    history = CallHistory(10)
 
-        def program():
-            array = np.ones(4, np.float32)
-            history.begin(1, None, find_site(1, nowhere()))
-            return weakref.ref(array)
+    def program():
+        array = np.ones(4, np.float32)
+        history.begin(1, None, find_site(1, nowhere()))
+        return weakref.ref(array)
 
-        array = program()
-        gc.collect()
-        assert array() is None
+    array = program()
+    gc.collect()
+    assert array() is None
 
 
 def test_how_far_a_call_is_that_waits_for_another_rank():
@@ -440,17 +326,3 @@ class TestTotals:
             for other, (sent, received) in peers.items():
                 assert [received, sent] == results[other][0][rank]
 
-    def test_calls_for_a_purpose_are_counted_under_its_label(self):
-        call = direct_call(Collective.ALLREDUCE, ones(3), op=Sum)
-        totals, tally, other = Totals(), Tally("allreduce 'conv'"), Tally("allreduce 'dense'")
-        for each, took_s in ((tally, 1.0), (tally, 2.0), (other, 4.0)):
-            each.add(call, took_s)
-        totals.operations[call.describe()] = OperationTotal()
-        totals.operations[call.describe()].add(4, 9.0, 400)
-        tally.move(totals)
-        left, found = totals.operations[call.describe()], totals.operations["allreduce 'conv'"]
-        assert (left.runs, left.took_s, left.moved_bytes) == (2, 6.0, 200)
-        assert (found.runs, found.took_s, found.moved_bytes) == (2, 3.0, 200)
-        left.add(-1, 0.0, 0)  # now there is one run, which is the other purpose's
-        other.move(totals)
-        assert set(totals.operations) == {tally.label, other.label}

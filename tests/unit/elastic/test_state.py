@@ -30,15 +30,6 @@ def state(**values):
     return ObjectState(lambda value: value, lambda: 0, **values)
 
 
-def test_rank_0_decides():
-    other = ObjectState(lambda value: {"epoch": 7} if isinstance(value, dict) else value, lambda: 1, epoch=1)
-    other.sync()
-    assert other.epoch == 7
-    other.epoch = 8
-    other.restore()
-    assert other.epoch == 7
-
-
 def test_changed_hosts_interrupt_once():
     kept = state(epoch=0)
     kept.check_host_updates()
@@ -128,18 +119,6 @@ def test_a_report_whose_exchange_failed_does_not_end_the_next_view_too(monkeypat
     run(train, lambda: views.append(kept.step))(kept)
     assert (exchanges, views, kept.total) == ([2, 0, 0], [1], 3)
 
-
-def test_what_the_launcher_reports_interrupts_training(monkeypatch):
-    reports = [0, 1, 2]
-    monkeypatch.setattr(api, "take_changes", lambda: reports.pop(0))
-    kept = state(epoch=0)
-    kept.check_host_updates()
-    for skip_sync in (True, False):
-        with pytest.raises(rc.HostsUpdatedInterrupt) as caught:
-            kept.check_host_updates()
-        assert caught.value.skip_sync is skip_sync
-
-
 # ---- arrays ------------------------------------------------------------------------------------------------
 
 
@@ -226,22 +205,6 @@ class TestSynchronization:
         assert state.turned is turned and turned.tolist() == [[1.0, 2.0], [3.0, 4.0]]
         assert job.sent == []
 
-    def test_a_loss_within_it_leaves_a_state_that_is_not_the_newest(
-        self, job: Job, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def lost(array: Any) -> None:
-            raise PeerLostError("rank 0 is gone")
-
-        state = job.state(weights=np.zeros(3))
-        state._position = 4
-        job.sent = [(7, {})]
-        monkeypatch.setattr(direct, "broadcast_", lost)
-        monkeypatch.setattr(api, "gather_positions", lambda position: [9, position])
-        with pytest.raises(PeerLostError):
-            _synchronize(state)
-        assert state._position == 0
-
-
 # ---- parts -------------------------------------------------------------------------------------------------
 
 
@@ -317,3 +280,4 @@ def test_a_state_of_parts_and_values(alone: Any):
 def test_a_model_that_is_not_built_cannot_be_saved():
     with pytest.raises(ConfigError, match="must be built first"):
         check_built(SimpleNamespace(built=False), None)
+

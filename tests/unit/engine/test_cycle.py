@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List
-
 import pytest
 
 from ringcomm.collective.observe import Progress
@@ -62,21 +60,6 @@ class TestFailures:
         error = error_of(request.handle)
         assert type(error) is kind and text in str(error)
 
-    def test_everything_fails_with_the_engine(self):
-        job = Job()
-        state = job.states[1]
-        request = job.submit(1, "a", 1.0)
-        join = state.join = Handle("join")
-        seen: List[BaseException] = []
-        state.history.on_failure = seen.append
-        failure = PeerLostError("rank 0 was lost", rank=0)
-        state.fail_all(failure)
-        for handle in (request.handle, join):
-            error = error_of(handle)
-            assert isinstance(error, PeerLostError) and str(error) == str(failure)
-        assert seen == [failure] and state.broken is failure and state.join is None
-        assert not state.pending.unannounced
-
 
 class TestLinksThatEnd:
     def test_without_one_it_is_reported_once(self):
@@ -116,3 +99,4 @@ class TestLate:
             for tenth in range(25, 60):
                 job.now_s = tenth / 10
                 job.turn(2)
+

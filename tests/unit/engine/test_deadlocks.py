@@ -143,30 +143,6 @@ def test_where_a_thread_may_still_submit_it_is_a_stall_that_is_reported_first():
     assert "for 120 s, 20 % of RINGCOMM_LATE_AFTER" in failures["a"]
 
 
-@pytest.mark.parametrize("options", [{"stall_warning_s": 0}, {"stall_warning_s": 60, "paused": 2}])
-def test_where_a_thread_may_still_submit_it_is_not_given_up(options):
-    job = Job(stall_warning_s=options["stall_warning_s"], stall_limit_s=0)
-    for rank, name in enumerate("abb"):
-        job.ready(rank, sig(name))
-        blocked(job, rank, for_good=rank != 0)
-    if "paused" in options:
-        job.send(options["paused"], {"type": "paused", "reason": "checkpoint"})
-    job.now_s += 10_000
-    assert job.responses() is None
-
-
-@pytest.mark.parametrize("for_good", [True, False])
-def test_some_ranks_are_given_up_only_if_none_of_their_threads_may_still_submit(for_good):
-    """Rank 2 goes on, so it may be long before a thread of rank 1 has anything to do."""
-    job = Job(stall_warning_s=60, stall_limit_s=0)
-    for rank, name in enumerate("ab"):
-        job.ready(rank, sig(name))
-        blocked(job, rank, for_good=for_good or rank == 0)
-    job.now_s += 10_000
-    responses = job.responses()
-    assert (responses is not None) == for_good
-
-
 def test_what_has_failed_may_be_what_a_rank_waited_for():
     job = Job(stall_warning_s=0, stall_limit_s=0)
     for rank in range(3):
@@ -201,25 +177,6 @@ def test_warns_and_gives_up():
     assert "given up" in responses["failed"][1][2]
 
 
-def test_a_second_warning_says_in_a_word_where_a_rank_was_at_the_first():
-    job = Job(stall_warning_s=60, stall_limit_s=0)
-    job.ready(0, sig("a"))
-    job.now_s += 60
-    job.responses()
-    assert job.coordinator.reports.to_explain == [1, 2]
-    stack = '  File "/x/train.py", line 7, in main\n    load()\n  File "/x/data.py", line 22, in load\n'
-    job.send(1, {"type": "stack", "text": f"{stack}    sleep(9)\n"})
-    job.send(2, {"type": "stack", "text": ""})
-    job.coordinator.reports.warnings.clear()
-    job.now_s += 60
-    job.responses()
-    [again] = job.coordinator.reports.warnings
-    assert again.endswith(
-        "(rank 1 has submitted nothing yet; its main thread was last seen at /x/data.py:22; "
-        "rank 2 has submitted nothing yet)."
-    )
-
-
 def test_what_some_ranks_of_a_removed_set_have_submitted_fails():
     """It would be matched with operations of the next set that gets the number."""
     job = Job(stall_limit_s=0)
@@ -236,3 +193,4 @@ def test_what_some_ranks_of_a_removed_set_have_submitted_fails():
     job.ready(2, sig("of another", process_set=2))
     job.ready(0, sig("message", process_set=-2))
     assert job.run() == [["of another"], ["message"]]
+

@@ -9,72 +9,12 @@ from ringcomm.engine.peer_channels import (
     CALLS,
     ENGINE,
     FailureDetector,
-    PeerChannels,
     ProgressReports,
     SilenceLimits,
 )  # fmt: skip
-from ringcomm.errors import PeerStalledError, ProtocolError
-from ringcomm.transport.base import Stopped
-from ringcomm.transport.memory import memory_fabrics
+from ringcomm.errors import ProtocolError
 
 HOSTS = ["desk", "jetson1", "jetson2"]
-
-
-class Job:
-    """The channels of all ranks, over memory and a clock that is a number."""
-
-    def __init__(self, limits: SilenceLimits) -> None:
-        self.now_s = 0.0
-        self.doing = [(Progress(), Progress()) for _ in HOSTS]
-        self.fabrics = memory_fabrics(len(HOSTS))
-        self.peers = [
-            PeerChannels(fabric, HOSTS, limits, self._lost, self._progress(rank), lambda: self.now_s)
-            for rank, fabric in enumerate(self.fabrics)
-        ]
-
-    def _progress(self, rank: int):
-        return lambda: self.doing[rank]
-
-    def _lost(self, peer: int, why: str, kind: str) -> BaseException:
-        return PeerStalledError(f"{kind}: {why}", rank=peer)
-
-    def run(self, until_s: float, ranks=(0, 1, 2)) -> None:
-        """These ranks go on; the others are frozen."""
-        while self.now_s < until_s:
-            self.now_s += 0.1
-            for rank in ranks:
-                self.peers[rank].awake = True
-                self.peers[rank].pulse()
-
-
-class TestHeartbeats:
-    def test_one_that_is_frozen_is(self):
-        job = Job(SilenceLimits(3.0, 0.0, 0.0))
-        job.run(1.0)
-        with pytest.raises(PeerStalledError, match="^silent: no heartbeat for 3 s") as caught:
-            job.run(10.0, ranks=(0, 1))
-        assert caught.value.rank == 2 and job.now_s < 5.0
-        assert job.peers[0].divided() == ([1], [2])
-
-    def test_one_without_any_heartbeat_is_cut_off_itself(self):
-        job = Job(SilenceLimits(3.0, 0.0, 0.0))
-        job.run(1.0)
-        with pytest.raises(PeerStalledError, match="^cut off: no heartbeat from any rank for .*: its host"):
-            job.run(10.0, ranks=(0,))
-
-
-def test_after_the_goodbye_it_is_nowhere_and_nothing_is_lost():
-    job = Job(SilenceLimits(3.0, 0.0, 0.0))
-    job.doing[1] = (Progress(2, 3, "barrier()"), Progress())
-    job.peers[1].close()
-    assert isinstance(job.peers[1].lost(0, "why", "lost"), Stopped)
-    job.fabrics[1].close()
-    job.run(10.0, ranks=(0, 2))
-    assert job.peers[0].said_goodbye == {1} and not job.peers[0].settled(())
-    assert job.peers[0].divided() == ([2], [])
-    job.peers[2].close()
-    job.run(10.2, ranks=(0,))
-    assert job.peers[0].settled(())
 
 
 def detector(*peers, dead_after_s=30.0):
@@ -156,14 +96,6 @@ class TestStuck:
                 state.report(rank, CALLS, calling(4, moved, 3 - rank), float(second))
             assert state.stuck(second + 19.0) is None
 
-    def test_the_text_says_how_far_and_how_long(self):
-        state = reports()
-        state.report(1, CALLS, calling(4, 96, 2, exchanged=((2, 64, 32),)), 0.0)
-        state.report(2, CALLS, calling(4, 0, 1, exchanged=((1, 96, 64),)), 0.0)
-        _, text = state.stuck(31.0)
-        assert "although 64 bytes are on their way" in text
-        assert "not a byte has moved for 31 s, 96 bytes into allreduce(8 x float32)" in text
-
 
 class TestLate:
     def watch(self, seconds, calls, paused=lambda second: ()):
@@ -205,3 +137,4 @@ def test_what_travels_is_what_was_said(data):
     assert Progress.from_json(progress.to_json()) == progress
     with pytest.raises(ProtocolError):
         Progress.from_json(data)
+

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ringcomm.engine.cycle import GIVE_UP_S
-from ringcomm.engine.repeats import RepeatPolicy, may_repeat
+from ringcomm.engine.repeats import may_repeat
 from ringcomm.engine.request import Handle
 from ringcomm.errors import ProtocolError
 from ringcomm.ops import Collective, ReduceOp
@@ -177,39 +177,3 @@ def test_what_is_not_a_small_plain_all_reduce_of_all_ranks_does_not_repeat(chang
     assert not may(sig("a"), size=1) and not may()
     assert not may(sig("a", dtypes=(), shapes=()), sig("b")), "a group without arrays"
 
-
-class TestPolicy:
-    def begun(self, policy: RepeatPolicy, rank: int, number: int, now_s: float = 0.0) -> float:
-        return policy.begun(rank, (policy.epoch, number), (1, 0), now_s)
-
-    def stopped(self, policy: RepeatPolicy, *numbers: int, sets: Tuple[int, ...] = (1, 1, 1)) -> Any:
-        policy.want_stop()
-        epoch = policy.stop(0.0)["epoch"]
-        for rank, number in enumerate(numbers):
-            assert rank in policy.unstopped()
-            answer = policy.stopped(rank, {"epoch": epoch, "number": number, "set": sets[rank], "count": 0})
-        return answer["last"]
-
-    def policy(self) -> RepeatPolicy:
-        policy = RepeatPolicy(3)
-        assert [policy.negotiated([sig("a")], True) for _ in range(3)] == [0, 1, 0]
-        return policy
-
-    def test_a_set_repeats_after_two_times_in_which_callers_waited_on_all_ranks(self):
-        policy = self.policy()
-        assert [policy.negotiated([sig("b")], False) for _ in range(4)] == [0] * 4
-
-    def test_what_all_have_begun_ends_and_what_one_has_not_does_not(self):
-        assert self.stopped(self.policy(), 5, 5, 5) == 5
-        assert self.stopped(self.policy(), 6, 5, 6) == 5
-        assert self.stopped(self.policy(), 5, 5, 5, sets=(1, 2, 1)) == 4
-        assert self.stopped(self.policy(), 6, 5, 5, sets=(1, 2, 2)) == 5
-
-    def test_after_a_rank_did_something_else_a_set_must_be_seen_more_often(self):
-        policy = self.policy()
-        self.begun(policy, 1, 1)
-        policy.look([([2], [0, 1])])
-        policy_stop = policy.stop(1.0)
-        for rank, number in enumerate((0, 1, 0)):
-            policy.stopped(rank, {"epoch": policy_stop["epoch"], "number": number, "set": 1, "count": 0})
-        assert [policy.negotiated([sig("a")], True) for _ in range(8)] == [0] * 7 + [2]

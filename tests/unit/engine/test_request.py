@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, Dict, List, Optional
+from typing import Any, List
 
 import numpy as np
 import pytest
 
-from ringcomm.engine.coordinator import Coordinator, Tuning
 from ringcomm.engine.process_sets import ProcessSets
 from ringcomm.engine.request import (
     PIGGYBACK_BYTES,
     Handle,
-    OperationHistory,
     Pending,
     Request,
     may_piggyback,
@@ -24,7 +21,6 @@ from ringcomm.engine.request import (
 from ringcomm.errors import ConfigError, DuplicateNameError, MismatchError
 from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_OP, NO_ROOT
-from ringcomm.wire.messages import encode, validate
 from ringcomm.wire.signature import Signature
 from tests.support.reference import all_dtypes, assert_reduced, contributions, ops_for
 
@@ -115,26 +111,6 @@ class TestProcessSets:
                 assert ProcessSets(2, size).members(number) == tuple(sorted((one, other)))
 
 
-def test_the_flight_recorder_keeps_the_last_operations_but_not_their_arrays():
-    kept = OperationHistory(3, lambda process_set: 100 + process_set)
-    done, running, waiting, failed = requests = [request(name) for name in "abcd"]
-    for item in requests:
-        kept.submitted(item)
-    array = weakref.ref(done.arrays[0])
-    done.begin()
-    done.finish(42)
-    running.begin()
-    failed.finish(error=MismatchError("no"))
-    assert done.handle.wait() == 42 and array() is None, "the request or the history would keep it"
-    rows = kept.rows()
-    assert [(row["op"], row["name"], row["state"]) for row in rows] == [
-        (2, "b", "running"), (3, "c", "submitted"), (4, "d", "failed"),
-    ]  # fmt: skip
-    assert rows[0]["moved"] == 100 and "moved" not in rows[1]
-    assert rows[2]["error"] == "MismatchError: no"
-    assert rows[1]["site"] == "train.py:1" and rows[1]["ended"] is None
-
-
 def small(array: np.ndarray, kind: Collective = Collective.ALLREDUCE, **changes: Any) -> Request:
     op = int(ReduceOp.SUM) if kind == Collective.ALLREDUCE else NO_OP
     signature = Signature("a", 0, int(kind), op, NO_ROOT, (array.dtype.name,), (array.shape,))
@@ -172,45 +148,3 @@ def test_what_may_not_be_piggybacked():
     grouped.arrays.append(np.zeros(2))
     assert not may_piggyback(grouped)
 
-
-class Ranks:
-    """Two ranks' bookkeeping and the coordinator between them."""
-
-    def __init__(self) -> None:
-        self.coordinator = Coordinator(["a", "b"], {0: (0, 1)}.__getitem__, Tuning(1 << 20, 0.0))
-        self.pending = [Pending(), Pending()]
-        self.requests: List[Any] = [None, None]
-
-    def submit(self, rank: int, value: float, urgent: bool) -> None:
-        item = self.requests[rank] = small(np.array([value]))
-        item.urgent = urgent
-        self.pending[rank].add(item)
-        message = self.pending[rank].announce(urgent, rank)
-        assert message is not None and encode(validate(message))
-        self.coordinator.take(rank, message, 0.0)
-
-    def responses(self) -> Optional[Dict[str, Any]]:
-        responses = self.coordinator.decide(0.0)
-        if responses is not None:
-            validate(responses)
-            for pending in self.pending:
-                pending.learn(responses["fresh"])
-                for run in responses["run"]:
-                    pending.take_bucket(run)
-                for number, count, text in responses["settled"]:
-                    [(_, item)] = pending.take_bucket([[number, count]])
-                    unpack(item, text)
-        return responses
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_if_one_does_not_wait_it_runs_as_any_other(first):
-    ranks = Ranks()
-    for time, urgent in enumerate((True, False, True, True, False)):
-        ranks.submit(first, 5.0, urgent)
-        assert ranks.responses() is None
-        ranks.submit(1 - first, 2.0, True)
-        responses = ranks.responses()
-        settled = time > 0 and urgent
-        assert (len(responses["run"]), len(responses["settled"])) == ((0, 1) if settled else (1, 0))
-        assert not settled or [item.arrays[0][0] for item in ranks.requests] == [7.0, 7.0]

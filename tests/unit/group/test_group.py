@@ -73,7 +73,6 @@ def test_the_order_in_which_it_leaves(make, ok, aborted, failed):
         group.runner.barrier()
     group.close()
 
-
 # ---- what a group's watch reports, in the whole job's numbers of ranks ---------------------------
 
 
@@ -144,14 +143,6 @@ def test_after_an_abort_nothing_else_is_the_root_cause(watch, control):
     assert control.abort_error is None
 
 
-def test_a_failure_on_this_rank_ends_the_group(watch):
-    error = Misuse("no room")
-    watch.end(error)
-    assert watch.failure is error and failure_of(watch.check) is error
-    watch.end(PeerLostError("later", rank=2))
-    assert watch.failure is error
-
-
 class TestTheGroupOfAllRanks:
     """Rank 2 has left the group of ranks 1 and 2, since it lost rank 3 of another group."""
 
@@ -179,3 +170,4 @@ class TestTheGroupOfAllRanks:
         watch = self.watched(control, error)
         self.left(control)
         assert (failure_of(watch.check).rank, watch.failure.rank) == (2, 2)
+

@@ -1,4 +1,4 @@
-"""The messages of channels: order, room, what a peer may not send, and which works need the peer."""
+"""The messages of channels: order, room, what a peer may not send, and what is recorded of them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import random
 
 import pytest
 
-from ringcomm.collective.observe import Totals
 from ringcomm.errors import PeerLostError, ProtocolError
 from ringcomm.group import message_channel
-from ringcomm.group.message_channel import OVERHEAD_BYTES, Arrival, Channel, Disagreement, Matcher, Receive
-from ringcomm.group.point_to_point import KIND, RECEIVE, SEND, MessageHistory
+from ringcomm.group.message_channel import OVERHEAD_BYTES, Channel, Disagreement, Matcher, Receive
+from ringcomm.group.point_to_point import RECEIVE, SEND, MessageHistory
 from ringcomm.transport.memory import memory_fabrics
 from tests.integration.group.works import Task
 from tests.support.messages import TAG, Note, Pair, receive
@@ -81,7 +80,6 @@ class TestInvalidFrames:
     def test_a_frame_of_no_kind(self, end, kind, nbytes):
         with pytest.raises(ProtocolError, match="what rank 0 sent is not the start of a message"):
             end.frame(kind, 1, nbytes)
-
 
     def test_credit_for_bytes_that_were_not_sent(self, end, refused):
         end.channel.send(TAG, memoryview(b"abcd"), Note())
@@ -166,14 +164,6 @@ class TestFlowControl:
         assert [note.ended for note in notes] == [[None]] * 10 + [[]] * 40
 
 
-def test_nothing_is_kept_of_tags_that_are_done():
-    matcher = Matcher()
-    for tag in range(100):
-        matcher.hold(Arrival(1, (0, tag), tag, 0, 4, memoryview(b"abcd")))
-        assert matcher.post(receive(1, 4, (0, tag))) is not None
-    assert matcher._arrivals == matcher._receives == {}
-
-
 def test_the_receive_that_was_posted_first_gets_it():
     matcher, any_peer, one = Matcher(), receive(None, 4), receive(1, 4)
     matcher.post(any_peer)
@@ -209,18 +199,6 @@ def test_messages_are_numbered_by_peer_and_way_and_the_last_one_is_kept(history)
     assert (row["what"], row["name"], row["site"]) == ("16 bytes, tag 3", "", "")
     channel = history.channel("messages", [10, 11, 12])
     assert channel["messages"] == {"11": [0, 6], "12": [1, 0]} and channel["operations"][0]["peer"] == 12
-
-
-def test_the_sums_of_a_rank(history):
-    work = Task("x")
-    wait = history.begin_wait(history.post(RECEIVE, 1, 0, 7, 8, work), work)
-    history.end_wait(wait)
-    history.post(SEND, 1, 0, 7, 4, work)
-    totals = Totals()
-    history.add_to(totals)
-    assert (totals.peers[1].sent_bytes, totals.peers[1].received_bytes) == (4, 8)
-    assert totals.peers[1].slept_s == history.waited_s > 0.0
-    assert (totals.kinds[KIND].runs, totals.kinds[KIND].moved_bytes) == (2, 12)
 
 
 def test_what_was_waited_for_has_failed(history):

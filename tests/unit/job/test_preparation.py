@@ -14,8 +14,7 @@ from ringcomm.collective.runner import Runner
 from ringcomm.config import Settings
 from ringcomm.group.group import Peer
 from ringcomm.job import preparation as module
-from ringcomm.job import preparation as program
-from ringcomm.job.preparation import Prepared, differences_text, own_files, tune
+from ringcomm.job.preparation import Prepared, own_files, tune
 from ringcomm.schedule.cost import CostModel
 from ringcomm.transport.memory import memory_fabrics
 
@@ -99,14 +98,6 @@ class TestTuning:
         assert machine.asked == [[True, -1]] and machine.measured == measured
         assert job.adopted == [MODEL if measured else None]
 
-    @pytest.mark.parametrize("own, is_measured", [((0, 1), False), ((1, 1), True)], ids=["one core", "two"])
-    def test_ranks_on_cores_of_their_own_are_not_crowded(self, machine, own, is_measured):
-        """Each of two ranks may run on one core only."""
-        machine.cores, machine.others = 1, lambda row: [row, [*row[:3], *own]]
-        job = Job([0, 0])
-        job.tune()
-        assert machine.measured == is_measured
-
     def test_all_ranks_measure_or_none_does(self, machine):
         machine.others = lambda row: [row, [False, -1, -1, 0, 4]]
         job = Job([0, 1])
@@ -133,7 +124,6 @@ class TestAfterALoss:
         assert job.tune(Prepared(3, 2, self.WIRES)) == MODEL
         assert machine.measured == 1 and not job.is_repeated
         assert job.prepared == Prepared(7, 0, MODEL)
-
 
 # ---- whether all hosts run the same files --------------------------------------------------------
 
@@ -171,25 +161,6 @@ def test_the_script_and_what_it_imports_from_its_folder(load, tmp_path):
     assert [name for name in found if again[name] != found[name]] == ["model.py"]
 
 
-def test_no_script(load, monkeypatch):
-    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
-    assert own_files() == {}
-    load("__main__", "lib/python3.11/site-packages/tool/__main__.py")
-    assert own_files() == {}
-    load("__main__", "project/ringrun/agent/worker.py", spec=SimpleNamespace(name="ringrun.agent.worker"))
-    assert own_files() == {}
-
-
-def test_hosts_and_files_are_named():
-    same = {"train.py": "a", "model.py": "b"}
-    assert differences_text([same] * 4, HOSTS) == ""
-    other = {**same, "train.py": "x"}
-    text = differences_text([same, other, other, same], HOSTS)
-    assert "run the same program: train.py on jetson1 (ranks 1, 2) is not that on pc (rank 0), jets" in text
-    text = differences_text([same, same, same, {"train.py": "x", "model.py": "y"}], HOSTS)
-    assert "model.py on jetson2 (rank 3) is not that on pc (rank 0), jetson1 (ranks 1, 2); train" in text
-
-
 @pytest.mark.parametrize(
     ("programs", "expected"),
     [
@@ -200,12 +171,13 @@ def test_hosts_and_files_are_named():
 )
 def test_ranks_exchange_what_they_run_if_it_differs(monkeypatch, programs, expected):
     mine = threading.local()
-    monkeypatch.setattr(program, "own_files", lambda: mine.files)
+    monkeypatch.setattr(module, "own_files", lambda: mine.files)
 
     def work(fabric):
         mine.files = programs[fabric.rank]
-        return program.compare_programs(Runner(fabric, Settings(timeout_s=20.0)), HOSTS[:2])
+        return module.compare_programs(Runner(fabric, Settings(timeout_s=20.0)), HOSTS[:2])
 
     with ThreadPoolExecutor(2) as pool:
         first, other = pool.map(work, memory_fabrics(2))
     assert first == other and (expected in first if expected else first == "")
+

@@ -89,17 +89,6 @@ class TestAbort:
         channel.leave("its program ended", ok=True)
 
 
-class TestPing:
-    def test_it_is_answered_with_the_ranks_that_were_heard(self, ends):
-        channel, rendezvous = ends
-        rendezvous.send({"type": "ping"})
-        answers = rendezvous.read()
-        channel.heard_and_silent = lambda: ([0], [2])
-        rendezvous.send({"type": "ping"})
-        answers = [(message["heard"], message["silent"]) for message in answers + rendezvous.read()]
-        assert answers == [([], []), ([[0, 0]], [[2, 2]])]
-
-
 def answered(rendezvous: Rendezvous, answer: dict, found: list) -> threading.Thread:
     """A thread in which the rendezvous answers the next message."""
 
@@ -144,22 +133,6 @@ class TestReports:
         assert "The rendezvous has not answered; it may be where rank" in str(found)
         with pytest.raises(error):
             channel.check()
-
-    def test_a_rendezvous_that_cannot_be_reached(self, ends):
-        channel, rendezvous = ends
-        rendezvous.sock.shutdown(socket.SHUT_RD)
-        error = channel.report_lost(2, "", "connection reset by peer")
-        assert str(error).startswith("rank 2 (jetson2) was lost: connection reset by peer. (The rendezvous")
-
-    def test_a_root_cause_that_comes_while_the_report_cannot_be_sent(self, ends, monkeypatch):
-        channel, rendezvous = ends
-
-        def fails(message):
-            rendezvous.send(ABORT)
-            return False
-
-        monkeypatch.setattr(channel, "_send", fails)
-        assert str(channel.report_mismatch(2, "rank 1: a; rank 2: b")) == ABORT["text"]
 
     def test_an_interruption_is_reported_once_and_its_answer_read_later(self, ends):
         channel, rendezvous = ends
@@ -213,7 +186,6 @@ def test_errors_of_abort_messages(change, kind):
     elif issubclass(kind, PeerLostError):
         assert (error.rank, error.host) == (2, "jetson2")
 
-
 # ---- while a view of an elastic job is in force ------------------------------------------------
 
 
@@ -264,3 +236,4 @@ def test_the_end_of_its_epoch_wakes_all_that_wait_and_the_end_of_another_does_no
     for _ in range(2):
         with pytest.raises(PeerLostError, match="rank 2 .* was lost"):
             played.channel.check()
+

@@ -24,16 +24,6 @@ def test_the_first_view_waits_for_the_start_size():
     assert [item["rank"] for item in view.detail["members"]] == [0, 1, 2]
 
 
-def test_the_first_view_waits_for_all_that_the_launcher_has_announced():
-    job = ElasticJob(launched=True, min_np=1)
-    job.expect(0, 1, 2)
-    job.join(0)
-    job.join(1)
-    assert job.state.view.epoch == -1
-    job.exit(2, "exit code 1")
-    assert job.members() == (0, 1)
-
-
 def test_only_announced_processes_may_join():
     job = ElasticJob(launched=True)
     job.join(7)
@@ -69,14 +59,6 @@ def test_a_defect_of_the_program_ends_the_job():
     assert job.last(0)["kind"] == "mismatch"
 
 
-def test_a_member_that_is_excluded_after_it_has_asked_is_not_in_the_next_view():
-    job = ElasticJob(launched=True).start(2)
-    job.again(0)
-    job.take(job.state.exclude(0, "its host was removed", job.now_s))
-    job.again(1)
-    assert job.last(0)["type"] == "excluded" and job.members() == (1,)
-
-
 def test_a_first_view_that_never_has_enough_says_what_is_missing():
     job = ElasticJob(launched=True, min_np=2, timeout_s=30.0)
     job.expect(0)
@@ -93,18 +75,8 @@ def test_a_first_view_that_never_has_enough_says_what_is_missing():
     job.take(job.state.tick(job.now_s + 60.0))
     assert len(job.told[0]) == told, "nothing happens after that"
 
-
-def test_hosts_that_cannot_reach_each_other_at_the_start_end_the_job():
-    job = ElasticJob(min_np=2, start_np=2)
-    job.join(0, hostname="desk")
-    job.join(1, hostname="jetson1")
-    for connection in (0, 1):
-        job.relay(connection, {"type": "probed", "attempts": []})
-    (failed,) = job.all("failed")
-    assert failed.detail["kind"] == "no_route" and "desk and jetson1 cannot reach each other" in failed.text
-
-
 # ---- when the members are asked to take in processes that wait ----------------------------------
+
 
 ASKED = {"type": "updated", "change": ADDED}
 
@@ -152,7 +124,6 @@ def test_joining_the_first_view_of_an_elastic_job_takes_work_that_grows_with_the
         job.link(*range(size))
         assert job.state.view.size == size
     assert needed[256] <= 4 * MORE * needed[64]
-
 
 # ---- losses of an elastic job: which processes are left out, which go on, and when none can ------
 
@@ -231,16 +202,6 @@ def test_new_processes_alone_do_not_start_from_nothing():
     assert job.all("failed")[0].text.startswith("No process that has a state is left")
 
 
-def test_a_process_that_stops_while_it_waits_is_left_out():
-    job = ElasticJob(launched=True, min_np=1).start(2)
-    job.expect(2)
-    job.join(2)
-    job.pass_time(7.0, answering=(0, 1))
-    assert 2 in job.dropped
-    job.again(0, 1)
-    assert job.members() == (0, 1)
-
-
 def cut(job, first, second):
     job.relay(first, {"type": "lost", "peer": second, "doing": "", "why": "reset", "kind": "lost"})
     ranks = job.state.view.size
@@ -265,32 +226,6 @@ def test_a_cut_that_comes_again_leaves_one_of_its_ends_out():
     assert job.members() == (0, 1)
 
 
-def test_a_new_process_without_a_link_is_left_out():
-    job = ElasticJob(launched=True, min_np=1).start(2)
-    job.expect(2)
-    job.join(2)
-    job.again(0, 1)
-    assert job.members() == (0, 1, 2)
-    job.take(job.state.handle(0, {"type": "unlinked", "peer": 2, "reason": "no answer"}, job.now_s))
-    job.pass_time(1.5)
-    assert job.dropped == [2], job.notices
-    job.again(0, 1)
-    assert job.members() == (0, 1) and job.state.view.epoch == 2
-
-
-def test_a_member_that_stops_while_links_are_built_is_left_out():
-    job = ElasticJob(launched=True, min_np=1)
-    job.expect(0, 1)
-    job.join(0)
-    job.join(1)
-    assert job.members() == (0, 1)
-    job.pass_time(8.0, answering=(0,))
-    (lost,) = job.all("lost")
-    assert lost.detail["kind"] == "stalled" and lost.detail["member"] == 1 and job.dropped == [1]
-    job.again(0)
-    assert job.members() == (0,)
-
-
 def test_views_that_fail_one_after_the_other_without_a_new_step_end_the_job():
     """For instance if rank 0 fails in every view: a launcher starts lost processes again, without end."""
     job = ElasticJob(start_np=3).start(3)
@@ -304,13 +239,3 @@ def test_views_that_fail_one_after_the_other_without_a_new_step_end_the_job():
     (failed,) = job.all("failed")
     assert "10 views have failed, one after the other, before any commit or step" in failed.text
 
-
-def test_new_steps_between_failures_keep_the_job_alive():
-    job = ElasticJob(start_np=3).start(3)
-    for number in range(2 * MAX_FAILED_VIEWS):
-        connections = [job.state._processes.get(member).connection for member in job.members()]
-        job.join(100 + number, 100 + number, named=True)
-        job.leave(connections[-1], ok=False)
-        job.again(*connections[:-1], position=1 + number)
-        job.link(*(job.state._processes.get(member).connection for member in job.members()))
-    assert job.state.abort_message is None

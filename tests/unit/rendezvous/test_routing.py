@@ -8,12 +8,10 @@ import pytest
 
 from ringcomm.errors import ProtocolError
 from ringcomm.rendezvous.epoch import Phase
-from ringcomm.rendezvous.routing import ranges_of
 from ringcomm.wire.auth import Claim, Purpose
 from tests.unit.rendezvous.simulated import IFACES, Job, attempt, offer, seats_of, speed, three_hosts
 
 # ---- routes ----------------------------------------------------------------------------------
-
 
 LEADERS = {0: "10.0.0.0", 1: "10.0.0.1", 3: "10.0.0.2"}
 """The address of the first rank of each host."""
@@ -41,7 +39,6 @@ def test_exactly_one_end_of_each_pair_dials():
         dialler, target = (one, other) if routes[one][other][0] else (other, one)
         assert routes[dialler][target][1], "a rank that dials must get an address"
     assert routes[2][1] == (True, ["127.0.0.1", "10.0.0.1"])
-
 
 # ---- measuring -------------------------------------------------------------------------------
 
@@ -126,7 +123,6 @@ def test_an_impossible_speed_is_a_breach(value):
     with pytest.raises(ProtocolError, match="measured speed"):
         job.measured(0, speed(1, "10.1.0.1", value))
 
-
 # ---- no way ----------------------------------------------------------------------------------
 
 
@@ -183,23 +179,10 @@ def test_more_links_than_a_host_can_relay_are_an_error():
     assert "possible for 2 pairs of ranks, not for 3. Raise the limit of open" in job.root_cause()["text"]
 
 
-def test_all_linked_starts_the_job_with_a_table():
-    job = three_hosts()
-    report_all(job)
-    for rank in range(4):
-        peers = ranges_of(peer for peer in range(4) if peer != rank)
-        links = [{"iface": f"eth{rank}", "local": f"10.0.0.{rank}", "peers": peers}]
-        assert not any(kind == "go" for kind in job.kinds(rank))
-        job.linked(rank, *links)
-    assert job.state.phase is Phase.RUNNING
-    assert all(job.kinds(rank) == ["probe", "link", "go"] for rank in range(4))
-    assert "rank 0 (host0)  eth0 10.0.0.0  <->  eth1 10.0.0.1  rank 1 (host1)" in job.told[0][-1]["table"]
-    assert len(job.notice("started").detail["links"]) == 6
-
-
 @pytest.mark.parametrize("peers", [[[1, 4]], [[-1, 0]], [[2, 1]], [[1]], [1], [["1", "2"]], [[True, 2]]])
 def test_a_link_to_a_rank_that_does_not_exist_is_a_breach(peers):
     job = three_hosts()
     report_all(job)
     with pytest.raises(ProtocolError, match="ranks that do not exist"):
         job.linked(0, {"iface": "eth0", "local": "10.0.0.0", "peers": peers})
+

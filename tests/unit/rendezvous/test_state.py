@@ -14,7 +14,7 @@ from ringcomm.rendezvous.membership import Notice, Send
 from ringcomm.rendezvous.routing import MAX_ROWS, ranges_of
 from ringcomm.rendezvous.server import Board
 from ringcomm.wire.messages import MAX_MESSAGE_BYTES, encode
-from tests.unit.rendezvous.simulated import Job, attempt, join_message, offer, seats_of, speed
+from tests.unit.rendezvous.simulated import Job, attempt, join_message, seats_of, speed
 
 # ---- joining ---------------------------------------------------------------------------------
 
@@ -26,29 +26,6 @@ def test_any_order_of_joining_gives_the_same_ranks(order):
         planned.join_seat(connection, connection)
         free.join(connection, hostname="ab"[connection // 2], pid=connection)
     assert planned.ranks() == free.ranks() == {0: 0, 1: 1, 2: 2, 3: 3}
-
-
-def test_the_assignment_names_all_ranks_to_all_ranks():
-    job = Job(3, seats_of(2, 1))
-    for rank in range(3):
-        job.join_seat(10 + rank, rank, addresses=[offer(f"10.0.0.{rank}")])
-    assert job.state.phase is Phase.PROBING
-    members = [
-        {"rank": 0, "host": "host0", "host_index": 0, "local_rank": 0, "pid": 100, "member": 0},
-        {"rank": 1, "host": "host0", "host_index": 0, "local_rank": 1, "pid": 101, "member": 1},
-        {"rank": 2, "host": "host1", "host_index": 1, "local_rank": 0, "pid": 102, "member": 2},
-    ]
-    targets = {
-        10: [{"rank": 2, "addresses": [offer("10.0.0.2")], "machine": ""}], 11: [],
-        12: [{"rank": 0, "addresses": [offer("10.0.0.0")], "machine": ""}],
-    }  # fmt: skip
-    for connection in (10, 11, 12):
-        assert job.told[connection] == [
-            {
-                "type": "probe", "rank": connection - 10, "generation": 0, "members": members,
-                "targets": targets[connection],
-            }  # fmt: skip
-        ]
 
 
 @pytest.mark.parametrize("phase", ["probing", "running"])
@@ -63,7 +40,6 @@ def test_latecomer(phase):
     assert "the job's 2 ranks are complete; late came too late" in job.told[2][0]["reason"]
     assert job.dropped == [2]
     assert {0: job.told[0], 1: job.told[1]} == before
-
 
 # ---- missing ranks ---------------------------------------------------------------------------
 
@@ -90,7 +66,6 @@ def test_process_that_ends_before_init_is_named_at_once():
         "rank 2 (host1) ended (exit code 0) before it called ringcomm.init(), while 1 of 3 ranks were "
         "waiting for it" in job.root_cause()["text"]
     )
-
 
 # ---- any order of events ---------------------------------------------------------------------
 
@@ -227,7 +202,6 @@ def test_what_ranks_are_told_of_links_grows_with_the_ranks_only():
     assert len(started.detail["links"]) == MAX_ROWS
     assert f"and {size * (size - 1) // 2 - 500} more" in started.text
 
-
 # ---- entries that ranks post for each other ----------------------------------------------------
 
 
@@ -274,16 +248,6 @@ def test_entries_change_as_in_a_store_of_pytorch():
             here.changed(1, odd)
 
 
-def test_a_rank_that_has_left_gets_nothing():
-    here = Board()
-    here.awaited(1, wish("a"))
-    here.awaited(2, wish("a"))
-    here.awaited(1, wish("b"))
-    here.left(1)
-    assert here.posted(0, entry("a", "x")) == [answer(0, "a", "x"), answer(2, "a", "x")]
-    assert here.posted(0, entry("b", "x")) == [answer(0, "b", "x")]
-
-
 def test_there_are_limits(monkeypatch):
     here = Board()
     with pytest.raises(ProtocolError, match="too long"):
@@ -296,3 +260,4 @@ def test_there_are_limits(monkeypatch):
         here.posted(0, entry("c", ""))
     with pytest.raises(ProtocolError, match="too many entries"):
         here.awaited(0, wish("c"))
+

@@ -17,7 +17,7 @@ from ringrun import cli
 from ringrun.cli import misplaced_options
 from ringrun.job import supervise
 from ringrun.job.outcome import Outcome
-from ringrun.plan.command import parse_command
+from ringrun.plan.job import parse_command
 from ringrun.show import output as console_module
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)

@@ -6,16 +6,14 @@ import functools
 import json
 import sys
 import types
-from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 import cloudpickle
 import pytest
 
 from ringcomm.calls.objects import pack_error, pack_value
 from ringcomm.errors import ConfigError, RemoteError
-from ringrun import function as module
-from ringrun.agent.worker import Call, unpack_call
+from ringrun.agent.worker import Call
 from ringrun.diagnosis.first_failure import Cause
 from ringrun.function import _pack, unpack_results
 from ringrun.function import run as run_function
@@ -23,7 +21,6 @@ from ringrun.job.launch import prepare
 from ringrun.job.outcome import Outcome
 from ringrun.plan.job import Job
 from ringrun.plan.options import Options
-from ringrun.show.output import Console
 
 
 @pytest.mark.parametrize("by_value", [False, True])
@@ -75,40 +72,7 @@ def test_arguments_that_cannot_be_used(wrong: Dict[str, Any], words: str) -> Non
     with pytest.raises(ConfigError, match=words):
         run_function(**{"fn": print, **wrong})
 
-
 # ---- the job and its outcome --------------------------------------------------------------------------
-
-
-class Attempts:
-    """Replaces the attempts to run a job (`made` has all): all ranks return the number of the rank."""
-
-    made: List[Any] = []
-
-    def __init__(self, job: Job, restarts: int, console: Console) -> None:
-        self.job, self.restarts, self.console = job, restarts, console
-        Attempts.made.append(self)
-
-    def run(self) -> Outcome:
-        return Outcome(0, "", "done", results={rank: pack_value(rank) for rank in range(self.job.plan.size)})
-
-
-def test_a_function_becomes_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(module, "Attempts", Attempts)
-    monkeypatch.setattr(Attempts, "made", [])
-    console = Console()
-    found = run_function(
-        divmod, [17], np=2, env={"A": "1"}, cwd=tmp_path, start_timeout_s=9, settings={"transport": "tcp"},
-        restarts=3, console=console,
-    )  # fmt: skip
-    (attempts,) = Attempts.made
-    (host,) = attempts.job.hosts
-    assert found == [0, 1] and (attempts.restarts, attempts.console) == (3, console)
-    assert host.env["A"] == "1" and host.cwd == str(tmp_path)
-    assert (attempts.job.settings.start_timeout_s, attempts.job.settings.transport) == (9.0, "tcp")
-    _, unpickle = unpack_call(attempts.job.payload)
-    assert unpickle() == Call(divmod, (17,), {}) and attempts.job.bytecode == ""
-    run_function(lambda: 1, np=1)
-    assert Attempts.made[1].job.bytecode == "{}.{}".format(*sys.version_info), "it is sent by value"
 
 
 @pytest.fixture
@@ -154,3 +118,4 @@ def test_the_exception_of_the_rank_that_failed_first_is_the_cause(job: Job) -> N
     with pytest.raises(RemoteError, match="rank 2 on localhost: KeyError: 'no such thing'") as caught:
         unpack_results(job, failed(packed))
     assert isinstance(caught.value.__cause__, KeyError) and caught.value.rank == 2
+

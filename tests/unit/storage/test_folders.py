@@ -253,8 +253,6 @@ def test_a_temporary_folder_is_one_in_which_others_rename_nothing(tmp_path: Path
 # ---- files where other users may write ----------------------------------------------------------
 
 
-
-
 @pytest.mark.parametrize("trap", ["link", "fifo", "folder"])
 def test_what_stands_in_the_place_of_a_file_is_neither_followed_nor_opened(tmp_path: Path, trap: str) -> None:
     precious, place = tmp_path / "precious", tmp_path / "flight.0.json"

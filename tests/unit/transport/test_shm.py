@@ -7,13 +7,11 @@ import select
 
 import pytest
 
-from ringcomm.transport import arena, local
-from ringcomm.transport.arena import HUGE_BYTES, USES, HugePages
+from ringcomm.transport import local
 from ringcomm.transport.base import LinkClosed
 from ringcomm.transport.local import ReadingLink, read_memory
 from ringcomm.transport.shm import (
     CLOSED,
-    EXPENSIVE,
     LENT,
     LOANS,
     MASK,
@@ -23,15 +21,11 @@ from ringcomm.transport.shm import (
     READER_STATE,
     RETURNED,
     RING_BYTES,
-    SKIPPED_BYTES,
     SMALL_RING_BYTES,
     SPAN,
-    STINT_BYTES,
-    WINDOW,
     WRITER_STATE,
     WRITTEN,
     SharedLink,
-    SpanChoice,
 )
 from tests.support.links import linked
 
@@ -117,26 +111,6 @@ class TestSpan:
         one._rings[0].words[SPAN] = span
         with pytest.raises(LinkClosed, match="to use more of the memory than there is"):
             other.recv(views(10))
-
-
-class TestSpanChoice:
-    COUNT, OWN = 512 * 1024, 1e-10
-    CHEAP, DEAR = COUNT * OWN * EXPENSIVE / 2, COUNT * OWN * EXPENSIVE * 2
-
-    def test_the_whole_ring_is_used_for_some_time_where_writing_is_expensive(self):
-        choice = SpanChoice(self.OWN)
-
-        def noted(elapsed_s: float, times: int) -> bool:
-            for _ in range(times):
-                choice.note(self.COUNT, elapsed_s)
-            return choice.whole
-
-        first = SKIPPED_BYTES // self.COUNT - 1  # copies before the first that counts
-        for _ in range(2):
-            assert not noted(self.DEAR, first + WINDOW - 1)
-            assert noted(self.DEAR, 1)
-            assert noted(self.CHEAP, STINT_BYTES // self.COUNT - 1)  # because the whole ring is used
-            assert not noted(self.CHEAP, 1)
 
 
 class TestSleeping:
@@ -293,23 +267,3 @@ def test_what_a_peer_cannot_have_done_breaks_the_link(lending, word, value, reas
             for _ in range(SMALL_RING_BYTES // 1000 + 1):
                 one.send(data)
 
-
-class TestHugePages:
-    def test_each_buffer_is_moved_once_and_only_whole_pages_of_it(self, monkeypatch):
-        known, asked = HugePages(), []
-        monkeypatch.setattr(known, "_madvise", lambda *what: asked.append(what))
-        for _ in range(2 * USES):
-            known.use(HUGE_BYTES + 64, 3 * HUGE_BYTES)
-            known.use(64, HUGE_BYTES)  # no whole page
-        assert asked == [(2 * HUGE_BYTES, 2 * HUGE_BYTES, 25)]
-
-    @pytest.mark.parametrize("policy", ["always madvise [never]\n", None])
-    def test_where_they_are_forbidden_nothing_is_asked(self, monkeypatch, tmp_path, policy):
-        file = tmp_path / "enabled"
-        if policy is not None:
-            file.write_text(policy)
-        monkeypatch.setattr(arena, "_POLICY", file)
-        known = HugePages()
-        assert known._madvise is None
-        for _ in range(USES):
-            known.use(0, 1 << 30)

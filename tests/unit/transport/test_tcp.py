@@ -10,8 +10,8 @@ import threading
 import pytest
 
 from ringcomm.storage.keys import make_certificate
-from ringcomm.transport.base import LinkClosed, Watch
-from ringcomm.transport.tcp import SocketFabric, SocketLink, choose_congestion, counted
+from ringcomm.transport.base import LinkClosed
+from ringcomm.transport.tcp import SocketFabric, SocketLink, choose_congestion
 from ringcomm.transport.tls import Tls
 from tests.support.links import secured
 
@@ -51,6 +51,7 @@ class TestCongestion:
         choose_congestion(options)
         assert options.current == chosen
 
+
 class TestLink:
     @pytest.mark.parametrize("views", [1, 2])
     def test_a_connection_that_was_reset(self, ends, views):
@@ -62,16 +63,6 @@ class TestLink:
             one.recv([memoryview(bytearray(5))] * views)
         with pytest.raises(LinkClosed, match="broken pipe"):
             one.send([memoryview(bytes(5))] * views)
-
-
-class Bell(Watch):
-    """A watch without a descriptor."""
-
-    def fileno(self) -> int:
-        return -1
-
-    def check(self) -> None:
-        return None
 
 
 class TestFabric:
@@ -112,16 +103,3 @@ class TestFabric:
         for fabric in (one, other):
             fabric.close()
 
-class TestWhatTheSystemCounts:
-    def test_of_a_connection(self, ends):
-        before = counted(ends[0])
-        ends[0].sendall(bytes(5000))
-        got = 0
-        while got < 5000:
-            got += len(ends[1].recv(5000))
-        ends[1].sendall(b"!")  # acknowledges all
-        assert ends[0].recv(1) == b"!"
-        after = counted(ends[0])
-        assert before is not None and after is not None
-        assert after.acked_bytes - before.acked_bytes == 5000
-        assert 0 < after.round_trip_us < 30e6 and 0 <= after.held_us <= after.busy_us

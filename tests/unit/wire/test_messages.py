@@ -37,10 +37,6 @@ GOOD = [
 ]
 
 
-def kind_of(message):
-    return message["type"]
-
-
 def frame(body):
     return struct.pack("!I", len(body)) + body
 
@@ -58,16 +54,6 @@ def read(data, piece=None, limit=MAX_REPORT_BYTES):
 @pytest.mark.parametrize("piece", [1, 7, 1000])
 def test_all_of_them_in_pieces(piece):
     assert read(b"".join(map(encode, GOOD)), piece) == GOOD
-
-
-def test_nothing_comes_before_the_last_byte_and_the_rest_is_kept():
-    first, second = encode(GOOD[0]), encode(GOOD[1])
-    reader = MessageReader(MAX_REPORT_BYTES)
-    assert list(reader.feed(first[:-1])) == []
-    assert list(reader.feed(first[-1:] + second[:3])) == [GOOD[0]]
-    assert list(reader.feed(second[3:])) == [GOOD[1]]
-    assert list(reader.feed(b"")) == []
-
 
 # ---- size ------------------------------------------------------------------------------------
 
@@ -180,3 +166,4 @@ def test_the_page_on_the_protocol_has_every_message_with_its_fields():
     page = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
     names = {name for kind, fields in _FIELDS.items() for name in (kind, *fields)}
     assert sorted(name for name in names if f"`{name}`" not in page) == []
+

@@ -1,4 +1,4 @@
-"""The doctor's program on a host: how it is started, asked and ended, with programs that misbehave."""
+"""The doctor's program on a host, with programs that misbehave; and ``ringrun clean`` on several hosts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from typing import Any, Callable, Iterator, List, Sequence
 import pytest
 
 from ringcomm.transport.nics import Attempt
+from ringrun import cli
+from ringrun.agent import shipped
+from ringrun.doctor import hosts as doctors_hosts
 from ringrun.doctor import hosts as module
 from ringrun.doctor import probe
 from ringrun.doctor.hosts import FORMS, HostProbe
@@ -21,7 +24,7 @@ from ringrun.doctor.report import examine
 from ringrun.job.launch import prepare
 from ringrun.plan.job import HostJob
 from ringrun.plan.options import Options
-from ringrun.reach import doors, protocol
+from ringrun.reach import base, protocol
 from ringrun.reach.base import Ssh, SshOptions
 
 LIMIT_S = 60.0
@@ -37,7 +40,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., HostJob]:
     """`host(program)`: a host on which a shell program runs in place of the doctor's."""
-    monkeypatch.setattr(doors, "find_local", lambda specs, **_: [False] * len(specs))
+    monkeypatch.setattr(base, "find_local", lambda specs, **_: [False] * len(specs))
 
     def make(program: str = "", name: str = "a", fallback: Sequence[str] = ()) -> HostJob:
         (made,) = prepare(Options(hosts=name, via="env TEST_HOST={host}", ship_self=False), ["true"]).hosts
@@ -170,3 +173,73 @@ def test_one_thread_alone_parses_modules(monkeypatch: pytest.MonkeyPatch) -> Non
     job = prepare(Options(hosts="a,b,c", via="env NAME={host}", ship_self=False), ["true"])
     examine(replace(job, hosts=tuple(replace(host, argv=("sh", "-c", "exit 1")) for host in job.hosts)))
     assert set(threads) == {threading.current_thread()}
+
+
+# ---- ringrun clean -------------------------------------------------------------------------------
+
+
+DIGEST = "ab" * 16
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
+    """``run(*words)``: exit code and output of ``ringrun clean``; b and c are reached by a command."""
+    monkeypatch.setattr(doctors_hosts, "START_LIMIT_S", 60.0)
+    monkeypatch.setattr(shipped, "SHARED_PLACES", ())
+    monkeypatch.setattr(shipped.tempfile, "gettempdir", lambda: str(tmp_path / "a" / "tmp"))
+    for name, folder in (("XDG_CACHE_HOME", "a/cache"), ("XDG_CONFIG_HOME", "a/config"), ("HOME", "a")):
+        monkeypatch.setenv(name, str(tmp_path / folder))
+    monkeypatch.delenv("TMPDIR", raising=False)
+    script = tmp_path / "reach"
+    script.write_text(
+        f'#!/bin/sh\nhost=$1; shift\n[ "$host" = gone ] && {{ echo no way >&2; exit 3; }}\n'
+        f'export XDG_CACHE_HOME="{tmp_path}/$host/cache" TMPDIR="{tmp_path}/$host/tmp"; mkdir -p "$TMPDIR"\n'
+        'exec "$@"\n'
+    )
+    script.chmod(0o755)
+    for host in ("a", "b", "c"):
+        package = tmp_path / host / "cache" / "ringcomm" / DIGEST
+        package.mkdir(parents=True, mode=0o700)
+        (package / "file").write_bytes(bytes(200_000))
+
+    def call(*words: str) -> Any:
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["clean", "--via", f"{script} {{host}}", *words])
+        out, err = capsys.readouterr()
+        return caught.value.code, out + err
+
+    return call
+
+
+def packages(tmp_path: Path) -> str:
+    return "".join(sorted(path.parts[-4] for path in tmp_path.glob(f"*/cache/ringcomm/{DIGEST}")))
+
+
+def test_this_machine_and_the_hosts_of_all_lists(run: Any, tmp_path: Path) -> None:
+    lists = tmp_path / "a" / "config" / "ringcomm" / "hosts"
+    lists.mkdir(parents=True, mode=0o700)
+    (lists / "one").write_text("localhost\nb\n")
+    (lists / "two").write_text("c:2\nb\n")
+    code, text = run("--dry-run")
+    assert code == 0 and packages(tmp_path) == "abc"
+    names = ["this machine", "b", "c"]
+    assert [line.split(":")[0] for line in text.splitlines() if "would remove 0.2 MB" in line] == names
+    assert f"  package  {tmp_path}/c/cache/ringcomm/{DIGEST}  0.2 MB" in text
+    code, text = run()
+    assert code == 0 and text.count(": removed 0.2 MB") == 3 and packages(tmp_path) == ""
+    assert run()[1].count(": nothing to remove") == 3
+
+
+def test_the_hosts_that_are_named_and_one_that_cannot_be_reached(run: Any, tmp_path: Path) -> None:
+    code, text = run("-H", "localhost,gone,b")
+    assert code == 1 and packages(tmp_path) == "c", text
+    assert "gone: " in text and "no way" in text and "b: removed" in text
+
+
+def test_what_a_host_says_is_made_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ringrun.doctor.hosts import _lines
+
+    rows = {"removed": [["package", "/\x1b[2J", 5]], "kept": [["/x", "why\n"]]}
+    assert _lines("h", rows, False) == [
+        "h: removed 0.0 KB", "  package  /\\x1b[2J  0.0 KB", "  kept  /x: why\\n",
+    ]  # fmt: skip

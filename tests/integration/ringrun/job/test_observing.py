@@ -15,11 +15,10 @@ from ringrun.job.agents import Loop
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import ANSWER_S, LINE_S, Inquiry, Watching
 from ringrun.plan.environment import from_values
-from ringrun.plan.job import Observation
 from ringrun.plan.options import Options
 from ringrun.show.output import Printer
 from tests.integration.ringrun.job.supervised import Kept
-from tests.unit.ringrun.watch.samples import report
+from tests.unit.ringrun.show.samples import report
 
 LOST = "rank 1 was lost"
 
@@ -75,20 +74,6 @@ def test_the_ranks_of_the_last_view_of_an_elastic_job_are_explained(started: Sta
     assert (path.name, kept["rank"], kept["size"]) == ("flight.0.json", 0, 1)
 
 
-def test_the_answers_are_shown_and_written_when_all_have_come(started: Started) -> None:
-    started.inquiry.for_the_user()
-    started.inquiry.for_the_user()
-    assert started.asked == [{"do": "diagnose"}], "the ranks are being asked already"
-    assert started.inquiry.take(0, record()) == "asked" and started.shown == []
-    assert started.inquiry.take(1, record()) == "asked"
-    (text,) = started.shown
-    assert f"Their last operations and stacks: ringrun diagnose {started.folder}" in text
-    assert sorted(path.name for path in started.folder.iterdir()) == ["flight.0.json", "flight.1.json"]
-    assert not started.loop.is_set("inquiry")
-    started.inquiry.for_the_user()
-    assert len(started.asked) == 2, "the user may ask again"
-
-
 def test_after_a_failure_the_ranks_are_asked_once(started: Started) -> None:
     started.inquiry.take(1, record("failure", culprit=None, error="uncaught ValueError: x"))
     started.inquiry.take(0, record("asked", pid=1))
@@ -119,7 +104,7 @@ def test_records_that_cannot_be_written_where_they_should_be(started: Started, t
 def test_without_a_terminal_there_is_a_line_now_and_then(watch: bool) -> None:
     """Without an option no rank is asked. On a terminal: ``tests/proc/test_watching.py``."""
     now_s, asked, console = [100.0], [], Kept()
-    job = replace(prepare(Options(np=3), ["train.py"], {"PATH": "/"}), observation=Observation(watch=watch))
+    job = replace(prepare(Options(np=3), ["train.py"], {"PATH": "/"}), watch=watch)
     loop = Loop(lambda: now_s[0])
     links: Any = [
         SimpleNamespace(answered=answered, alive=alive, send=asked.append)
@@ -132,7 +117,8 @@ def test_without_a_terminal_there_is_a_line_now_and_then(watch: bool) -> None:
         for rank in range(3):
             peers = {"2": [0, 0, 0.7 * second, 0, 0.0]} if rank != 2 else {}
             waited_s = 0.8 * second if rank != 2 else 0.0
-            watching.take(rank, report(rank, float(second), steps=2 * second, waited_s=waited_s, peers=peers))
+            data = report(rank, float(second), steps=2 * second, waited_s=waited_s, peers=peers)
+            watching.history.take(rank, data, now_s[0])
         now_s[0] += 1.0
         loop.run_once(0.0)
         assert second > 5 or not console.text

@@ -1,49 +1,31 @@
-"""The supervisor of a job, with hosts that are commands of this machine, and programs of a shell."""
+"""The supervisor of a job and its links, with hosts that are commands of this machine, and shell programs."""
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Iterator, List, Optional, Tuple
 
 import pytest
 
+from ringcomm.clock import Deadline
 from ringrun.agent.processes import available_cores
 from ringrun.job import supervise
-from ringrun.plan.job import Job
+from ringrun.job.agents import END, FORCE_S, LINGER_S, Agents, Loop
+from ringrun.job.launch import prepare
+from ringrun.plan.job import HostJob, Job
+from ringrun.plan.options import Options
+from ringrun.reach import base
+from ringrun.reach.protocol import AgentLink, Frame
 from tests.integration.ringrun.job.supervised import STAYS, Rendezvous, Running, notice, shell_job
-
-AGENT = """
-import os, struct, sys
-
-os.write(1, b"\\nringrun-agent/1\\n")
-for text in sys.argv[1:]:
-    data = text.encode()
-    os.write(1, struct.pack("!BiI", 4, -1, len(data)) + data + b"\\n")
-while os.read(0, 65536):
-    pass
-"""
-"""In place of an agent: sends these events."""
-LIMITS = {"threads": 1, "cores": 2.0, "ranks": 1, "kept": {}, "unbound": ""}
-READY = {"event": "ready", "port": 7, "limits": LIMITS}
 
 
 @pytest.fixture
 def job(runtime: Path, tmp_path: Path) -> Callable[..., Job]:
     """`job(program, **options)`: a job whose ranks run a shell program."""
     return partial(shell_job, tmp_path)
-
-
-def test_the_ranks_get_the_address_of_the_rendezvous(job: Callable[..., Job]) -> None:
-    rendezvous = Rendezvous()
-    running = Running(job("echo $RINGCOMM_RENDEZVOUS"), rendezvous)
-    assert running.run().exit_code == 0
-    assert running.console.lines == [f"[localhost:{rank}] 127.0.0.1:7" for rank in range(2)]
-    assert rendezvous.events == ["start", "stop"]
-    assert sorted(rendezvous.exits) == [(rank, "exit code 0", True) for rank in range(2)]
 
 
 # ---- hosts that do not start --------------------------------------------------------------------------
@@ -71,18 +53,6 @@ def test_each_host_has_a_short_time_to_report_what_it_lacks(
     monkeypatch.setattr("ringrun.job.ranks.GATHER_S", 0.2)
     outcome = Running(job("true", hosts="a,b", argv=["sleep", "1000"], cwd=(f"b={tmp_path}/gone",))).run()
     assert outcome.reason == "start" and f"{tmp_path}/gone" in outcome.report
-
-
-def test_a_host_that_says_what_it_may_not_ends_the_job_in_order(
-    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervise, "GRACE_S", 0.1)
-    argv = [sys.executable, "-c", AGENT, json.dumps(READY), json.dumps(READY)]
-    running = Running(job("exec sleep 1000", hosts="a,localhost", argv=argv))
-    outcome = running.run()
-    text = " ".join(f"{running.console.text}\n{outcome.report}".replace("│", " ").split())
-    why = "a: its agent sent invalid data: an event 'ready' once more than it may occur."
-    assert outcome.exit_code and text.count(why) == 1
 
 
 # ---- while the job runs -------------------------------------------------------------------------------
@@ -169,15 +139,6 @@ def test_sigterm_is_for_the_ranks_and_then_for_what_they_run(
     assert "(once more: at once); they have 30 s (--grace)" in text
 
 
-def test_ranks_that_do_not_end_in_time_are_named(job: Callable[..., Job]) -> None:
-    stays = "[ $RANK = 1 ] || trap '' TERM; echo up $RANK; while :; do sleep 1000; done"
-    running = Running(job(stays, hosts="localhost:3", grace_s=0.3))
-    running.once(lambda: running.supervisor.interrupt(15), "up 0", "up 1", "up 2")
-    assert running.run().exit_code == 143
-    line = "ringrun: ranks 0, 2 on localhost: killed 0.3 s after SIGTERM, while handling it; --grace S gives"
-    assert line in running.console.text
-
-
 def test_a_second_signal_does_not_wait(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ringrun.job.supervise.INTERRUPT", ((2, 0.0), (15, 1000.0)))
     running = Running(job("trap '' INT TERM; echo up $RANK; while :; do sleep 1000; done", hosts="localhost"))
@@ -206,3 +167,128 @@ def test_a_job_that_commands_cannot_reach_runs_all_the_same(job: Callable[..., J
     running = Running(job("true", hosts="localhost"))
     assert running.run().exit_code == 0
     assert f"{runtime} is no directory" in running.console.text
+
+
+# ---- links to hosts with programs that are no agents; the test sets the clock --------------------
+
+
+LIMIT_S = 60.0
+ANSWERS = r"printf '\nringrun-agent/1\n'; "
+READS = "cat >/dev/null; exit 0"
+SLEEPS = "exec sleep 1000"
+
+
+class Handler:
+    """Keeps the links' reports."""
+
+    def __init__(self) -> None:
+        self.policy = self
+        self.again = False  # links that have ended are started again
+        self.frames: List[Frame] = []
+        self.chatter = b""
+        self.confusion: List[str] = []
+        self.problems: List[str] = []
+        self.ended: List[Optional[int]] = []  # the status of each link's process
+
+    def received(self, host: HostJob, frame: Frame) -> None:
+        self.frames.append(frame)
+
+    def chattered(self, host: HostJob, data: bytes) -> None:
+        self.chatter += data
+
+    def confused(self, host: HostJob, why: str) -> None:
+        self.confusion.append(why)
+
+    def problem(self, host: HostJob, text: str) -> None:
+        self.problems.append(text)
+
+    def hung_up(self, host: HostJob, link: AgentLink, status: Optional[int]) -> bool:
+        self.ended.append(status)
+        return self.again
+
+
+class Started:
+    """Links to hosts that run a program each; the time passes when a test lets it."""
+
+    def __init__(self, job: Job) -> None:
+        self.now_s = 100.0
+        self.loop = Loop(lambda: self.now_s)
+        self.handler = Handler()
+        self.agents = Agents(job, self.loop, self.handler)
+
+    @property
+    def links(self) -> List[AgentLink]:
+        return self.agents.links
+
+    def turn(self, reading: bool = True, limit_s: float = 0.05) -> None:
+        self.agents.go_on(reading)
+        self.loop.run_once(limit_s)
+        self.agents.look()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = Deadline(LIMIT_S)
+        while not condition():
+            assert not deadline.expired(), vars(self.handler)
+            self.turn()
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.turn(limit_s=0.0)
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Started]]:
+    """`start(*programs)`: links to one host for each of these shell programs."""
+    monkeypatch.setattr(base, "find_local", lambda specs, **_: [False] * len(specs))
+    made: List[Started] = []
+
+    def begin(*programs: str, argv: Tuple[str, ...] = (), is_local: bool = False) -> Started:
+        names = ",".join(f"h{number}" for number in range(len(programs)))
+        job = prepare(Options(hosts=names, via="reach {host}"), ["true"])
+        lines = [argv or ("sh", "-c", program) for program in programs]
+        hosts = [replace(host, argv=line, is_local=is_local) for host, line in zip(job.hosts, lines)]
+        made.append(Started(replace(job, hosts=hosts)))
+        return made[-1]
+
+    yield begin
+    for item in made:
+        item.agents.force()
+        item.loop.close()
+
+
+def test_a_login_that_is_not_over_is_ended(start: Callable[..., Started]) -> None:
+    """No process of the job runs there yet, so nothing has to end in good time."""
+    job = start(SLEEPS, ANSWERS + READS)
+    job.until(lambda: job.links[1].answered)
+    job.agents.stop(END)
+    job.until(lambda: 0 in job.agents.closed)
+    assert job.handler.ended == [-9] and job.links[1].alive
+    job.pass_time(max(after_s for _, after_s in END) + FORCE_S)
+    assert job.agents.all_closed and job.handler.ended == [-9], "the other one has not answered in time"
+
+
+def test_a_connection_that_does_not_end_after_its_agent_is_cut(start: Callable[..., Started]) -> None:
+    job = start(ANSWERS + SLEEPS)
+    job.until(lambda: job.links[0].answered)
+    job.agents.dismiss(job.agents.job.hosts[0])
+    assert job.links[0].descriptor("stdin") < 0
+    job.turn()
+    assert job.links[0].alive
+    job.pass_time(LINGER_S)
+    job.until(lambda: job.agents.all_closed)
+    assert job.handler.ended == [-9]
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_at_the_very_end_everything_is_closed_at_once(
+    start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch, is_local: bool
+) -> None:
+    swept: List[int] = []
+    monkeypatch.setattr("ringrun.agent.processes.sweep", lambda job, index: swept.append(index))
+    job = start(ANSWERS + SLEEPS, ANSWERS + "exec >&-; " + SLEEPS, is_local=is_local)
+    job.until(lambda: job.links[0].answered and job.agents.fading)
+    processes = [link.process for link in job.links]
+    job.agents.force()
+    assert job.agents.all_closed and not job.agents.fading and job.handler.ended == []
+    assert [process.poll() for process in processes if process is not None] == [-9, -9]
+    assert swept == ([0, 1] if is_local else []), "this machine has no agent any more that would do that"

@@ -19,12 +19,26 @@ import pytest
 from ringcomm.clock import monotonic
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
 from ringcomm.storage.keys import make_certificate
-from ringrun.join import connection, discovery, invitation
+from ringrun.join import connection, invitation
 from ringrun.join.command import Guest, connect, take_part
 from ringrun.join.connection import Carrier, Kind, fingerprint_of, join_with
 from ringrun.join.invitation import Invitation, Joined, Machine
-from ringrun.join.known import LAUNCHERS, MACHINES, Known, find_known, forget, keep, known_names
-from ringrun.join.proof import HELLO, Code, Proof, Role, WrongCode, new_code, new_key
+from ringrun.join.proof import (
+    HELLO,
+    LAUNCHERS,
+    MACHINES,
+    Code,
+    Known,
+    Proof,
+    Role,
+    WrongCode,
+    find_known,
+    forget,
+    keep,
+    known_names,
+    new_code,
+    new_key,
+)
 
 pytest.importorskip("spake2")
 LIMIT_S = 20.0
@@ -169,31 +183,13 @@ def test_an_agent_runs_over_the_connection(desk: Callable[..., Desk], pem: str) 
         way.start(["ringrun", "join", "desk"])
 
 
-def test_a_machine_that_is_lost_ends_its_agent_with_the_reason(desk: Callable[..., Desk], pem: str) -> None:
-    host = desk()
-    carrier, _ = host.join(pem)
-    host.invitation.wait(LIMIT_S)
-    way = Joined(host.invitation)
-    agent = way.start(["desk"])
-    while not any(kind == Kind.START for kind, _, _ in carrier.turn(1.0)):
-        pass
-    carrier.tell({"leaving": "its user has left"})
-    carrier.turn(0.1)
-    carrier.close()
-    assert agent.stdout.read() == b"" and agent.wait(LIMIT_S) == 255
-    text = way.explain_loss("desk", 255, agent.stderr.read().decode())
-    assert text.startswith("desk: the machine that has joined is lost:"), text
-    for pipe in (agent.stdin, agent.stdout, agent.stderr):
-        pipe.close()
-
-
 def test_discovery_finds_the_launcher_of_the_code(desk: Callable[..., Desk], pem: str) -> None:
     """Two launchers in one network: the one with the other number is not dialled."""
     one, two = desk(), desk()
     if one.invitation._answerer is None or two.invitation._answerer is None:
         pytest.skip("no multicast here")
     assert one.code.label != two.code.label
-    found = next(discovery.find(two.code.label, LIMIT_S))
+    found = next(connection.find(two.code.label, LIMIT_S))
     assert found[1] == two.invitation.port
     assert not any("not joined" in line for line in one.lines + two.lines)
 
@@ -221,11 +217,7 @@ def test_1_three_wrong_codes_end_the_invitation_also_in_parallel(desk: Callable[
 
 
 class Between:
-    """A relay that may change what each side sends; ends with either of its sides.
-
-    Attributes:
-        address: what the joining machine is made to dial.
-    """
+    """A relay that may change what each side sends; ends with either of its sides."""
 
     def __init__(self, target: Tuple[str, int], change: Callable[[bool, int, bytes], bytes]) -> None:
         self._target, self._change = target, change
@@ -395,10 +387,10 @@ def test_15_to_17_answers_are_short_rare_and_for_questions_of_the_own_network(
         sock.bind(("127.0.0.1", 0))
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
         sock.settimeout(0.5)
-        question = discovery._QUESTION.pack(discovery._ASKED, b"n" * 16, host.code.label)
+        question = connection._QUESTION.pack(connection._ASKED, b"n" * 16, host.code.label)
         for _ in range(50):
-            sock.sendto(question, (discovery.GROUP, discovery.PORT))
-            sock.sendto(b"x" * 64, (discovery.GROUP, discovery.PORT))
+            sock.sendto(question, (connection.GROUP, connection.PORT))
+            sock.sendto(b"x" * 64, (connection.GROUP, connection.PORT))
         answers = []
         with contextlib.suppress(socket.timeout):
             while True:
@@ -427,15 +419,15 @@ def test_16_forged_answers_only_suggest_a_few_addresses(monkeypatch: pytest.Monk
         def setsockopt(self, *_: Any) -> None: ...
         def setblocking(self, *_: Any) -> None: ...
         def sendto(self, data: bytes, _: Any) -> None:
-            self.nonce = discovery._QUESTION.unpack(data)[1]
+            self.nonce = connection._QUESTION.unpack(data)[1]
 
         def recvfrom(self, _: int) -> Tuple[bytes, Tuple[str, int]]:
             Forger.count += 1
-            return discovery._ANSWER.pack(b"ringjoin!", self.nonce, 7, 80), (f"10.0.{Forger.count}.1", 43117)
+            return connection._ANSWER.pack(b"ringjoin!", self.nonce, 7, 80), (f"10.0.{Forger.count}.1", 43117)
 
-    monkeypatch.setattr(discovery.socket, "socket", Forger)
-    monkeypatch.setattr(discovery.select, "select", lambda socks, *_: (socks, [], []))
-    assert len(list(discovery.find(7, 5.0))) <= discovery.MAX_ADDRESSES + 8
+    monkeypatch.setattr(connection.socket, "socket", Forger)
+    monkeypatch.setattr(connection.select, "select", lambda socks, *_: (socks, [], []))
+    assert len(list(connection.find(7, 5.0))) <= connection.MAX_ADDRESSES + 8
     assert Forger.count < 100
 
 
@@ -457,21 +449,6 @@ def met(desk: Callable[..., Desk], pem: str) -> Code:
     kept = find_known(LAUNCHERS, launcher)
     assert known is not None and kept == Known(*known[:2], "desk", *host.address)
     return known.code
-
-
-def test_a_known_machine_joins_by_its_key_and_is_found_by_it(desk: Callable[..., Desk], pem: str) -> None:
-    key = met(desk, pem)
-    host = desk(0, names=("desk",))
-    assert "ringrun join 1" not in host.invitation.lines and "waiting for desk" in host.invitation.lines
-    if host.invitation._answerer is not None:
-        assert next(discovery.find(key.label, LIMIT_S))[1] == host.invitation.port
-    sock, proof = connect(key, host.address, "desk", pem)
-    carrier = Carrier(sock)
-    Guest(carrier, "launcher", host.lines.append).offered(1, 2)
-    carrier.tell({"agreed": True})
-    carrier.flush()
-    assert [machine.name for machine in host.invitation.wait(LIMIT_S)] == ["desk"]
-    carrier.close()
 
 
 def test_19_a_known_machine_joins_only_where_it_is_awaited(desk: Callable[..., Desk], pem: str) -> None:

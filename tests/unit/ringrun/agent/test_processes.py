@@ -52,16 +52,6 @@ def test_a_variable_that_is_set_stays_and_those_that_follow_it_are_not_set() -> 
     assert facts["kept"] == {"OMP_NUM_THREADS": "6", "MKL_NUM_THREADS": "3"}
 
 
-def test_the_line_names_hosts_numbers_and_the_option() -> None:
-    env = {"OMP_NUM_THREADS": "6"}
-    limit = processes.limit_threads
-    hosts = {"a": limit({}, "auto", 2, 4.0), "b": limit({}, "auto", 1, 4.0), "c": limit(env, "auto", 3, 2.5)}
-    assert processes.describe_threads(hosts, "auto").startswith(
-        "2 threads per rank on a (4 cores, 2 ranks); 1 thread per rank on c (2.5 cores, 3 ranks, "
-        "OMP_NUM_THREADS=6 is kept). --threads N sets another number"
-    )
-
-
 @pytest.mark.parametrize(
     ("lines", "files", "expected"),
     [
@@ -81,7 +71,6 @@ def test_quotas_of_cgroups(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content + "\n")
     assert processes.quotas(lines, str(tmp_path)) == expected
-
 
 # ---- --bind ---------------------------------------------------------------------------------------
 
@@ -129,3 +118,4 @@ def test_shares_that_the_system_permits(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(os, "sched_getaffinity", refused)
     assert processes.usable_shares("none", 1) == ([set()], "")
     assert processes.usable_shares("core", 1)[1] == "the system does not report the processors of a process"
+

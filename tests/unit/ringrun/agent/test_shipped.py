@@ -14,8 +14,7 @@ import pytest
 from ringcomm.storage.folders import trusted_folder
 from ringrun.agent import shipped
 from ringrun.agent.shipped import Cleaning, JobFolder
-from ringrun.job.files import FetchedFiles
-from ringrun.ship.contents import Package, SourceTree
+from ringrun.job.files import FetchedFiles, Package, SourceTree
 
 FILES = {"a/__init__.py": b"x = 1\n", "a/b.py": b"", "data.txt": b"\x00\xff"}
 
@@ -150,17 +149,6 @@ def test_only_what_a_host_lacks_is_sent(tree: SourceTree, environ: Dict[str, str
     changed = SourceTree(tree.root)
     _, sent = place("three", changed, environ)
     assert list(changed.contents(sent).values()) == [b"print(2)"]
-
-
-def test_a_restart_finds_what_the_last_attempt_has_written(tree: SourceTree, environ: Dict[str, str]) -> None:
-    first, _ = place("job", tree, environ)
-    root = Path(str(first.path))
-    (root / "checkpoint").write_text("step 100")
-    (root / "train.py").write_text("changed")
-    os.close(first._lock)  # as at the end of its agent
-    second, sent = place("job", tree, environ)
-    assert second.path == first.path and sent == []
-    assert (root / "checkpoint").read_text() == "step 100" and (root / "train.py").read_text() == "print(1)"
 
 
 def test_a_changed_content_is_sent_again(tree: SourceTree, environ: Dict[str, str]) -> None:
@@ -308,3 +296,4 @@ def test_a_private_folder_under_the_name_of_records_stays(
     kept = [why for place, why in found["kept"] if place == str(tmp_path / "tmp")]
     assert ["other users may write it (mode 0777)" in why for why in kept] == [True] * (mode == 0o777)
     assert (tmp_path / "tmp" / "ringrun-flight-0a").exists() is (mode == 0o777)
+

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import List, Optional
 
 import pytest
 
@@ -12,7 +12,6 @@ from ringrun.diagnosis.failure_report import (
     direct_cause,
     failure_box,
     hint_of,
-    host_problem,
     last_traceback,
     local_file_hint,
     shadow_hint,
@@ -116,41 +115,6 @@ def test_signal_hints(number: int, word: str) -> None:
     assert signal_hint(Exit(0, None, number, sent=number)) == ""
 
 
-FOUND = {
-    "python": "/p", "version": "3.6.1", "missing": "numpy", "why": "ImportError: no", "ringcomm": "9",
-    "ringcomm_at": "/r",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("facts", "words"),
-    [
-        ({"problem": "cwd"}, ["directory /x over there", "--cwd jetson1=PATH", "cwd=PATH"]),
-        ({"problem": "interpreter"}, ["Python at /x over there", "--python jetson1=PATH"]),
-        ({"problem": "script"}, ["script /x over there", "Copy it there"]),
-        ({"problem": "program"}, ["/x is no program over there", "chmod +x"]),
-        ({"problem": "program", "path": "nosuch"}, ["there is no program nosuch in PATH"]),
-        ({"problem": "shadow"}, ["/x is next to", "--horovod"]),
-        ({"problem": "write", "option": "--timeline", "why": "no space"},
-         ["--timeline: /x cannot be written: no space"]),
-        ({"problem": "start", "why": "no memory"}, ["no memory"]),
-        ({"problem": "old", "found": FOUND}, ["3.6.1", "3.8"]),
-        ({"problem": "missing", "found": FOUND}, ["/p cannot import numpy", "/p -m pip install numpy"]),
-        ({"problem": "missing", "found": {**FOUND, "missing": "ringcomm"}}, ["Copy it, then /p."]),
-        ({"problem": "version", "found": FOUND, "wanted": "1"}, ["ringcomm 9", "/r", "Copy it, then /p."]),
-        ({"problem": "bytecode", "found": FOUND, "wanted": "3.11"},
-         ["/p is Python 3.6.1", "from Python 3.11 here", "the same minor version", "--python jetson1=PATH"]),
-        ({"problem": "check", "code": None, "signal": 4, "sent": 0, "text": "a\nb"}, ["SIGILL", "a; b"]),
-        ({"problem": "check", "code": None, "signal": 9, "sent": 9, "text": ""}, ["30 s", "nothing"]),
-    ],
-)  # fmt: skip
-def test_what_a_host_lacks(facts: Dict[str, Any], words: List[str]) -> None:
-    text = host_problem("jetson1", {"path": "/x", **facts}, False, lambda python: f"Copy it, then {python}.")
-    assert text.startswith("jetson1: ") and "\n" not in text
-    for word in words:
-        assert word in text
-
-
 ERROR = ["ringcomm.errors.MismatchError: The ranks do not make the same call.", "rank 0: a", "  indented"]
 
 
@@ -228,8 +192,8 @@ KERAS_2 = "TF_USE_LEGACY_KERAS=1"
 def test_remedies_for_errors_of_public_programs(error: str, remedy: str) -> None:
     assert remedy in hint_of("Traceback (most recent call last):\n" + error)
 
-
 # ---- files that only the launching machine has ----------------------------------------------------
+
 
 HEAD = ["Traceback (most recent call last):", '  File "train.py", line 3, in <module>']
 
@@ -269,7 +233,6 @@ def test_a_file_that_only_this_machine_has(
         assert ("git or .ringignore leaves it out" in hint) is (told and ship is not None)
         assert local_file_hint(job, job.hosts[0], lines) == "", "the rank is on this machine"
 
-
 # ---- files with the name of a module -----------------------------------------------------------------
 
 
@@ -290,3 +253,4 @@ def test_the_error_names_the_file_that_shadows(tmp_path: Path, name: str, text: 
     path.touch()
     shown = path.parent if path.name == "__init__.py" else path
     assert shadow_hint(text, tmp_path).startswith(f"{shown} has the name of the module {shown.stem}, ")
+

@@ -156,35 +156,6 @@ def test_different_calls_with_the_same_number() -> None:
     ]
 
 
-def grouped(
-    rank: int, default: ReportedOperation, group: Optional[ReportedOperation] = None, **more: Any
-) -> RankReport:
-    """A rank of four; 0, 1 and 2 have a group of their own."""
-    channels = [ReportedChannel("group 0", True, (0, 1, 2, 3), {}, (default,))]
-    if group is not None:
-        channels.append(ReportedChannel("group 1", True, (0, 1, 2), {}, (group,)))
-    return RankReport(rank, f"host{rank}", "failure", blocked=True, channels=tuple(channels), **more)
-
-
-ANOTHER = "MismatchError: The ranks do not make the same call.\n…"
-
-
-@pytest.mark.parametrize("error", ["PeerLostError: rank 0 …", "MismatchError: rank 0 was lost: uncaught …"])
-def test_a_rank_outside_the_group_that_disagrees_waits_and_its_members_do_not(error: str) -> None:
-    done, same, odd = call(1, "done"), call(4, "failed"), call(4, "failed", label="barrier")
-    text = told(
-        grouped(0, done, same, error=ANOTHER), grouped(1, done, odd, error=ANOTHER),
-        grouped(2, done, same, error=ANOTHER),
-        grouped(3, call(2, "failed", label="broadcast"), error=error, culprit=0),
-    )  # fmt: skip
-    assert text == [
-        "Rank 3 (host3) waits in broadcast (op 2, train.py:88).",
-        "Rank 1 makes another call than ranks 0, 2 in the group of ranks 0-2: barrier (op 4, train.py:88) "
-        "instead of allreduce `conv3.grad` (op 4, train.py:88).",
-        "Rank 3 waits for ranks 0-2.",
-    ]
-
-
 def messages(
     rank: int, counts: Dict[int, Tuple[int, int]], waited: Optional[ReportedOperation] = None, **more: Any
 ) -> RankReport:
@@ -276,3 +247,4 @@ def test_what_faulthandler_wrote() -> None:
     )
     for stacks, main in ((text, "spin (spin.py:9)"), ("", "")):
         assert read_report(record(threads=[], stacks=stacks, reason="silent", state="R")).main == main
+

@@ -8,7 +8,6 @@ import pytest
 
 from ringrun.elastic.job import HostLimits, failed_text, timeout_text
 from ringrun.elastic.membership import (
-    LEAVE_S,
     NEVER,
     CloseHost,
     Cooldown,
@@ -50,7 +49,6 @@ def test_without_enough_slots_the_start_fails_and_with_a_script_it_waits() -> No
     job.after(19.0)
     assert [action.member for action in kinds(job.list("a:2,b"), StartProcess)] == [0, 1, 2]
     assert kinds(job.after(100.0), Fail) == []
-
 
 # ---- losses -------------------------------------------------------------------------------------
 
@@ -127,7 +125,6 @@ def test_the_job_fails_when_no_rank_is_left() -> None:
     assert kinds(job.exit(1, 4), Fail) == [Fail(failed_text(limits, "a", 0, 3))]
     assert job.after(1000.0) == []
 
-
 # ---- adding and removing ------------------------------------------------------------------------
 
 
@@ -144,16 +141,6 @@ def test_a_host_that_the_script_no_longer_names_leaves_at_the_next_step() -> Non
     actions = job.list("a:2,b:1")
     assert kinds(actions, StartProcess) == [StartProcess(4, 2, 0)]
     assert texts(job.publish()) == ["b joined again: 3 ranks"]
-
-
-def test_a_process_that_does_not_leave_is_ended() -> None:
-    job = Simulated("a,b", HostLimits(2, 1))
-    job.publish()
-    job.list("a")
-    assert kinds(job.after(LEAVE_S - 1), StopProcess) == []
-    assert [action.member for action in kinds(job.after(1.0), StopProcess)] == [1]
-    job.exit(1, 143, "killed by SIGTERM")
-    assert not kinds(job.done, Fail)
 
 
 def test_a_removal_waits_for_other_hosts_if_too_few_ranks_would_be_left() -> None:
@@ -201,7 +188,6 @@ def test_why_an_added_host_does_not_start_is_told_once_and_at_the_end() -> None:
     assert found.count("b: there is no script") == 1
     assert [text for _, text in job.membership.log.lines] == ["b is excluded: there is no script"]
 
-
 # ---- the end ------------------------------------------------------------------------------------
 
 
@@ -245,26 +231,5 @@ def test_exclusions_grow_and_a_slot_whose_processes_never_join_is_given_up(
         cooldown.forgive()
     assert not cooldown.excludes(0.0)
 
-
 # ---- the lines that report changes ---------------------------------------------------------------
 
-
-@pytest.mark.parametrize(
-    ("report", "how", "cause"),
-    [
-        ("", "exit code 3", "exit code 3"),
-        ("the connection was closed.", "", "the connection was closed"),
-        ("", "", "no connection"),
-        ("rank 1: uncaught ValueError: x\nmore", "exit code 1", "uncaught ValueError: x"),
-        ("no heartbeat for 3.0 s", "killed by SIGKILL", "killed by SIGKILL"),
-    ],
-)
-def test_causes(report: str, how: str, cause: str) -> None:
-    job = Simulated("a,b", HostLimits(2, 1))
-    job.publish()
-    if report:
-        job.take(job.membership.lost(1, report, 0.0))
-    if how:
-        job.exit(1, 1, how)
-    (line,) = texts(job.publish(lost=(1,), join=False))
-    assert line.startswith(f"rank 1 (b) lost: {cause};")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List
@@ -21,8 +20,7 @@ from ringrun.join.invitation import Joined
 from ringrun.plan.environment import from_values
 from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
-from ringrun.reach import doors
-from ringrun.ship.contents import SourceTree
+from ringrun.reach import base
 
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
 
@@ -49,7 +47,7 @@ def test_a_job() -> None:
 
 def test_one_machine_under_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
     local = lambda specs, **_: [spec.name != "far" for spec in specs]  # noqa: E731
-    monkeypatch.setattr(doors, "find_local", local)
+    monkeypatch.setattr(base, "find_local", local)
     with pytest.raises(ConfigError, match="localhost and 127.0.0.1 are one machine.*like localhost:3"):
         prepare(Options(hosts="localhost:2,far,127.0.0.1"), ["x.py"], ENVIRON)
 
@@ -188,19 +186,6 @@ def test_the_script_is_looked_for_before_files_are_counted(
         prepare(Options(hosts="far", ship="."), ["tran.py"], ENVIRON)
 
 
-def test_a_line_says_what_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = threading.Event()
-
-    def slow_tree(root: Path) -> SourceTree:
-        assert said.wait(30.0)
-        return SourceTree(root)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "SLOW_S", 0.0)
-    monkeypatch.setattr(launch, "SourceTree", slow_tree)
-    prepare(Options(hosts="far", ship="."), ["-m", "x"], ENVIRON, say=lambda text: said.set())
-
-
 def test_a_folder_is_fetched_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = Options(hosts="far", ship=".", fetch=("out/", "log/*"))
@@ -219,18 +204,6 @@ def test_a_folder_is_fetched_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_options_that_do_not_fit_each_other(options: Options, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         prepare(options, ["x.py"], ENVIRON)
-
-
-def test_files_that_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train.py").write_text("import helper, other\n")
-    (tmp_path / "helper.py").write_text("")
-    (tmp_path / "other.py").write_text("")
-    (tmp_path / ".ringignore").write_text("helper.py\n")
-    monkeypatch.chdir(tmp_path)
-    options = Options(hosts="far", ship=str(tmp_path))
-    job = prepare(options, ["train.py"], {**ENVIRON, "PWD": str(tmp_path)})
-    assert job.tree is not None and job.code_at == "."
-    assert [file.path for file in job.tree.files] == [".ringignore", "other.py", "train.py"]
 
 
 WIRED = nics.Interface("eth0", "192.0.2.1", nics.WIRED, 24)
@@ -276,3 +249,4 @@ def test_a_machine_that_has_joined_gets_the_address_that_it_has_dialled(
     ]
     forwarded = ",203.0.113.9:43117" if "9 43117" in login else ""
     assert found == ["192.0.2.1:43117", f"192.0.2.1:43117{forwarded}"]
+

@@ -11,8 +11,6 @@ from ringcomm.rendezvous.membership import Notice
 from ringrun.diagnosis.first_failure import Exit, FirstFailure
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import (
-    BROKEN_PIPE,
-    REFUSALS_SHOWN,
     Notices,
     Outcome,
     ended,
@@ -52,23 +50,6 @@ def test_hosts_that_do_not_start_are_listed_with_those_that_are_silent(job: Job)
     assert "c" in text.split("no route")[1], "it has not answered"
 
 
-@pytest.mark.parametrize(
-    ("ending", "signum", "code", "reason"),
-    [
-        ("pipe", 0, BROKEN_PIPE, "pipe"),
-        ("interrupt", 2, 130, "interrupt"),
-        ("interrupt", 15, 143, "interrupt"),
-    ],
-)
-def test_a_job_that_was_ended_needs_no_report(
-    job: Job, ending: str, signum: int, code: int, reason: str
-) -> None:
-    failure = failure_of(Exit(0, 1, None))
-    outcome = ended(job, failure, ending, signum, {})
-    assert (outcome.exit_code, outcome.report, outcome.reason) == (code, "", reason)
-    assert outcome.exits == failure.exits
-
-
 def test_the_first_failure_is_reported(job: Job) -> None:
     failure = failure_of(Exit(2, 7, None), Exit(0, None, 15, sent=15))
     tails = {2: ["ValueError: bad sample\x07"], 0: []}
@@ -92,14 +73,6 @@ def test_a_module_may_be_in_a_folder_that_only_this_shell_looks_into(
     tail = ["Traceback (most recent call last):", "ModuleNotFoundError: No module named 'm'"]
     report = ended(job, failure_of(Exit(rank, 1, None)), "", 0, {rank: tail}).report
     assert ("PYTHONPATH is /home/me/lib" in report and "-x PYTHONPATH passes it" in report) is told
-
-
-def test_of_long_tracebacks_the_rest_is_shown(job: Job) -> None:
-    long = ["Traceback (most recent call last):"]
-    long += [*(f"  line {number}" for number in range(150)), "ValueError: x"]
-    failure = failure_of(Exit(1, 1, None))
-    assert ended(job, failure, "", 0, {1: long, 0: long}).told is None
-
 
 # ---- elastic jobs ---------------------------------------------------------------------------------
 
@@ -129,17 +102,6 @@ def test_why_a_job_cannot_continue(code: int, shown: int) -> None:
     assert "\x1b" not in outcome.report
 
 
-@pytest.mark.parametrize("count", [0, 1])
-def test_a_report_gets_the_changes_before_its_end(count: int) -> None:
-    box = "╭─ rank 0 failed\n│ ValueError: x\n╰─ exit code 1"
-    outcome = with_changes(Outcome(1, box, "failure"), "all have failed", CHANGES * count)
-    lines = outcome.report.splitlines()
-    assert lines[:2] == box.splitlines()[:2] and lines[-1] == "╰─ exit code 1"
-    assert len(lines) == 3 + 3 * count
-    more = ["│", "│ What changed while the job ran:", f"│ 0:01:01  {CHANGES[0][1]}"]
-    assert lines[2:-1] == more * count
-
-
 class Screen:
     """Keeps what is shown."""
 
@@ -157,23 +119,6 @@ def notices(
     job = prepare(Options(hosts=hosts, verbose=verbose, setting_values=values), command, {})
     screen: Any = Screen()
     return Notices(job, screen), screen.lines
-
-
-def test_warnings_are_shown_and_the_rest_only_on_request() -> None:
-    for verbose, shown in ((False, ["slow"]), (True, ["slow", "linked"])):
-        found, lines = notices(verbose)
-        for kind, text in (("warning", "slow"), ("linked", "linked")):
-            found.take(Notice(kind, text))
-        assert lines == shown
-
-
-def test_of_many_refusals_the_first_are_shown_and_each_text_once() -> None:
-    found, lines = notices()
-    for number in range(REFUSALS_SHOWN + 3):
-        for _ in range(2):
-            found.take(Notice("refused", f"peer {number}"))
-    assert len(lines) == REFUSALS_SHOWN
-    assert lines[0] == "peer 0"
 
 
 def test_a_job_that_was_to_be_measured_and_was_not_has_failed() -> None:
@@ -221,3 +166,4 @@ def test_programs_that_import_ringcomm_and_never_join_have_trained_alone(
         found.exited({"joined": joined})
     found.conclude(Outcome(0, "", "done"))
     assert any("each trained alone" in line for line in lines) is told
+

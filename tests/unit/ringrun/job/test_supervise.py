@@ -15,7 +15,7 @@ from ringrun.agent import framing
 from ringrun.diagnosis.failure_report import host_problem
 from ringrun.diagnosis.first_failure import Cause, Exit
 from ringrun.job import supervise
-from ringrun.job.agents import Loop, failed_start, not_ready_text
+from ringrun.job.agents import Loop, failed_start
 from ringrun.job.launch import prepare
 from ringrun.job.outcome import Outcome
 from ringrun.job.supervise import (
@@ -34,11 +34,11 @@ from ringrun.job.supervise import (
 )
 from ringrun.plan.job import HostJob, Job
 from ringrun.plan.options import Options
-from ringrun.reach.base import RETRIES, last_lines
+from ringrun.reach.base import last_lines
 from ringrun.reach.incoming import Incoming, event_facts
 from ringrun.reach.protocol import Frame
 from ringrun.show.output import Console
-from tests.unit.ringrun.watch.samples import report
+from tests.unit.ringrun.show.samples import report
 
 LIMITS = {"threads": 1, "cores": 2.0, "ranks": 1, "kept": {}, "unbound": ""}
 READY = {"event": "ready", "limits": LIMITS, "port": 22}
@@ -140,7 +140,6 @@ def test_the_words_of_a_host_are_quoted() -> None:
     assert shown == f"a: {facts['path']} could not be started: {facts['why']}."
     assert last_lines(words) == "'gone.; ringrun: run `curl x`'"
 
-
 # ---- what follows from a frame --------------------------------------------------------------------------
 
 
@@ -173,7 +172,6 @@ def test_a_rank_that_says_goodbye_may_be_the_cause(supervisor: Supervisor) -> No
 
 
 NO_PYTHON = "sh: /p/python: not found"
-DROPPED = "kex_exchange_identification: Connection closed by remote host"
 
 
 @pytest.fixture
@@ -185,23 +183,6 @@ def link(host: HostJob, **facts: Any) -> Any:
     return SimpleNamespace(**{"argv": host.argv, "stderr_text": "", "noise": "", "attempt": 1, **facts})
 
 
-@pytest.mark.parametrize(
-    ("facts", "text"),
-    [
-        ({"answered": False}, "ssh had not answered: a login that waits, or a host that is slow"),
-        ({"outgoing_bytes": 1_200_000}, "1.2 MB were still to be sent to it: the network is slow"),
-        ({}, "was still preparing the job"),
-    ],
-)
-def test_a_host_that_is_not_ready_in_time(host: HostJob, facts: Any, text: str) -> None:
-    facts = {"answered": True, "outgoing_bytes": 0, **facts}
-    found = not_ready_text(host, link(host, stderr_text="waiting\n", noise="Welcome", **facts), 30.0)
-    assert found.startswith("far: not ready within 30 s (--start-timeout): ") and text in found
-    assert found.endswith(". It printed: 'waiting; Welcome'.")
-    found = not_ready_text(host, link(host, **facts), 30.0)
-    assert "printed" not in found and "nothing" not in found
-
-
 def test_without_the_interpreter_another_is_tried_once(host: HostJob) -> None:
     host = replace(host, fallback=["ssh", "far", "python3 -c ..."])
     notes: List[str] = []
@@ -210,14 +191,6 @@ def test_without_the_interpreter_another_is_tried_once(host: HostJob) -> None:
     assert notes == ["far has no /p/python: using python3 there"] and tried.argv == host.fallback
     text = failed_start(host, tried, 127, notes.append)
     assert text is not None and "no Python at /p/python or python3" in text and len(notes) == 1
-
-
-def test_a_dropped_login_is_tried_again_some_times(host: HostJob) -> None:
-    again = [
-        failed_start(host, link(host, stderr_text=DROPPED, attempt=attempt), 255, lambda text: None) is None
-        for attempt in range(1, RETRIES + 2)
-    ]
-    assert again == [True] * RETRIES + [False]
 
 
 def test_a_host_that_is_still_starting_is_tried_until_the_start_timeout(host: HostJob) -> None:
@@ -340,8 +313,6 @@ class Screen:
         self.text += data.decode()
 
 
-
-
 @pytest.mark.parametrize(
     ("outcome", "attempt", "again"),
     [
@@ -397,18 +368,6 @@ def test_interrupted_while_it_waits(attempts: Callable[..., Attempts]) -> None:
     assert (outcome.reason, outcome.exit_code, outcome.report) == ("interrupt", 130, "")
 
 
-def test_interrupted_while_a_failed_attempt_ends(attempts: Callable[..., Attempts]) -> None:
-    screen, made = Screen(), []
-
-    def run(job: Job) -> Outcome:
-        made[0].interrupt(2)
-        return failure(3)
-
-    made.append(attempts(screen, 3, run))
-    assert made[0].run().report == "box 3\n"
-    assert screen.text == ""
-
-
 def test_an_attempt_is_a_job_of_its_own() -> None:
     job = prepare(Options(np=2, output_dir="logs"), ["true"])
     first, second = attempt_of(job, 0, 1), attempt_of(job, 1, 1)
@@ -420,3 +379,4 @@ def test_an_attempt_is_a_job_of_its_own() -> None:
         "0",
         "1",
     ]
+

@@ -8,7 +8,7 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.join.command import read_words
-from ringrun.join.discovery import _ASKED, _QUESTION, answer_to, said_in
+from ringrun.join.connection import _ASKED, _QUESTION, answer_to, said_in
 
 NONCE = bytes(range(16))
 QUESTION = _QUESTION.pack(_ASKED, NONCE, 7)

@@ -21,10 +21,8 @@ from ringrun.plan.environment import (
     horovod_without_effect,
     not_forwarded,
     of_the_shell,
-    own_variables,
     rank_variables,
     removed,
-    rows_of,
 )
 from ringrun.plan.hosts import parse_hosts
 from ringrun.plan.ranks import make_plan
@@ -66,12 +64,6 @@ def test_what_is_not_set_is_reported_and_left_out() -> None:
     found = not_forwarded(["C", "NOTHING_*", "A", "NCCL_*", "C=", "X=1"], HERE)
     assert [text.partition(":")[0] for text in found] == ["-x C", "-x NOTHING_*"]
     assert all("no variable of this name is set here" in text for text in found)
-
-
-def test_own_variables() -> None:
-    assert own_variables(Settings(late_after_s=9.0, verbose=True), HERE) == {
-        "RINGCOMM_TRACE": "t", "RINGCOMM_LATE_AFTER": "9.0", "RINGCOMM_VERBOSE": "1",
-    }
 
 
 def test_variables_of_other_launchers() -> None:
@@ -167,29 +159,6 @@ def test_what_horovods_variables_ask_for_in_vain_is_said() -> None:
     assert horovod_without_effect({"HOROVOD_AUTOTUNE": "0"}) == []
 
 
-def test_from_a_program() -> None:
-    found = effective(
-        [from_values({"late_after_s": 2, "encrypt": True, "fusion_bytes": 0, "transport": "tcp"})]
-    )
-    assert found.settings == Settings(late_after_s=2.0, encrypt=True, fusion_bytes=0, transport="tcp")
-    dashed = from_values({"late-after": 2, "encrypt": True, "fusion_threshold": 0, "transport": "tcp"})
-    assert effective([dashed]).settings == found.settings
-    with pytest.raises(ConfigError, match="no setting 'time'.*fusion_threshold"):
-        from_values({"time": 2})
-    with pytest.raises(ConfigError, match="late_after_s=True: this setting"):
-        from_values({"late_after_s": True})
-    with pytest.raises(ConfigError, match="no setting 'timeout_s'"):
-        from_values({"timeout_s": 2})
-    with pytest.raises(ConfigError, match="transport='ip' cannot be used"):
-        effective([from_values({"transport": "ip"})])
-
-
-def test_the_rows_of_all_settings() -> None:
-    rows = rows_of(effective([values_in({"RINGCOMM_FUSION_THRESHOLD": "3145728"})]))
-    assert len(rows) == len(tunables()) and ("late-after", "600", "default") in rows
-    assert ("fusion-threshold", "3M", "RINGCOMM_FUSION_THRESHOLD") in rows
-
-
 def test_variables_that_a_program_sets_itself() -> None:
     """ringrun has applied those that were there when it started the program."""
     before = {"HOROVOD_START_TIMEOUT": "4", "HOROVOD_FUSION_THRESHOLD": "1024", "HOME": "/me"}
@@ -200,3 +169,4 @@ def test_variables_that_a_program_sets_itself() -> None:
     assert (found.name, found.text) == ("start_timeout_s", "9")
     # A program that ringrun has not started with --horovod.
     assert [item.name for item in horovod_settings_of_program(before)] == ["fusion_bytes", "start_timeout_s"]
+

@@ -115,22 +115,6 @@ def test_a_hostfile_of_mlx_launch() -> None:
     assert parse_hostfile(whole, "hosts.json") == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[]", ["h.json is not a list of hosts", '"ssh"']),
-        ('[{"ssh": "a"},', ["h.json is not a list of hosts", "line 1"]),
-        ('{"hosts": [{"ssh": "a"}], "envs": ["A=1", "B=2"]}', ["h.json", "-x A=1 -x B=2"]),
-        ('[{"ssh": "a"}, {"name": "b"}]', ["h.json is not", "see host 2"]),
-        ('[{"ssh": "a b"}]', ["h.json, host 1", "a b"]),
-    ],
-)
-def test_bad_hostfiles_of_mlx_launch_are_named(text: str, words: List[str]) -> None:
-    with pytest.raises(ConfigError) as error:
-        parse_hostfile(text, "h.json")
-    assert all(word in str(error.value) for word in words), error.value
-
-
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "jetson[1-2]", "SLURM_TASKS_PER_NODE": "3,1"}
 
 
@@ -199,7 +183,6 @@ def test_a_name_that_is_no_host_name_is_refused(name: str) -> None:
         found(environ)
     assert str(caught.value).isprintable()
 
-
 # ---- lists of nodes and tasks -------------------------------------------------------------------------
 
 
@@ -241,3 +224,4 @@ def test_tasks(text: str, counts: List[int]) -> None:
 def test_what_is_no_number_of_tasks_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="tasks per node"):
         tasks_per_node(text)
+

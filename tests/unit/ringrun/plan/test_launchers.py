@@ -134,19 +134,6 @@ def test_an_unknown_option_gets_the_nearest_one(word: str, option: str) -> None:
     assert result.exit_code == 2 and f"Did you mean '{option}" in result.output
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--yyxxyy", "x.py"], "No such option '--yyxxyy'. 'ringrun --help-all' lists all."),
-        (["--mca", "btl"], "--mca takes 2 values"), (["--iface"], "Error: "),
-        (["--mca", "btl_tcp_if_include"], "Error: "),
-    ],
-)
-def test_options_that_cannot_be_used(words: List[str], text: str) -> None:
-    result = CliRunner().invoke(cli.ringrun, ["-np", "2", *words])
-    assert result.exit_code == 2 and text in result.output and "Did you mean" not in result.output
-
-
 PYTHON = ("python", "train.py")
 SCRIPT = ("train.py", "--epochs", "3")
 LINES: List[Tuple[str, Dict[str, Any], Tuple[str, ...]]] = [
@@ -250,3 +237,4 @@ def test_other_lines(line: str, command: Tuple[str, ...], monkeypatch: pytest.Mo
 def test_an_option_without_a_counterpart_is_refused(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, output, code = run(line.split(), monkeypatch)
     assert (seen, code) == ([], 2) and "No such option" in output
+

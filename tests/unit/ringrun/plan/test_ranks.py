@@ -6,7 +6,7 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.plan.hosts import parse_hostfile, parse_hosts
-from ringrun.plan.ranks import Place, make_plan
+from ringrun.plan.ranks import make_plan
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,6 @@ def test_how_many_each_host_runs(np: Optional[int], hosts: str, used: List[str])
     assert [len(plan.on_host(index)) for index in range(len(plan.hosts))] == [
         host.used for host in plan.hosts
     ]
-
-
-def test_places() -> None:
-    assert make_plan(None, parse_hosts("a:2,b,c:2")).places == (
-        Place(0, 0, 0, 2, 0, 3), Place(1, 0, 1, 2, 0, 2), Place(2, 1, 0, 1, 1, 3), Place(3, 2, 0, 2, 2, 3),
-        Place(4, 2, 1, 2, 1, 2),
-    )
 
 
 @pytest.mark.parametrize(
@@ -78,3 +71,4 @@ def test_more_ranks_than_max_slots() -> None:
         make_plan(4, hosts, oversubscribe=True)
     with pytest.raises(ConfigError, match="max_slots=1 is less than slots=2"):
         parse_hostfile("a slots=2 max_slots=1", "hosts")
+

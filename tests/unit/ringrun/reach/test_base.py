@@ -11,9 +11,19 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.plan.hosts import Allocation, HostSpec
-from ringrun.reach import doors
-from ringrun.reach.base import Srun, Ssh, SshOptions, ThisMachine, Via, quoted_path, remote_command
-from ringrun.reach.doors import Doors, allocation_of, find_local, is_own_name
+from ringrun.reach import base
+from ringrun.reach.base import (
+    Doors,
+    Srun,
+    Ssh,
+    SshOptions,
+    Via,
+    allocation_of,
+    find_local,
+    is_own_name,
+    quoted_path,
+    remote_command,
+)
 from ringrun.reach.protocol import BOOT
 
 SSH = Ssh(SshOptions("ssh -F 'my config'", 2222, "key file"))
@@ -100,20 +110,6 @@ def test_failures_have_a_remedy(status: int, stderr: str, words: List[str], retr
         assert word in failure.text
     assert failure.retry is retry
     assert "\n" not in failure.text
-
-
-@pytest.mark.parametrize(
-    ("status", "is_local", "words"),
-    [
-        (255, False, ["ssh connection", "status 255", "Broken pipe"]), (-9, False, ["signal 9"]),
-        (None, True, ["agent", "still open"]),
-    ],
-)
-def test_losses(status: int, is_local: bool, words: List[str]) -> None:
-    reach = ThisMachine() if is_local else SSH
-    text = reach.explain_loss("jetson1", status, "client_loop: send disconnect: Broken pipe\r\n")
-    for word in words:
-        assert word in text
 
 
 BOX = HostSpec("box1")
@@ -288,9 +284,9 @@ def test_names_are_looked_up_once_and_a_user_needs_a_login(monkeypatch: pytest.M
         addresses = {"alias": ["10.0.0.6", "FD00:0::5"], "here": ["127.0.1.1"], "odd": ["not-an-address"]}
         return [(2, 1, 6, "", (address, 0)) for address in addresses.get(name, ["10.0.0.6"])]
 
-    monkeypatch.setattr(doors, "own_addresses", lambda: OWN)
-    monkeypatch.setattr(doors.socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(doors.getpass, "getuser", lambda: "me")
+    monkeypatch.setattr(base, "own_addresses", lambda: OWN)
+    monkeypatch.setattr(base.socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(base.getpass, "getuser", lambda: "me")
     specs = [
         HostSpec("localhost"), HostSpec("alias"), HostSpec("alias", "me"), HostSpec("alias", "you"),
         HostSpec("far"), HostSpec("unknown"), HostSpec("node0"), HostSpec("pod"), HostSpec("here"),
@@ -306,6 +302,6 @@ def test_an_account_without_a_name(monkeypatch: pytest.MonkeyPatch, problem: Exc
     def user() -> str:
         raise problem
 
-    monkeypatch.setattr(doors.getpass, "getuser", user)
+    monkeypatch.setattr(base.getpass, "getuser", user)
     specs = [HostSpec("localhost"), HostSpec("localhost", "me")]
     assert find_local(specs, more_names=(), by_name=lambda spec: False) == [True, False]

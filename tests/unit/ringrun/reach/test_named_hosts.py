@@ -11,9 +11,8 @@ import pytest
 from ringcomm.errors import ConfigError
 from ringrun import cli
 from ringrun.job.launch import read_hosts
-from ringrun.plan.hosts import HostSpec, parse_hosts
+from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
-from ringrun.reach import named_hosts
 from ringrun.reach.named_hosts import folder_of_lists, ssh_hosts, with_lists
 
 
@@ -141,13 +140,6 @@ def test_hosts_are_taken_from_sshs_configuration(run: Any, tmp_path: Path) -> No
     assert "names no host. It has: none." in run("import lab")
 
 
-def test_a_list_with_the_name_of_a_host(lists: Path) -> None:
-    named_hosts.add_hosts("lab", ["a", "b"], os.environ)
-    specs = parse_hosts("localhost,lab")
-    assert named_hosts.lists_in(specs, os.environ) == ["the list lab: a, b"]
-    assert named_hosts.lists_in(parse_hosts("localhost,c:2"), os.environ) == []
-
-
 def test_a_list_that_is_a_link_is_refused_with_what_to_do(run: Any, lists: Path, tmp_path: Path) -> None:
     run("add lab a")
     (lists / "lab").rename(tmp_path / "kept")
@@ -155,3 +147,4 @@ def test_a_list_that_is_a_link_is_refused_with_what_to_do(run: Any, lists: Path,
     with pytest.raises(ConfigError, match="cannot be used: it is a symbolic link"):
         read_hosts(Options(hosts="lab"))
     assert read_hosts(Options(hostfile=str(tmp_path / "kept")))
+

@@ -25,7 +25,6 @@ from ringrun.show.output import (
     Printer,
     Tail,
     cut_to_width,
-    prefix,
 )
 from ringrun.show.visible import columns, cut, visible, visible_line
 
@@ -71,12 +70,6 @@ def test_tail_is_bounded_and_without_pytorchs_own_stack() -> None:
     assert len(tail.text()) == TAIL_LINES and tail.text()[-1] == "999"
     tail.add(b"\xff" * TAIL_BYTES)
     assert tail.text() == ["\ufffd" * TAIL_BYTES]
-
-
-def test_a_prefix_has_the_colour_of_its_rank() -> None:
-    assert prefix("jetson1", 3, False) == b"[jetson1:3] "
-    assert prefix("jetson1", 3, True).endswith(b"\x1b[0m ")
-
 
 # ---- the printer --------------------------------------------------------------------------------------
 
@@ -246,18 +239,6 @@ def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Console().coloured({"NO_COLOR": "1"}) == {1: False, 2: False}
 
 
-def test_files_of_ranks_that_come_and_go_are_closed(tmp_path: Path) -> None:
-    files = OutputFiles(tmp_path)
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for rank in range(1, 20):
-        files.add(rank)
-        files.write(rank, 1, b"a line\n")
-        files.remove(rank)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-    assert files.write(5, 1, b"late\n") == ""
-    assert (tmp_path / "rank.5" / "stdout").read_text() == "a line\n"
-
-
 def test_a_link_in_the_place_of_a_ranks_folder_is_not_followed(tmp_path: Path) -> None:
     """The folder is opened once, and what is below it by that descriptor."""
     (tmp_path / "other").mkdir()
@@ -305,3 +286,4 @@ def test_what_does_not_fit_is_cut() -> None:
     assert cut("日本語", 5) == ("日本", 0), "half a character is none"
     shown, left = cut("a" + "\u0301" * 1000 + "b", 9)
     assert len(shown) < 10 and shown[-1] == "b" and left == 7
+

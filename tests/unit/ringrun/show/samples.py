@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, Mapping, Sequence
 
-from ringrun.watch.history import History
+from ringrun.show.history import History
 
 HOSTS = {0: "desk", 1: "jetson1", 2: "jetson2"}
 

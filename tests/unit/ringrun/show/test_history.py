@@ -6,16 +6,14 @@ import json
 
 import pytest
 
-from ringrun.watch.history import (
+from ringrun.show.history import (
     MAX_POINTS,
     History,
-    KindNumbers,
-    PeerNumbers,
     Waits,
     parse_sample,
     slowest_rank,
 )
-from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report, running
+from tests.unit.ringrun.show.samples import EQUAL, HOSTS, SLOW_2, report, running
 
 
 def test_rates_are_those_of_the_last_seconds():
@@ -42,36 +40,7 @@ def test_a_long_job_has_few_points_and_the_same_mean():
     times = [at_s for at_s, _ in points]
     assert times[-1] > 2.9 * MAX_POINTS and times == sorted(times)
 
-
-def test_another_epoch_begins_anew():
-    """Member 1 is lost, member 2 takes its rank."""
-    history = running(5, [0.5, 0.5], {})
-    history.changed([0, 2])
-    history.take(0, report(0, 1.0, generation=1), 7.0)
-    history.take(2, report(1, 1.0, generation=1), 7.0)
-    assert history.present() == {0: 0, 1: 2}
-    assert history.processes[0].rates is None
-    assert [number for number, _ in history.samples()] == [0, 2, 1]
-
-
 # ---- samples ------------------------------------------------------------------------------------------
-
-
-def test_a_report_is_read():
-    sample = parse_sample(
-        report(
-            1, 12.5, steps=7, waited_s=3.0, peers={"0": [10, 20, 1.5, 9, 0.5]},
-            kinds={"allreduce": [4, 2.0, 30]}, late={"0": 0.25}, doing="allreduce()", inside=True,
-            waits_for=[0],
-        ),
-        99.0,
-    )  # fmt: skip
-    assert sample is not None
-    assert (sample.at_s, sample.rank, sample.elapsed_s, sample.steps) == (99.0, 1, 12.5, 7)
-    assert sample.peers == {0: PeerNumbers(10, 20, 1.5, 9, 0.5)} and sample.late_s == {0: 0.25}
-    assert sample.kinds == {"allreduce": KindNumbers(4, 2.0, 30)}
-    assert (sample.calls, sample.sent_bytes, sample.received_bytes) == (4, 10, 20)
-    assert sample.inside and sample.waits_for == (0,)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +54,8 @@ def test_what_is_not_valid_is_left_out(changes):
     good = json.loads(report(0, 1.0))
     assert parse_sample(json.dumps({**good, **changes}).encode(), 0.0) is None
 
-
 # ---- waiting times ------------------------------------------------------------------------------------
+
 
 PERIOD_S = 10.0
 
@@ -132,3 +101,4 @@ def test_a_link_that_does_not_hold_the_job_up(changed):
 def test_a_slow_link_between_two_hosts_is_a_matter_of_both():
     links = {(0, 1): (60.0, 8.0), (1, 0): (60.0, 8.0)}
     assert slowest(waits([9.0, 9.0], links)) is None
+

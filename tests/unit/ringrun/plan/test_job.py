@@ -6,7 +6,7 @@ from typing import List, Optional, Tuple
 import pytest
 
 from ringcomm.errors import ConfigError
-from ringrun.plan.command import Command, in_tree, parse_command
+from ringrun.plan.job import Command, in_tree, parse_command
 
 
 @pytest.mark.parametrize(

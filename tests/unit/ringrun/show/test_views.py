@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from typing import List
-from xml.etree import ElementTree
 
-import pytest
-
+from ringrun.show import views
+from ringrun.show.history import History
+from ringrun.show.views import ReportFacts, html_report
 from ringrun.show.visible import columns
-from ringrun.watch import views
-from ringrun.watch.history import History
-from ringrun.watch.views import Curve, ReportFacts, diagram, html_report
-from tests.unit.ringrun.watch.samples import EQUAL, HOSTS, SLOW_2, report, running
+from tests.unit.ringrun.show.samples import HOSTS, SLOW_2, report, running
 
 
 def test_a_line_for_each_rank_and_the_slowest_marked():
@@ -29,16 +26,6 @@ def test_a_low_terminal_leaves_ranks_out():
     assert len(lines) == 6 and lines[3] == "  and 1 more ranks"
 
 
-def test_where_ranks_are():
-    history = History(0.0)
-    history.take(0, report(0, 1.0, doing="allreduce(x)", inside=True, waits_for=[1, 2]), 1.0)
-    history.take(1, report(1, 1.0, doing="allreduce(x)", inside=True), 1.0)
-    history.take(2, report(2, 1.0, doing="bad\x1b[2J\n"), -9.0)
-    lines = views.table(history, {}, 2.0, False, False, 24)
-    assert lines[1].endswith("waits for 1, 2 in allreduce(x)") and lines[2].endswith("  allreduce(x)")
-    assert lines[3].endswith("no answer for 11 s")
-
-
 def test_names_cannot_control_the_terminal_or_break_the_table():
     history = History(0.0)
     history.take(0, report(0, 1.0, doing="日本\t\n\u202e", inside=True), 1.0)
@@ -47,14 +34,6 @@ def test_names_cannot_control_the_terminal_or_break_the_table():
     assert len(lines) == 3 and not set("\x1b\n\t\u202e") & set("".join(lines))
     assert columns(lines[1].split("  日本\\t")[0]) == len(lines[2]) - len("  x")
     assert "\x1b" not in views.slowest_text(SLOW_2.slowest(HOSTS, now=True), SLOW_2, {2: "\x1b[2J"})
-
-
-def test_one_line_for_a_file():
-    text = views.line(SLOW_2, HOSTS)
-    assert text.startswith("step 40, 2 steps/s, 6 MB/s sent by all ranks, waiting 10 to 80 % of the time; ")
-    assert "rank 2 (jetson2) is the slowest" in text
-    assert views.line(History(0.0), HOSTS) == ""
-    assert "slowest" not in views.line(EQUAL, HOSTS)
 
 
 FACTS = ReportFacts("train.py", "0.1.0", 1.7e9, 75.0, "done")
@@ -121,16 +100,6 @@ def test_text_from_elsewhere_is_escaped():
     assert "\x1b" not in found.text
 
 
-def test_failures_changes_and_settings():
-    facts = FACTS._replace(
-        reason="failure", failure="rank 1 was lost", changes=((12.0, "jetson2 has joined"),),
-        settings=(("late-after", "300", "--late-after"), ("encrypt", "off", "default")),
-    )  # fmt: skip
-    text = " ".join(Checker(page_of(SLOW_2, facts)).text.split())
-    assert "rank 1 was lost" in text and "12 s jetson2 has joined" in text
-    assert "late-after 300 --late-after" in text and "1 settings with their defaults" in text
-
-
 def test_after_a_change_of_the_ranks_each_rank_has_one_row():
     history = running(5, [0.5, 0.5], {})
     history.changed([0, 2])
@@ -141,25 +110,5 @@ def test_after_a_change_of_the_ranks_each_rank_has_one_row():
     assert "train.py on 2 ranks" in page and ranks.count("<tr>") == 3
     assert "since the last change of the ranks" in page and "jetson2" in ranks and "jetson1" not in ranks
 
-
-@pytest.mark.parametrize("seconds", [0, 1])
-def test_short_jobs_and_jobs_without_ringcomm(seconds):
-    Checker(page_of(running(seconds, [0.0, 0.0], {})))
-    # Nor has a job that was shorter than a second, though its ranks have called init().
-    text = Checker(page_of(History(0.0))).text
-    assert "No rank has reported numbers" in text and "or the job ended before" in text
-    assert "0 ranks" not in text
-
-
 # ---- figures ------------------------------------------------------------------------------------------
 
-
-def test_a_curve_goes_from_left_to_right_and_up():
-    figure = diagram([Curve("<rank 0>", [(0.0, 0.0), (5.0, 10.0)], "red", True)], "seconds", "MB/s")
-    svg = figure[: figure.index("</svg>") + 6]
-    ElementTree.fromstring(svg)
-    path = re.search(r'class="curve" d="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)"', svg)
-    assert path is not None
-    x0, y0, x1, y1 = map(float, path.groups())
-    assert x0 < x1 and y0 > y1
-    assert "&lt;rank 0&gt;" in figure and "<b>" in figure

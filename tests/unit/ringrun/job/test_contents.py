@@ -12,13 +12,11 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.agent import shipped
-from ringrun.ship import contents
-from ringrun.ship.contents import (
-    Package,
+from ringrun.job import files as contents
+from ringrun.job.files import (
     SourceTree,
     Target,
     describe_sent,
-    download_argv,
     fetch_wheels,
     own_package,
     platform_tags,
@@ -31,12 +29,6 @@ PAGE = Path(__file__).resolve().parents[4] / "docs" / "machines.md"
 def test_the_page_names_the_size_of_what_is_sent() -> None:
     (named,) = re.findall(r"this machine's version, about ([0-9.]+) MB", PAGE.read_text())
     assert abs(len(own_package.__wrapped__().archive) / 1e6 - float(named)) < 0.15
-
-
-def test_equal_files_give_equal_archives() -> None:
-    one, other = (Package("x", {"a/b.py": b"1", "c.py": b"2"}) for _ in range(2))
-    assert one.archive == other.archive and one.digest == other.digest
-    assert Package("x", {"a/b.py": b"1"}).digest != one.digest
 
 
 def write(root: Path, *names: str, content: str = "") -> None:
@@ -144,24 +136,10 @@ def test_the_working_directory_has_to_be_in_the_tree(tmp_path: Path) -> None:
 BOARD = Target("3.8", "aarch64", "2.31")
 
 
-def test_platform_tags_go_down_from_the_hosts_c_library() -> None:
-    tags = platform_tags(BOARD)
-    assert tags[0] == "manylinux_2_31_aarch64"
-    assert "manylinux_2_17_aarch64" in tags and "manylinux2014_aarch64" in tags
-    assert "manylinux_2_32_aarch64" not in tags
-
-
 @pytest.mark.parametrize("glibc", ["", "3.1", "2.x", "2.9999999"])
 def test_another_c_library_is_refused(glibc: str) -> None:
     with pytest.raises(ConfigError, match=r"glibc only.*package manager"):
         platform_tags(BOARD._replace(glibc=glibc))
-
-
-def test_pip_downloads_for_the_host_and_not_for_this_machine() -> None:
-    argv = download_argv(BOARD, "/folder", ["numpy"])
-    for option, value in [("--python-version", "3.8"), ("--implementation", "cp"), ("--dest", "/folder")]:
-        assert argv[argv.index(option) + 1] == value
-    assert "--only-binary=:all:" in argv and "--no-deps" in argv and argv[-1] == "numpy"
 
 
 class Pip:
@@ -184,7 +162,7 @@ class Pip:
 @pytest.fixture
 def pip(monkeypatch: pytest.MonkeyPatch) -> Pip:
     made = Pip()
-    monkeypatch.setattr("ringrun.ship.contents.subprocess.run", made)
+    monkeypatch.setattr("ringrun.job.files.subprocess.run", made)
     return made
 
 
@@ -209,14 +187,6 @@ def test_wheels_of_an_earlier_job_are_used_again(pip: Pip, environ: Dict[str, st
     assert lines == [], "the digests are shown when they are downloaded"
 
 
-def test_of_each_package_there_is_one_version(pip: Pip, environ: Dict[str, str]) -> None:
-    fetch_wheels(BOARD, environ, ["psutil"])
-    pip.version = "2.0"
-    package, (line,) = fetch_wheels(BOARD, environ)
-    assert package.name == "numpy 2.0, psutil 1.0" and line.startswith("numpy-2.0-")
-    assert fetch_wheels(BOARD, environ)[0].digest == package.digest and pip.calls == 2
-
-
 @pytest.mark.parametrize("change", ["a link", "others may write", "removed"])
 def test_a_wheel_that_is_not_as_it_was_downloaded_is_not_used(
     pip: Pip, environ: Dict[str, str], tmp_path: Path, change: str
@@ -238,6 +208,7 @@ def test_a_wheel_that_is_not_as_it_was_downloaded_is_not_used(
 
 def test_a_download_that_fails_says_why(environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     failed = subprocess.CompletedProcess((), 1, b"", b"ERROR: No matching distribution found for numpy\n")
-    monkeypatch.setattr("ringrun.ship.contents.subprocess.run", lambda *_, **__: failed)
+    monkeypatch.setattr("ringrun.job.files.subprocess.run", lambda *_, **__: failed)
     with pytest.raises(ConfigError, match="no wheels of numpy for Python 2.9 on vax with glibc 2.31"):
         fetch_wheels(Target("2.9", "vax", "2.31"), environ, ["numpy"])
+

@@ -11,8 +11,8 @@ from html import escape as escape_html
 from textwrap import wrap
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ..show.visible import columns, visible, visible_line
 from .history import MIN_DELIVERED_BYTES, History, KindNumbers, RankHistory, RankRates, Sample, Slowest
+from .visible import columns, visible, visible_line
 
 STALE_S = 5.0
 """A rank that has not answered for this long is shown as silent."""

@@ -1,1 +1,0 @@
-"""Sending packages to hosts: ringcomm itself, wheels, and the user's code."""
