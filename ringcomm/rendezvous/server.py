@@ -236,7 +236,7 @@ class RendezvousServer:
         return state is not None and state.epoch.relays(link)
 
     def _act(self, actions: Sequence[Action], state: Optional[Rendezvous] = None) -> None:
-        """Perform actions of a state: that of the job, or of a group, which notifies nobody."""
+        """Perform actions of a state: that of the job, or of a group, whose notices go to the log only."""
         is_group = state is not None and state is not self._state
         for action in actions:
             if isinstance(action, Timer):

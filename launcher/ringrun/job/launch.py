@@ -61,8 +61,8 @@ def prepare(
     environ = os.environ if environ is None else environ
     refuse_without_effect(options)
     refuse_many_launchers(environ)
-    strangers, known, port = invited(options)
-    if len(joined) != strangers + len(known):
+    guests, known, port = invited(options)
+    if len(joined) != guests + len(known):
         raise ConfigError("Machines join with a code only when a job is started by the command ringrun.")
     parsed = parse_command(command)
     allocation = allocation_of(environ, needed=needs_hosts(options))
