@@ -12,9 +12,9 @@
 #   bash tests/run.sh [PATH ...] [-k ...]  these tests whole: pytest gets these arguments
 #
 # It makes what it needs first: virtual environments (.venv-test*), and as root on Debian or Ubuntu the system
-# packages for the tests on several hosts, after a line that names them. The first stage that fails ends it. Two
-# lanes of stages run side by side, since many tests wait more than they compute; what the second prints comes
-# when the first is over. (Not nox: it runs one session after the other, so the lanes would stay here.)
+# packages for the tests on several hosts, after a line that names them. The first stage that fails ends the run,
+# except with --all. Two lanes of stages run side by side, since many tests wait more than they compute; what the
+# second prints comes when the first is over. (Not nox: it runs one session after the other, so the lanes would stay here.)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -61,6 +61,7 @@ conclude() {
     if [ "$code" -eq 0 ]; then
         printf '\nALL PASSED in %d min %d s (%s)\n' $((SECONDS / 60)) $((SECONDS % 60)) "$tier"
     else
+        [ ! -e "$results/failed" ] || stage=$(paste -s -d ' ' "$results/failed")
         printf '\nFAILED at stage "%s" (exit code %d) after %d s\n' "$stage" "$code" "$SECONDS" >&2
     fi
     rm -rf "$results"
@@ -358,14 +359,21 @@ fi
 echo "environment=$SECONDS" >"$results/stages"
 
 run_stages() { # STAGE...: one after the other
-    local began
+    local began code
     for stage in "$@"; do
         if [ "$tier" != all ] && [[ " ${release[*]} " == *" $stage "* ]]; then continue; fi
         began=$SECONDS
         printf '\n=== %s (after %d min %d s)\n' "$stage" $((SECONDS / 60)) $((SECONDS % 60))
-        "stage_$stage"
+        set +e
+        (set -e; "stage_$stage")
+        code=$?
+        set -e
         echo "$stage=$((SECONDS - began))" >>"$results/stages"
+        [ "$code" -ne 0 ] || continue
+        echo "$stage" >>"$results/failed"
+        [ "$tier" = all ] || exit "$code" # before a release, everything that is wrong is wanted at once
     done
+    [ ! -e "$results/failed" ] || exit 1
 }
 
 if [ ${#only[@]} -gt 0 ]; then
@@ -377,12 +385,12 @@ set -m # a process group of its own, so that it can be ended as a whole
 (run_stages "${lane_2[@]}") >"$results/lane_2.log" 2>&1 &
 other=$!
 set +m
-run_stages "${lane_1[@]}"
-code=0
+set +e
+(set -e; run_stages "${lane_1[@]}")
+code=$?
+set -e
+[ "$code" -eq 0 ] || [ "$tier" = all ] || exit "$code"
 wait "$other" || code=$?
 other=""
 cat "$results/lane_2.log"
-if [ "$code" -ne 0 ]; then
-    stage=$(sed -n 's/^=== \([a-z0-9]*\) .*/\1/p' "$results/lane_2.log" | tail -n 1)
-    exit "$code"
-fi
+exit "$code"
