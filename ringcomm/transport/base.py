@@ -3,7 +3,7 @@
 A :class:`Link` is an ordered, reliable byte stream to one peer and back. A :class:`Fabric` is all
 links of one rank. Both are used by one thread at a time, and nothing here blocks except
 :meth:`Fabric.wait`. A new transport implements these two classes and passes
-:mod:`ringcomm.testing.contract`; it does not depend on collectives.
+``tests/support/transport_contract.py``; it does not depend on collectives.
 """
 
 from __future__ import annotations

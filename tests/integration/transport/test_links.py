@@ -1,4 +1,4 @@
-"""The shipped conformance suite, run against every transport there is; and the last message of a link."""
+"""The contract of transports, run against every transport there is; and the last message of a link."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ringcomm.storage.keys import make_certificate
-from ringcomm.testing import contract
 from ringcomm.transport.base import LinkClosed, Subset, Watch
 from ringcomm.transport.connect import listen
 from ringcomm.transport.local import ReadingLink, make_links
@@ -17,6 +16,7 @@ from ringcomm.transport.memory import memory_fabrics
 from ringcomm.transport.shm import MASK, RING_BYTES, SMALL_RING_BYTES, SharedLink
 from ringcomm.transport.tcp import SocketFabric, SocketLink
 from ringcomm.transport.tls import Tls
+from tests.support import transport_contract as contract
 from tests.support.links import linked, secured
 
 

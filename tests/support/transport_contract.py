@@ -2,8 +2,7 @@
 
 Each check takes the two fabrics of a fresh job of two ranks, rank 0's and rank 1's, drives both from
 one thread (a second one only to wake a sleeper) and raises AssertionError where the contract of
-:mod:`ringcomm.transport.base` is broken. The docstrings are that contract in prose. For another
-transport::
+:mod:`ringcomm.transport.base` is broken. The docstrings are that contract in prose::
 
     @pytest.mark.parametrize("check", contract.CHECKS)
     def test_contract(check):
@@ -16,8 +15,8 @@ import random
 import threading
 from typing import Callable, Iterable, List, Sequence, Tuple
 
-from ..clock import Deadline
-from ..transport.base import Fabric, Link, LinkClosed, after
+from ringcomm.clock import Deadline
+from ringcomm.transport.base import Fabric, Link, LinkClosed, after
 
 Check = Callable[[Fabric, Fabric], None]
 Maker = Callable[[], Sequence[Fabric]]
