@@ -58,7 +58,7 @@ def test_two_ranks_of_one_host(lab: Lab, project: Path, transport: str) -> None:
 
 @pytest.mark.parametrize("part", TESTS)
 def test_what_other_tests_check_on_aarch64(lab: Lab, part: str) -> None:
-    """Transports by tests.support.transport_contract (but TLS: no openssl makes a key); codecs and reductions."""
+    """The contract of transports (but TLS: no openssl makes a key); codecs and reductions."""
     tests = TESTS[part]
     repository = lab.directory / "jetson1" / "root" / "mnt"
     lab.run("jetson1", ["mkdir", "-p", str(repository)])
