@@ -197,6 +197,7 @@ UseDNS no
 StrictModes no
 PrintMotd no
 PidFile none
+GatewayPorts clientspecified
 LogLevel INFO
 """
 

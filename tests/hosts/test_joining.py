@@ -169,6 +169,31 @@ def test_machines_behind_two_nats_train_over_one_port_of_the_launcher(lab: Lab) 
     assert logins(lab) == before
 
 
+def test_a_launcher_behind_a_router_is_reached_through_a_server(lab: Lab) -> None:
+    """It keeps a connection open to a server that both reach, by ssh, which forwards a port of the server."""
+    server, port, remote = lab.addresses("jetson2")[0], free_port(), 43117
+    forward = f"{server}:{remote}:127.0.0.1:{port}"
+    options = ["-o", "ExitOnForwardFailure=yes", "-v", "-N", "-R", forward, "jetson2"]
+    with ExitStack() as stack:
+        inside = stack.enter_context(behind_nat(lab, "jetson1", server, remote))
+        tunnel = stack.enter_context(subprocess.Popen(
+            [*lab.ssh_command.split(), "-o", "LogLevel=INFO", *options], stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True,
+        ))  # fmt: skip
+        stack.callback(tunnel.kill)
+        assert tunnel.stderr is not None
+        assert any("remote forward success" in line for line in tunnel.stderr)
+        job = stack.enter_context(Job(lab, "-H", f"localhost,join:1@{port}", MEMBER))
+        found = job.wait_for_line(r"ringrun join \S+ (\S+)")
+        joined = join(lab, "jetson1", OUTSIDE, found[1], network=inside)
+        assert job.finish() == 0, job.output
+        said = joined.communicate(timeout=20)[0]
+    assert joined.returncode == 0, said
+    rows = {int(row[0]): row for row in LINE.findall(job.output)}
+    assert {row[2] for row in rows.values()} == {"jetson1", os.uname().nodename}, job.output
+    assert {row[5] for row in rows.values()} == {"3"}, job.output
+
+
 def test_torch_distributed_trains_behind_two_nats(lab: Lab) -> None:
     """PyTorch's store and the links of its groups go through the launcher's one port, too."""
     pytest.importorskip("torch")
