@@ -24,7 +24,7 @@ import numpy as np
 
 from ..clock import POLLING, Clock, Deadline, monotonic
 from ..dtypes import Array
-from ..errors import BrokenInvariantError, MismatchError
+from ..errors import MismatchError
 from ..schedule.steps import DATA, SELF, Dependencies, Recv, Send, Step, exchange_lengths
 from ..transport.base import Fabric, Link
 from ..wire.frames import HEADER_BYTES, Header, stamp, unpack_header
@@ -156,7 +156,7 @@ class Execution(Part):
         pool: SegmentPool,
         kernel: Optional[Kernel] = None,  # for schedules that fold
     ) -> None:
-        self._kernel = kernel
+        self._kernel: Any = kernel  # a schedule that folds has one
         self._pool = pool
         self._dtype = dtype
         self._item = dtype.itemsize
@@ -220,8 +220,6 @@ class Execution(Part):
             self._flows.append(flow)
         self._all_sends = list(outward.values())
         self._all_receives = list(inward.values())
-        for stream in (*self._all_sends, *self._all_receives):
-            stream.seal()
 
     def advance(self) -> bool:
         while True:
@@ -362,8 +360,6 @@ class Execution(Part):
         piece = stream.link.peek(most - most % item, item)
         if not piece:
             return None if piece is None else False
-        if self._kernel is None:
-            raise BrokenInvariantError("a schedule that folds was started without a kernel")
         reached = position + piece.nbytes
         out, theirs = self._data[position // item : reached // item], np.frombuffer(piece, self._dtype)
         operands = [out if segment is None else theirs for segment in flow.operands]
@@ -400,8 +396,6 @@ class Execution(Part):
             ready -= (ready - flow.start) % self._item
         if ready <= flow.position:
             return False
-        if self._kernel is None:
-            raise BrokenInvariantError("a schedule that folds was started without a kernel")
         item = self._item
         out = self._data[flow.position // item : ready // item]
         low, high = (flow.position - flow.window) // item, (ready - flow.window) // item
@@ -571,7 +565,7 @@ class Receipt(Flow):
 class Stream:
     """All flows between this rank and one peer in one direction, in order."""
 
-    __slots__ = ("_first", "buffers", "current", "flows", "header", "header_left", "index", "link", "segment")
+    __slots__ = ("buffers", "current", "flows", "header", "header_left", "index", "link", "segment")
 
     def __init__(self, link: Link, header: memoryview) -> None:
         self.link = link
@@ -580,14 +574,14 @@ class Stream:
         self.flows: List[Any] = []
         self.buffers: List[int] = []
         self.header_left = HEADER_BYTES  # bytes of it that have not passed yet
-        self.index = self._first = -1
+        self.index = -1
         self.current: Any = None  # the flow that the next bytes belong to; None: all are complete
 
     def rewind(self) -> None:
-        """Go back to the header and the first flow."""
+        """Go back to the header and the first flow, after the flows have been rewound."""
         self.header_left = HEADER_BYTES
-        self.index = self._first
-        self.current = self.flows[self._first] if self._first >= 0 else None
+        self.index = -1
+        self.step()
 
     def passed_bytes(self) -> int:
         """Return the bytes passed since the rewind, the header included."""
@@ -604,10 +598,6 @@ class Stream:
         """Return the bytes that pass in all, the header included."""
         payload: int = sum(flow.stop - flow.start for flow in self.flows)
         return HEADER_BYTES + payload
-
-    def seal(self) -> None:
-        """Find the first flow that has anything to move, when all flows are known."""
-        self._first = next((index for index, flow in enumerate(self.flows) if flow.start < flow.stop), -1)
 
     def step(self) -> None:
         """Continue with the next flow that has anything left to move."""

@@ -92,8 +92,7 @@ class Kernel:
 
     def prepare(self, contribution: Array) -> None:
         """Apply the prescale factor, in place."""
-        if self.prescale != 1.0:
-            multiply(contribution, self.prescale)
+        multiply(contribution, self.prescale)
 
     def fold(
         self,

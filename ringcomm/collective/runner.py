@@ -59,7 +59,7 @@ from .observe import (
     Tally,
     Totals,
     call_site,
-    find_site,
+    find_frame,
     nowhere,
     site_text,
 )
@@ -340,7 +340,11 @@ class Runner:
                 self._fabric.prepare(data.ctypes.data, data.nbytes)
             sequence = self.sequence + counted
             # Inside are this method and its caller.
-            self.history.begin(sequence, plan.call, self.called_at or find_site(3, plan.site))
+            site = self.called_at
+            if site is None:
+                frame = find_frame(3, plan.site)
+                site = frame.f_code, frame.f_lasti
+            self.history.begin(sequence, plan.call, site)
             part.arm(sequence, data, source)
             try:
                 # Not before: a call that fails earlier has sent nothing, and may be repeated.
@@ -560,7 +564,8 @@ class Runner:
 
     def totals(self) -> Totals:
         """Return the totals of its calls so far, the present one included."""
-        running, totals, rank_of = self._running, self._dropped.copy(), self._fabric.rank_of
+        running, totals, rank_of = self._running, Totals(), self._fabric.rank_of
+        totals.merge(self._dropped)
         for plan in list(self._plans.values()):
             plan.add_to(totals, rank_of)
         if running is not None and running is self._running:

@@ -74,8 +74,10 @@ parse_seconds = _within(0, _MAX, "must be zero or more seconds")
 
 
 def parse_size(text: str) -> int:
-    """Parse bytes: ``262144``, ``256K``, ``256KiB`` or ``1M``."""
+    """Parse bytes: ``262144``, ``256K``, ``256KiB``, ``1M``, or ``0``, which has a special meaning."""
     digits = text.strip().lower()
+    if digits == "0":
+        return 0
     for suffix in ("ib", "b"):
         if digits.endswith(suffix):
             digits = digits[: -len(suffix)]
@@ -85,18 +87,8 @@ def parse_size(text: str) -> int:
         factor = 1024 ** ("kmg".index(digits[-1]) + 1)
         digits = digits[:-1]
     if not digits.isdecimal() or int(digits) < 1:
-        raise ValueError("must be a number of bytes like 65536, 64K or 1M, and at least 1")
+        raise ValueError("must be a number of bytes like 65536, 64K or 1M, or 0")
     return int(digits) * factor
-
-
-def parse_size_or_zero(text: str) -> int:
-    """Parse :func:`parse_size`, or ``0``, which has a special meaning."""
-    if text.strip() == "0":
-        return 0
-    try:
-        return parse_size(text)
-    except ValueError:
-        raise ValueError("must be a number of bytes like 65536, 64K or 1M, or 0") from None
 
 
 def parse_flag(text: str) -> bool:
@@ -186,7 +178,7 @@ class Settings:
         metavar="auto|memory|shm|unix|tcp",
     )  # fmt: skip
     fusion_bytes: int = _setting(
-        FUSION_BYTES, "FUSION_THRESHOLD", parse_size_or_zero,
+        FUSION_BYTES, "FUSION_THRESHOLD", parse_size,
         "Bytes of small tensors that the engine fuses into one message. 0: no fusion.",
         metavar="BYTES",
     )  # fmt: skip

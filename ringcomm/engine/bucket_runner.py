@@ -6,6 +6,7 @@ ranks: all of them must make the same calls.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 from math import prod
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -24,15 +25,14 @@ from ..errors import RingcommError, ShapeError, UnsupportedDtypeError
 from ..ops import Collective, ReduceOp
 from ..transport.base import Fabric, Subset
 from ..wire.signature import Key, Signature, ahead_of, direct_call
+from .observer import Observer
 from .process_sets import ProcessSets
 from .repeats import RepeatedSet
-from .request import Request
+from .request import Work
 
 Mirrors = Dict[int, BlockMirror]
 """Of arrays that devices hold, by the identity of the array that is the mirror's block. They are loaded when
 they are submitted (:mod:`ringcomm.arrays`), so here only the rest of that is waited for."""
-Work = Tuple[Signature, Optional[Request]]
-"""A member of a bucket; without a request if this rank has joined, and contributes nothing."""
 
 
 class FusionBuffer:
@@ -233,9 +233,14 @@ class BucketRunner:
         for runner in self._runners.values():
             runner.release()
 
-    def run(self, bucket: Sequence[Work]) -> List[Any]:
-        """Run one bucket; what each member's handle is to give, in order."""
+    def run(
+        self, bucket: Sequence[Work], observer: Optional[Observer] = None, traced: Sequence[Any] = ()
+    ) -> List[Any]:
+        """Run one bucket; what each member's handle is to give, in order. ``traced``: for the observer."""
         first = bucket[0][0]
+        if observer is not None:
+            observer.started(traced)
+            self.on_activity = partial(observer.activity, traced)
         runner = self._runner(first.process_set)
         runner.may_poll = self.may_poll
         runner.purpose = lambda: bucket_text(bucket)
@@ -251,7 +256,9 @@ class BucketRunner:
             results: List[Any] = _DO[Collective(first.kind)](self, runner, bucket)
         finally:
             self._mirrors = {}
-            self._active = runner.purpose = runner.tally = None
+            self._active = runner.purpose = runner.tally = self.on_activity = None
+            if observer is not None:
+                observer.ended(traced)
         return results
 
     def _tally(self, bucket: Sequence[Work]) -> Optional[Tally]:

@@ -425,13 +425,12 @@ class Coordinator:
             self._joined.clear()
             self._blocked.will_go_on(range(len(self._hosts)))
         self._blocked.issued += 1
-        self._next = _Next()
-        if not ready:
-            self._next.urgent = coming.urgent
-        if not ready and coming.ready:  # left for later responses
-            self._next.ready, self._next.ready_bytes = coming.ready, coming.ready_bytes
-            self._next.since_s = coming.since_s
-            self._blocked.will_go_on(range(len(self._hosts)))
+        if ready:
+            self._next = _Next()
+        else:
+            coming.settled, coming.failed, coming.waited_for = [], [], True
+            if coming.ready:  # left for later responses
+                self._blocked.will_go_on(range(len(self._hosts)))
         return responses
 
     def _run(self, bucket: Sequence[Ready], fresh: List[List[Any]]) -> List[List[Any]]:

@@ -84,9 +84,7 @@ class Repeat:
         self.what = chosen.number, count & (_LAST_NUMBER - 1)
         # A copy: the arrays stay as they are until the end.
         self.elements: Array = arrays[0].copy() if len(arrays) == 1 else np.concatenate(arrays)
-        if chosen.fold.prescale != 1.0:
-            with np.errstate(all="ignore"):
-                chosen.fold.prepare(self.elements)
+        chosen.fold.prepare(self.elements)
         self.message: Message = {
             "type": "repeat", "epoch": at[0], "number": at[1], "set": self.what[0], "count": self.what[1],
             "bytes": self.elements.nbytes,

@@ -150,8 +150,9 @@ class EngineThread:
         """Wait for this rank's own operation of this name, if its program has left it unfinished."""
         with self._state.lock:
             request = self._state.pending.named(name, process_set)
-        if request is not None:
-            request.handle.attend()
+            handle = None if request is None else request.handle
+        if handle is not None:
+            handle.attend()
 
     @property
     def observer(self) -> Optional[Observer]:
@@ -165,8 +166,6 @@ class EngineThread:
         with state.lock:
             self._check_usable()
             state.outbox += state.peers.tracing.attach(observer, sink)
-            if observer is None:
-                state.bucket_runner.on_activity = None
         self._turn.hurry()
 
     def settle(self, limit_s: float) -> None:
