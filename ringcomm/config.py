@@ -22,10 +22,7 @@ from .configuration.settings import tunables as tunables
 
 
 def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[Tuple[bytes, str]]:
-    """Return the job's key, and its certificate or "", for jobs with another rendezvous; None: no key.
-
-    ConfigError: a variable names a key that is unreadable or malformed.
-    """
+    """Return the job's key, and its certificate or "", for jobs with another rendezvous; None: no key."""
     environ = variables(environ)
     if not any(environ.get(PREFIX + name) for name in ("KEY_FD", "KEY_FILE", "KEY")):
         return None
@@ -53,10 +50,7 @@ def launchers_rank_from_environment(environ: Optional[Mapping[str, str]] = None)
 
 
 def torchrun_from_environment(size: int, environ: Optional[Mapping[str, str]] = None) -> Tuple[bool, str]:
-    """Return whether torchrun or ``ringrun`` started a group's ranks on this host, and ``MASTER_ADDR``.
-
-    (False, "") if ``WORLD_SIZE`` is smaller than the group, or not set.
-    """
+    """Return whether torchrun or ``ringrun`` started a group's ranks on this host, and ``MASTER_ADDR``."""
     environ = variables(environ)
     here, everywhere = environ.get("LOCAL_WORLD_SIZE", ""), environ.get("WORLD_SIZE", "")
     if not everywhere.isdecimal() or size > int(everywhere):

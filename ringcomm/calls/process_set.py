@@ -181,9 +181,7 @@ def rank_in(process_set: ProcessSet) -> int:
 
 
 def number_of(process_set: Optional[ProcessSet]) -> int:
-    """Return a set's number in the engine; None is the set of all ranks. UnknownProcessSetError: the set is
-    not registered. Misuse: it is something else.
-    """
+    """Return a set's number in the engine, None: all ranks; UnknownProcessSetError if not registered."""
     if process_set is None:
         return GLOBAL_SET
     try:

@@ -49,9 +49,7 @@ class Part(ABC):
 
     @abstractmethod
     def arm(self, sequence: int, data: Array, source: Optional[Array] = None) -> None:
-        """Get ready to run: the result grows in ``data``, ``source`` is only read; both are flat and
-        contiguous.
-        """
+        """Get ready to run: the result grows in ``data``, ``source`` is only read."""
 
     @abstractmethod
     def disarm(self) -> None:
@@ -59,9 +57,7 @@ class Part(ABC):
 
     @abstractmethod
     def advance(self) -> bool:
-        """Move everything that can move without waiting; return whether the collective is complete on this
-        rank. Raises LinkClosed if a peer is gone, MismatchError if it is in another collective.
-        """
+        """Move everything that can move without waiting; return whether the collective is complete here."""
 
     @abstractmethod
     def exchanged(self) -> Counts:
@@ -91,9 +87,7 @@ def run(
     may_poll: Optional[Callable[[], bool]] = None,  # whether to poll just now; None: always
     clock: Clock = monotonic,
 ) -> None:
-    """Run a part to its end: poll for a while, then sleep until something can move. Raises StoodStill if
-    nothing moved for ``timeout_s``, or the error of :meth:`Part.advance` or of the watch.
-    """
+    """Run a part to its end; StoodStill if nothing moved for ``timeout_s``."""
     if execution.advance():
         return
     quiet = Deadline(timeout_s, clock)
@@ -140,9 +134,7 @@ def _note_sleep(execution: Part, seconds: float) -> None:
 
 
 class Execution(Part):
-    """A part in which every step is a flow. ``header`` goes in front of the bytes to every peer, and is
-    expected from every peer; lengths and the sequence number are filled in here.
-    """
+    """A part in which every step is a flow. ``header`` goes in front of the bytes to and from every peer."""
 
     _folds_in_place = True
     """Whether elements may be combined in the link's memory."""
@@ -349,8 +341,7 @@ class Execution(Part):
         return True
 
     def _fold_in_place(self, stream: Stream, flow: Receipt) -> Optional[bool]:
-        """Combine bytes where the link shows them; return whether to try again at once, None to receive them.
-        """
+        """Combine bytes that the link shows; return whether to try again at once, None to receive them."""
         position, peer, item = flow.position, stream.link.peer, self._item
         most = min(flow.limit() - position, flow.segment_bytes, _AT_ONCE_BYTES)
         if most < item or flow.arrived[peer] != position:
@@ -462,9 +453,7 @@ class Headers:
 
 
 class SegmentPool:
-    """Segments to receive into, packets and working space, for one execution at a time. ``segment_bytes`` 0:
-    the link's preference.
-    """
+    """Segments, packets and working space, for one execution at a time. ``segment_bytes`` 0: the link's."""
 
     def __init__(self, segment_bytes: int = 0) -> None:
         # Whole elements of every type must fit: 16 bytes is the largest.

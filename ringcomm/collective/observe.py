@@ -242,9 +242,7 @@ class Progress(NamedTuple):
 
 
 class PeerTotal:
-    """The totals of one peer, headers included; ``slept_s``: this rank slept until its bytes arrived; the
-    last two are the counts of the system for TCP connections.
-    """
+    """The totals of one peer; ``delivered_bytes`` and ``busy_s`` are the system's for TCP connections."""
 
     __slots__ = ("delivered_bytes", "busy_s", "received_bytes", "sent_bytes", "slept_s")
 

@@ -45,9 +45,7 @@ class Workspace:
 
 
 class Kernel:
-    """The combination of contributions of one element type; immutable. UnsupportedDtypeError without a
-    meaning.
-    """
+    """The combination of contributions of one element type; immutable."""
 
     def __init__(
         self,

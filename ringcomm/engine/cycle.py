@@ -38,9 +38,7 @@ Rest = Tuple[Sequence[Link], Sequence[Link], float]
 
 
 class EngineState:
-    """The state of one rank's engine, changed under :attr:`lock`; one thread at a time calls the methods but
-    :meth:`sleep`.
-    """
+    """The state of one rank's engine; one thread at a time calls the methods but :meth:`sleep`."""
 
     def __init__(
         self, fabric: Fabric, peers: PeerChannels, bucket_runner: BucketRunner,
@@ -327,7 +325,7 @@ class EngineState:
             if self.join is not None:
                 return True
             if self.coordinator is None:  # the ranks that have gone include rank 0
-                return len(self.pending) > 0
+                return bool(self.pending.requests)
         return self.coordinator.waits_for(gone)
 
     def doing(self) -> str:

@@ -89,9 +89,7 @@ class _Blocked(NamedTuple):
 
 
 class BlockedRanks:
-    """Which ranks are blocked, and since when: their ``reports``. ``look_at_s``: when :meth:`find` may find
-    something. ``changed_s``: when a rank has sent something after which ranks that wait may go on.
-    """
+    """Which ranks are blocked, and since when: their ``reports``."""
 
     def __init__(self, size: int, stall_warning_s: float) -> None:
         self._size = size
@@ -99,15 +97,13 @@ class BlockedRanks:
         self.reports: Dict[int, _Blocked] = {}
         self._counts_from: Dict[int, int] = {}
         self.issued = 0  # responses
-        self.changed_s = 0.0
-        self.look_at_s: Optional[float] = None
+        self.changed_s = 0.0  # when a rank has sent something after which ranks that wait may go on
+        self.look_at_s: Optional[float] = None  # when :meth:`find` may find something
 
     def blocked(
         self, rank: int, for_good: bool, heard: int, now_s: float, calls: int = 0, call: Sequence[Any] = ()
     ) -> None:
-        """Take a rank's :class:`.stacks.BlockedReport`, unless a response that it had not ``heard`` has an
-        operation of its own, for which it may have waited.
-        """
+        """Take a rank's report, unless it had not ``heard`` a response about an operation of its own."""
         before = self.reports.get(rank)
         doing, needs = call or ("", NO_RANK)
         item = _Blocked(for_good, now_s, calls, str(doing), int(needs))

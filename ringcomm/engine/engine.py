@@ -289,13 +289,11 @@ class Engine:
 
     @contextmanager
     def in_parts(self) -> Iterator[None]:
-        """End the job if an exception ends the block, of a call in several operations: no other rank could
-        know.
-        """
+        """End the job if an exception ends the block, of a call in several operations."""
         try:
             yield
         except BaseException as problem:
-            if not isinstance(problem, RingcommError):
+            if not isinstance(problem, RingcommError):  # no other rank could know
                 self._thread.abandon(describe_error(problem))
             raise
 

@@ -67,16 +67,14 @@ class RepeatedSet:
 
 
 class Repeat:
-    """A repeat that this rank has begun. If a peer has begun something else in place of it, it ``differs``
-    and cannot end. ``arrived`` has the elements by peer; peers get the ``message`` in front of this rank's.
-    """
+    """A repeat that this rank has begun; ``message`` precedes its elements on the way to peers."""
 
     __slots__ = ("arrived", "at", "differs", "elements", "message", "requests", "set", "what")
 
     def __init__(self, at: At, chosen: RepeatedSet, requests: Sequence[Request]) -> None:
         self.at, self.set, self.requests = at, chosen, requests
-        self.arrived: Dict[int, bytearray] = {}
-        self.differs = False
+        self.arrived: Dict[int, bytearray] = {}  # elements by peer
+        self.differs = False  # a peer has begun something else in place of it, so it cannot end
         count, arrays = 0, []
         for request in requests:
             count = count or request.key.number
@@ -208,13 +206,11 @@ class Repeats:
 
 
 class RepeatPolicy:
-    """Rank 0's part: which sets repeat, and when repeats stop. ``active``: some ranks have begun a repeat
-    that others have not, as far as rank 0 knows.
-    """
+    """Rank 0's part: which sets repeat, and when repeats stop."""
 
     def __init__(self, size: int) -> None:
         self.epoch = 0
-        self.active = False
+        self.active = False  # some ranks have begun a repeat that others have not
         self.since_s: Optional[float] = None  # when it has told all ranks to stop
         self._size = size
         self._begun: List[At] = [(0, 0)] * size

@@ -155,22 +155,16 @@ Work = Tuple[Signature, Optional[Request]]
 
 
 class Pending:
-    """What this rank has submitted and not finished. :meth:`add` is called by any thread under the engine's
-    lock, as is everything else here. ``requests`` are by key; ``unannounced`` is what :meth:`announce` has to
-    tell, ``signatures`` are by number.
-    """
+    """What this rank has submitted and not finished; used under the engine's lock."""
 
     def __init__(self) -> None:
-        self.signatures: Dict[int, Signature] = {}
+        self.signatures: Dict[int, Signature] = {}  # by number
         self.unannounced: List[Request] = []
         self._numbers: Dict[Signature, int] = {}
         self.requests: Dict[Key, Request] = {}
         self._later: Dict[Key, Deque[Request]] = {}
         self._counts: Dict[int, int] = {}
         self._sites: Dict[str, int] = {}
-
-    def __len__(self) -> int:
-        return len(self.requests)
 
     @property
     def announced(self) -> bool:
@@ -195,9 +189,6 @@ class Pending:
             )
         self.requests[key] = request
         self.unannounced.append(request)
-
-    def named(self, name: str, process_set: int) -> Optional[Request]:
-        return self.requests.get(Key(process_set, name, 0))
 
     def announce(self, urgent: bool, rank: int) -> Optional[Message]:
         """Return what rank 0 has not been told yet. ``rank`` is this one."""

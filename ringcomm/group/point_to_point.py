@@ -112,9 +112,7 @@ class MessageHistory:
     # ---- called on request, by any thread ----------------------------------------------------
 
     def rows(self) -> List[Row]:
-        """Return the messages that threads wait for, oldest first, and before them the last one if nothing
-        waits for it; after a failure those that were waited for then.
-        """
+        """Return the messages that threads wait for, and first the last one if nothing waits for it."""
         if self._failure is not None:
             return [dict(row) for row in self._failure]
         waited, last = [wait.message for wait in self._present()], self._last
