@@ -114,20 +114,15 @@ def run(
             if quiet.expired():
                 raise StoodStill
             reading, writing = execution.waiting_for()
-            execution.waits_for = tuple({link.peer for link in reading})
+            peers = execution.waits_for = tuple({link.peer for link in reading})
             sleep_s = min(quiet.remaining_s(), interval_s)
             asleep_s = time.perf_counter()
             fabric.wait(reading, writing, sleep_s)
-            _note_sleep(execution, time.perf_counter() - asleep_s)
+            for peer in peers:  # none if it waited only to send: then no peer was late
+                slept_s = (time.perf_counter() - asleep_s) / len(peers)
+                execution.slept_s[peer] = execution.slept_s.get(peer, 0.0) + slept_s
             if watch is not None:
                 watch.check()
-
-
-def _note_sleep(execution: Part, seconds: float) -> None:
-    """Record the peers that a part waited to receive from. If it waited only to send, no peer was late."""
-    peers, slept_s = execution.waits_for, execution.slept_s
-    for peer in peers:
-        slept_s[peer] = slept_s.get(peer, 0.0) + seconds / len(peers)
 
 
 # -- the executor -------------------------------------------------------------------------------------

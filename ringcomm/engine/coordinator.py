@@ -430,7 +430,7 @@ class Coordinator:
     def _run(self, bucket: Sequence[Ready], fresh: List[List[Any]]) -> List[List[Any]]:
         run: List[List[Any]] = []
         for item in bucket:
-            number = self._numbers.numbers.get(item.signature) or self._numbers.of(item.signature, fresh)
+            number = self._numbers.of(item.signature, fresh)
             run.append([number, item.number, item.more] if item.more else [number, item.number])
         return run
 

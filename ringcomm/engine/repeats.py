@@ -61,7 +61,6 @@ class RepeatedSet:
         dtype = dtype_named(first.dtypes[0])
         self.number, self.signatures = number, tuple(signatures)
         self.fold = kernel(ReduceOp(first.op), dtype, size, first.prescale, first.postscale)
-        self.warns = self.fold.warns
         self.nbytes = sum(item.nbytes for item in signatures)
         self.total = OperationTotal()
 
@@ -103,7 +102,7 @@ class Repeat:
         for peer in sorted(self.arrived):
             operands.append(np.frombuffer(self.arrived[peer], self.elements.dtype))
         operands.insert(rank, self.elements)
-        with np.errstate(all="ignore") if self.set.warns else nullcontext():
+        with np.errstate(all="ignore") if fold.warns else nullcontext():
             fold.fold(self.elements, operands, final=True)
         start = 0
         for request in self.requests:
