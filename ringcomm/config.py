@@ -16,16 +16,13 @@ from .configuration.membership import PREFIX as PREFIX
 from .configuration.membership import Membership as Membership
 from .configuration.membership import Slot as Slot
 from .configuration.settings import Settings as Settings
-from .configuration.settings import misspelt
+from .configuration.settings import nearest
 from .configuration.settings import parse_setting as parse_setting
 from .configuration.settings import tunables as tunables
 
 
 def key_from_environment(environ: Optional[Mapping[str, str]] = None) -> Optional[Tuple[bytes, str]]:
-    """Return the job's key, and its certificate or "", for jobs with another rendezvous; None: no key.
-
-    ConfigError: a variable names a key that is unreadable or malformed.
-    """
+    """Return the job's key, and its certificate or "", for jobs with another rendezvous; None: no key."""
     environ = variables(environ)
     if not any(environ.get(PREFIX + name) for name in ("KEY_FD", "KEY_FILE", "KEY")):
         return None
@@ -53,10 +50,7 @@ def launchers_rank_from_environment(environ: Optional[Mapping[str, str]] = None)
 
 
 def torchrun_from_environment(size: int, environ: Optional[Mapping[str, str]] = None) -> Tuple[bool, str]:
-    """Return whether torchrun or ``ringrun`` started a group's ranks on this host, and ``MASTER_ADDR``.
-
-    (False, "") if ``WORLD_SIZE`` is smaller than the group, or not set.
-    """
+    """Return whether torchrun or ``ringrun`` started a group's ranks on this host, and ``MASTER_ADDR``."""
     environ = variables(environ)
     here, everywhere = environ.get("LOCAL_WORLD_SIZE", ""), environ.get("WORLD_SIZE", "")
     if not everywhere.isdecimal() or size > int(everywhere):
@@ -83,9 +77,17 @@ def flight_channel_from_environment(environ: Optional[Mapping[str, str]] = None)
 
 def misspelt_variables(environ: Optional[Mapping[str, str]] = None) -> List[str]:
     """Return a warning for each variable whose name is similar, but not equal, to one that is read."""
-    known = [item.metadata["variable"] for item in tunables()]
-    known += [PREFIX + name for name, _ in MEMBERSHIP_VARIABLES]
-    return misspelt(variables(environ), known, PREFIX)
+    known = [item.metadata["variable"][len(PREFIX) :] for item in tunables()]
+    known += [name for name, _ in MEMBERSHIP_VARIABLES]
+    found = []
+    for variable in sorted(variables(environ)):
+        name = variable[len(PREFIX) :]
+        # Other programs may use the prefix for their own variables.
+        near = nearest(name, known, 0.8) if variable.startswith(PREFIX) and name not in known else ""
+        if near:
+            text = f"{variable} is not a setting of ringcomm and is ignored; did you mean {PREFIX}{near}?"
+            found.append(text)
+    return found
 
 
 def document() -> str:

@@ -32,9 +32,7 @@ class Unpicklable(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """An object as signed bytes; if it cannot be pickled, ``data`` holds ``error``. Send ``data`` in any
-    case.
-    """
+    """An object as signed bytes; if it cannot be pickled, ``data`` holds ``error``."""
 
     data: memoryview
     error: Optional[Misuse] = None
@@ -59,11 +57,9 @@ class Objects:
         self._unpacked: Dict[Tuple[int, str, str], int] = {}
 
     def pack(self, value: Any, call: str, name: str = "") -> Packed:
-        """Return an object as signed bytes; ``name`` holds the name and process set that match the call. The
-        bytes are made in place, so that a large object is copied once.
-        """
+        """Return an object as signed bytes; ``name`` holds the name and process set that match the call."""
         file, error = io.BytesIO(), None
-        file.seek(_HEAD.size)
+        file.seek(_HEAD.size)  # the bytes are made in place, so that a large object is copied once
         try:
             cloudpickle.dump(value, file)
         except Exception as problem:  # noqa: BLE001  a class's own pickling code may raise any exception
@@ -88,9 +84,7 @@ class Objects:
         return self.load(self.verified(packed, source, call, name))
 
     def verified(self, packed: Any, source: int, call: str, name: str = "") -> memoryview:
-        """Return the verified pickle in received bytes; verify calls of one name in their order.
-        ProtocolError: ``source`` did not sign it for this call, or it has been verified before.
-        """
+        """Return the pickle in received bytes; ProtocolError if ``source`` did not sign it for this call."""
         view = memoryview(packed)
         number, signature = _HEAD.unpack_from(view) if view.nbytes >= _HEAD.size else (0, b"")
         data = view[_HEAD.size :]
@@ -160,9 +154,7 @@ def pack_value(value: Any) -> bytes:
 
 
 def pack_error(error: BaseException, skip: int = 0) -> bytes:
-    """Return an exception as bytes: its text and, if it can be pickled, the object. ``skip``: number of
-    outermost frames to omit from the traceback.
-    """
+    """Return an exception as bytes, without the ``skip`` outermost frames of its traceback."""
     trace = error.__traceback__
     for _ in range(skip):
         trace = trace.tb_next if trace is not None else None
@@ -177,10 +169,7 @@ def pack_error(error: BaseException, skip: int = 0) -> bytes:
 
 
 def unpack(data: bytes) -> Dict[str, Any]:
-    """Return the facts from a trusted process's :func:`pack_value` or :func:`pack_error`: ``ok``; if it is
-    True also ``value``, otherwise ``summary`` (type and message), ``traceback`` (text) and ``exception`` (a
-    pickle, or None).
-    """
+    """Return the facts from a trusted process's :func:`pack_value` or :func:`pack_error`."""
     facts: Dict[str, Any] = unpickled(data)
     return facts
 

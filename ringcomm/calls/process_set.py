@@ -53,10 +53,6 @@ class ProcessSet:
         context = api.context()
         self._registered = (context, context.engine.add_process_set(self.ranks))
 
-    def forget(self) -> None:
-        """Mark the set as no longer registered."""
-        self._registered = None
-
     @property
     def ranks(self) -> List[int]:
         """The ranks in ascending order."""
@@ -80,12 +76,7 @@ class ProcessSet:
 
     def _members(self) -> List[int]:
         """Return the ranks in ascending order; UnknownProcessSetError if the set is not registered."""
-        if self.process_set_id is None:
-            raise UnknownProcessSetError(
-                f"{self} has not been registered, or was removed: pass it to init(process_sets=[...]) or "
-                "add_process_set()."
-            )
-        return list(api.context().engine.sets.members(self.process_set_id))
+        return list(api.context().engine.sets.members(number_of(self)))
 
     def __eq__(self, other: Any) -> bool:
         return isinstance(other, ProcessSet) and (
@@ -167,7 +158,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     number = process_set.process_set_id
     if number is None or not api.context().engine.remove_process_set(number):
         return False
-    process_set.forget()
+    process_set.process_set_id = None
     return True
 
 
@@ -190,9 +181,7 @@ def rank_in(process_set: ProcessSet) -> int:
 
 
 def number_of(process_set: Optional[ProcessSet]) -> int:
-    """Return a set's number in the engine; None is the set of all ranks. UnknownProcessSetError: the set is
-    not registered. Misuse: it is something else.
-    """
+    """Return a set's number in the engine, None: all ranks; UnknownProcessSetError if not registered."""
     if process_set is None:
         return GLOBAL_SET
     try:
@@ -201,7 +190,7 @@ def number_of(process_set: Optional[ProcessSet]) -> int:
         raise Misuse(f"process_set={process_set!r:.80}: pass what add_process_set() has returned.") from None
     if number is None:
         raise UnknownProcessSetError(
-            f"{process_set} does not exist, has not been registered, or was removed: call add_process_set() "
-            "first."
+            f"{process_set} has not been registered, or was removed: pass it to init(process_sets=[...]) or "
+            "add_process_set() first."
         )
     return number

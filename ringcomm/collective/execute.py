@@ -24,7 +24,7 @@ import numpy as np
 
 from ..clock import POLLING, Clock, Deadline, monotonic
 from ..dtypes import Array
-from ..errors import BrokenInvariantError, MismatchError
+from ..errors import MismatchError
 from ..schedule.steps import DATA, SELF, Dependencies, Recv, Send, Step, exchange_lengths
 from ..transport.base import Fabric, Link
 from ..wire.frames import HEADER_BYTES, Header, stamp, unpack_header
@@ -49,9 +49,7 @@ class Part(ABC):
 
     @abstractmethod
     def arm(self, sequence: int, data: Array, source: Optional[Array] = None) -> None:
-        """Get ready to run: the result grows in ``data``, ``source`` is only read; both are flat and
-        contiguous.
-        """
+        """Get ready to run: the result grows in ``data``, ``source`` is only read."""
 
     @abstractmethod
     def disarm(self) -> None:
@@ -59,9 +57,7 @@ class Part(ABC):
 
     @abstractmethod
     def advance(self) -> bool:
-        """Move everything that can move without waiting; return whether the collective is complete on this
-        rank. Raises LinkClosed if a peer is gone, MismatchError if it is in another collective.
-        """
+        """Move everything that can move without waiting; return whether the collective is complete here."""
 
     @abstractmethod
     def exchanged(self) -> Counts:
@@ -91,9 +87,7 @@ def run(
     may_poll: Optional[Callable[[], bool]] = None,  # whether to poll just now; None: always
     clock: Clock = monotonic,
 ) -> None:
-    """Run a part to its end: poll for a while, then sleep until something can move. Raises StoodStill if
-    nothing moved for ``timeout_s``, or the error of :meth:`Part.advance` or of the watch.
-    """
+    """Run a part to its end; StoodStill if nothing moved for ``timeout_s``."""
     if execution.advance():
         return
     quiet = Deadline(timeout_s, clock)
@@ -120,29 +114,22 @@ def run(
             if quiet.expired():
                 raise StoodStill
             reading, writing = execution.waiting_for()
-            execution.waits_for = tuple({link.peer for link in reading})
+            peers = execution.waits_for = tuple({link.peer for link in reading})
             sleep_s = min(quiet.remaining_s(), interval_s)
             asleep_s = time.perf_counter()
             fabric.wait(reading, writing, sleep_s)
-            _note_sleep(execution, time.perf_counter() - asleep_s)
+            for peer in peers:  # none if it waited only to send: then no peer was late
+                slept_s = (time.perf_counter() - asleep_s) / len(peers)
+                execution.slept_s[peer] = execution.slept_s.get(peer, 0.0) + slept_s
             if watch is not None:
                 watch.check()
-
-
-def _note_sleep(execution: Part, seconds: float) -> None:
-    """Record the peers that a part waited to receive from. If it waited only to send, no peer was late."""
-    peers, slept_s = execution.waits_for, execution.slept_s
-    for peer in peers:
-        slept_s[peer] = slept_s.get(peer, 0.0) + seconds / len(peers)
 
 
 # -- the executor -------------------------------------------------------------------------------------
 
 
 class Execution(Part):
-    """A part in which every step is a flow. ``header`` goes in front of the bytes to every peer, and is
-    expected from every peer; lengths and the sequence number are filled in here.
-    """
+    """A part in which every step is a flow. ``header`` goes in front of the bytes to and from every peer."""
 
     _folds_in_place = True
     """Whether elements may be combined in the link's memory."""
@@ -156,7 +143,7 @@ class Execution(Part):
         pool: SegmentPool,
         kernel: Optional[Kernel] = None,  # for schedules that fold
     ) -> None:
-        self._kernel = kernel
+        self._kernel: Any = kernel  # a schedule that folds has one
         self._pool = pool
         self._dtype = dtype
         self._item = dtype.itemsize
@@ -220,8 +207,6 @@ class Execution(Part):
             self._flows.append(flow)
         self._all_sends = list(outward.values())
         self._all_receives = list(inward.values())
-        for stream in (*self._all_sends, *self._all_receives):
-            stream.seal()
 
     def advance(self) -> bool:
         while True:
@@ -351,8 +336,7 @@ class Execution(Part):
         return True
 
     def _fold_in_place(self, stream: Stream, flow: Receipt) -> Optional[bool]:
-        """Combine bytes where the link shows them; return whether to try again at once, None to receive them.
-        """
+        """Combine bytes that the link shows; return whether to try again at once, None to receive them."""
         position, peer, item = flow.position, stream.link.peer, self._item
         most = min(flow.limit() - position, flow.segment_bytes, _AT_ONCE_BYTES)
         if most < item or flow.arrived[peer] != position:
@@ -362,8 +346,6 @@ class Execution(Part):
         piece = stream.link.peek(most - most % item, item)
         if not piece:
             return None if piece is None else False
-        if self._kernel is None:
-            raise BrokenInvariantError("a schedule that folds was started without a kernel")
         reached = position + piece.nbytes
         out, theirs = self._data[position // item : reached // item], np.frombuffer(piece, self._dtype)
         operands = [out if segment is None else theirs for segment in flow.operands]
@@ -400,8 +382,6 @@ class Execution(Part):
             ready -= (ready - flow.start) % self._item
         if ready <= flow.position:
             return False
-        if self._kernel is None:
-            raise BrokenInvariantError("a schedule that folds was started without a kernel")
         item = self._item
         out = self._data[flow.position // item : ready // item]
         low, high = (flow.position - flow.window) // item, (ready - flow.window) // item
@@ -468,9 +448,7 @@ class Headers:
 
 
 class SegmentPool:
-    """Segments to receive into, packets and working space, for one execution at a time. ``segment_bytes`` 0:
-    the link's preference.
-    """
+    """Segments, packets and working space, for one execution at a time. ``segment_bytes`` 0: the link's."""
 
     def __init__(self, segment_bytes: int = 0) -> None:
         # Whole elements of every type must fit: 16 bytes is the largest.
@@ -571,7 +549,7 @@ class Receipt(Flow):
 class Stream:
     """All flows between this rank and one peer in one direction, in order."""
 
-    __slots__ = ("_first", "buffers", "current", "flows", "header", "header_left", "index", "link", "segment")
+    __slots__ = ("buffers", "current", "flows", "header", "header_left", "index", "link", "segment")
 
     def __init__(self, link: Link, header: memoryview) -> None:
         self.link = link
@@ -580,14 +558,14 @@ class Stream:
         self.flows: List[Any] = []
         self.buffers: List[int] = []
         self.header_left = HEADER_BYTES  # bytes of it that have not passed yet
-        self.index = self._first = -1
+        self.index = -1
         self.current: Any = None  # the flow that the next bytes belong to; None: all are complete
 
     def rewind(self) -> None:
-        """Go back to the header and the first flow."""
+        """Go back to the header and the first flow, after the flows have been rewound."""
         self.header_left = HEADER_BYTES
-        self.index = self._first
-        self.current = self.flows[self._first] if self._first >= 0 else None
+        self.index = -1
+        self.step()
 
     def passed_bytes(self) -> int:
         """Return the bytes passed since the rewind, the header included."""
@@ -604,10 +582,6 @@ class Stream:
         """Return the bytes that pass in all, the header included."""
         payload: int = sum(flow.stop - flow.start for flow in self.flows)
         return HEADER_BYTES + payload
-
-    def seal(self) -> None:
-        """Find the first flow that has anything to move, when all flows are known."""
-        self._first = next((index for index, flow in enumerate(self.flows) if flow.start < flow.stop), -1)
 
     def step(self) -> None:
         """Continue with the next flow that has anything left to move."""

@@ -169,9 +169,7 @@ class Rates(NamedTuple):
 
 
 def measured_rates(mean_over_s: float = 0.0) -> Dict[str, Rates]:
-    """Return the speed of the codecs here: the best of a few runs, or with a CPU quota the mean of so many
-    seconds.
-    """
+    """Return the speed of the codecs: the best of a few runs, with a CPU quota the mean of some seconds."""
     values = np.linspace(-1, 1, SEGMENT_ITEMS, dtype=np.float32)
     found = {}
     for name in CODECS:

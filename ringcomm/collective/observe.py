@@ -67,20 +67,19 @@ def _outside(depth: int) -> FrameType:
     return frame
 
 
-def find_site(depth: int, known: List[Any]) -> Site:
-    """Return the innermost place outside ringcomm that led here, ``depth`` callers or more above. ``known``
+def find_frame(depth: int, known: List[Any]) -> FrameType:
+    """Return the innermost frame outside ringcomm that led here, ``depth`` callers or more above. ``known``
     (:func:`nowhere` the first time) has depth and code of the last result, which is tried first.
     """
-    try:
+    try:  # a context manager would cost more than all the rest
         frame = sys._getframe(known[0])
-        code = frame.f_code
-        if code is known[1]:
-            return code, frame.f_lasti
+        if frame.f_code is known[1]:
+            return frame
     except ValueError:
         pass  # the stack is not that deep this time
     frame = _outside(depth + 1)
     known[:] = _depth_of(frame), frame.f_code
-    return frame.f_code, frame.f_lasti
+    return frame
 
 
 def nowhere() -> List[Any]:
@@ -89,7 +88,7 @@ def nowhere() -> List[Any]:
 
 
 def this_site() -> Site:
-    """Return :func:`find_site`'s result where nothing is known."""
+    """Return the innermost place outside ringcomm that led here."""
     frame = _outside(2)
     return frame.f_code, frame.f_lasti
 
@@ -114,17 +113,8 @@ def site_text(site: Site) -> str:
 
 
 def call_site(known: Optional[List[Any]] = None) -> str:
-    """Return file and line of the caller's code that led here, at once. ``known``: see :func:`find_site`."""
-    frame = None
-    if known is not None and known[0]:
-        try:  # a context manager would cost more than all the rest
-            frame = sys._getframe(known[0])
-        except ValueError:
-            pass  # the stack is not that deep this time
-    if frame is None or known is None or frame.f_code is not known[1]:
-        frame = _outside(2)
-        if known is not None:
-            known[:] = _depth_of(frame), frame.f_code
+    """Return file and line of the caller's code that led here, at once. ``known``: see :func:`find_frame`."""
+    frame = _outside(2) if known is None else find_frame(2, known)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
@@ -252,9 +242,7 @@ class Progress(NamedTuple):
 
 
 class PeerTotal:
-    """The totals of one peer, headers included; ``slept_s``: this rank slept until its bytes arrived; the
-    last two are the counts of the system for TCP connections.
-    """
+    """The totals of one peer; ``delivered_bytes`` and ``busy_s`` are the system's for TCP connections."""
 
     __slots__ = ("delivered_bytes", "busy_s", "received_bytes", "sent_bytes", "slept_s")
 
@@ -321,12 +309,6 @@ class Totals:
         self.peers: Dict[int, PeerTotal] = {}  # by rank
         self.kinds: Dict[str, OperationTotal] = {}  # by kind, such as ``allreduce``
         self.operations: Dict[str, OperationTotal] = {}  # by the description of the call
-
-    def copy(self) -> Totals:
-        """Return another object with the same sums."""
-        made = Totals()
-        made.merge(self)
-        return made
 
     def merge(self, other: Totals) -> None:
         """Add the sums of another object."""

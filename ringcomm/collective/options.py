@@ -102,8 +102,7 @@ def names_of(kind: str, order: str = "", without: str = "") -> List[str]:
 
 
 def compose_options(text: str, kind: str, names: Sequence[str], texts: str) -> str:
-    """Return a docstring with its placeholders replaced, of which ``{options}`` stands for those of the call.
-    """
+    """Return a docstring with its placeholders replaced, ``{options}`` by the descriptions of options."""
     known = {**SHARED, **TEXTS}
     lines = []
     for name in names:
@@ -119,10 +118,7 @@ def compose_options(text: str, kind: str, names: Sequence[str], texts: str) -> s
 def takes(
     kind: str, order: str = "", texts: str = "", without: str = ""
 ) -> Callable[[Callable[..., Result]], Call[Result]]:
-    """Make a decorator of a collective's body, whose last parameter is :class:`Options`. It returns the
-    function that programs call: the other parameters, then the options of this ``kind``, those of ``order``
-    first.
-    """
+    """Make a decorator that turns a body with :class:`Options` into the function that programs call."""
     names = names_of(kind, order, without)
     parameters = parameters_of(names)
 
@@ -146,9 +142,7 @@ def takes(
 
 @functools.lru_cache(maxsize=None)
 def _maker_of(first: Sequence[str], names: Sequence[str]) -> Callable[..., Any]:
-    """Return what makes the function of a body. It is compiled: Python binds real parameters in a tenth of
-    the time.
-    """
+    """Return the maker of a body's function, compiled: it binds real parameters in a tenth of the time."""
     values = {name: name if name in names else repr(value) for name, value in Options._field_defaults.items()}
     values["op"] = "op if type(op) is ReduceOp else reduction(op)" if "op" in names else "ReduceOp.AVERAGE"
     if "average" in names:
@@ -175,8 +169,7 @@ def parameters_of(names: Sequence[str]) -> List[inspect.Parameter]:
 
 
 def reduction(op: Any, average: Optional[bool] = None) -> ReduceOp:
-    """Return the reduction that ``op`` and Horovod's older ``average`` select; ConfigError if both are given.
-    """
+    """Return the reduction that ``op`` or Horovod's older ``average`` selects; ConfigError for both."""
     if average is None:
         return ReduceOp.AVERAGE if op is None else op_of(op)
     if op is not None:

@@ -45,9 +45,7 @@ class Workspace:
 
 
 class Kernel:
-    """The combination of contributions of one element type; immutable. UnsupportedDtypeError without a
-    meaning.
-    """
+    """The combination of contributions of one element type; immutable."""
 
     def __init__(
         self,
@@ -92,8 +90,7 @@ class Kernel:
 
     def prepare(self, contribution: Array) -> None:
         """Apply the prescale factor, in place."""
-        if self.prescale != 1.0:
-            multiply(contribution, self.prescale)
+        multiply(contribution, self.prescale)
 
     def fold(
         self,

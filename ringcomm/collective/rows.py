@@ -80,8 +80,7 @@ class RowLayout:
         return found
 
     def join(self, buffer: Array) -> List[Union[Array, ShapeError]]:
-        """Return by array all ranks' rows in rank order, or the ShapeError if there cannot be so many rows.
-        """
+        """Return by array all ranks' rows in order, or the ShapeError if there cannot be so many."""
         if len(self.edges) == 1:
             by_array: Iterable[Sequence[Array]] = [(buffer,)]
         else:
@@ -104,9 +103,7 @@ def even_layout(shapes: Tuple[Shape, ...], size: int) -> RowLayout:
 
 
 def scatter_layout(shapes: Sequence[Shape], size: int, options: Options) -> RowLayout:
-    """Return the layout of a reducescatter; ShapeError without a first dimension, ConfigError for wrong
-    splits.
-    """
+    """Return the layout of a reducescatter."""
     check_rows("reducescatter", shapes)
     if options.splits is None:
         return even_layout(tuple(map(tuple, shapes)), size)
@@ -117,9 +114,7 @@ def scatter_layout(shapes: Sequence[Shape], size: int, options: Options) -> RowL
 def row_counts(
     rows: int, splits: Optional[Sequence[Any]], members: int, what: str = "alltoall"
 ) -> List[int]:
-    """Return the number of rows for each member: the caller's, or divided evenly; ConfigError if they do not
-    fit.
-    """
+    """Return the number of rows for each member: the caller's, or divided evenly."""
     if splits is None:
         if rows % members:
             raise ConfigError(
@@ -144,9 +139,8 @@ def row_counts(
 
 
 def announcement(counts: Sequence[int], flat: Optional[Array]) -> Array:
-    """Return the int64 numbers that a rank exchanges before a collective by rows: the counts, as many on
-    every rank, the length of the enclosed rows in bytes (-1: too long, or not in host memory), and their
-    bytes.
+    """Return the int64 numbers that a rank exchanges before a collective by rows: the counts, the length of
+    the enclosed rows in bytes (-1: too long, or not in host memory), and their bytes.
     """
     rows, length = b"", _NOT_ENCLOSED
     if flat is not None and flat.nbytes <= ENCLOSED_BYTES:
@@ -157,9 +151,7 @@ def announcement(counts: Sequence[int], flat: Optional[Array]) -> Array:
 
 
 def announced(table: Array) -> Tuple[List[List[int]], Optional[List[bytes]]]:
-    """Return, by rank, the counts of all announcements, and the bytes of the rows, or None if not all have
-    enclosed them.
-    """
+    """Return, by rank, all counts and the bytes of the rows, or None if not all have enclosed them."""
     first, step = table.shape[1] - _ITEMS, 8 * table.shape[1]
     counts: List[List[int]] = table[:, :first].tolist()
     raw, at, enclosed = table.tobytes(), 8 * first, True

@@ -59,7 +59,7 @@ from .observe import (
     Tally,
     Totals,
     call_site,
-    find_site,
+    find_frame,
     nowhere,
     site_text,
 )
@@ -241,9 +241,7 @@ class Runner:
         self._run(plan, data)
 
     def exchange(self, values: Any, call: Signature) -> Array:
-        """Return a few numbers of every rank, one row per rank; the ``call`` is made by
-        :func:`~..wire.signature.ahead_of` the operation that follows.
-        """
+        """Return a few numbers of every rank, one row per rank, ahead of the operation that follows."""
         numbers = np.zeros((self.size, len(values)), np.int64)
         numbers[self.rank] = values
         flat = numbers.reshape(-1)
@@ -257,8 +255,7 @@ class Runner:
 
     def weighted(self, data: Array, weight: Any, call: Signature) -> Array:
         """Multiply this rank's contribution to an average that follows (``call``) by its weight relative to
-        all ranks', which they exchange first; return the flat array to average: ``data``, or for float16 a
-        copy in float32. Raises UnsupportedDtypeError for integers, Misuse for an impossible weight.
+        all ranks'; return the flat array to average: ``data``, or for float16 a copy in float32.
         """
         own = np.array([weight_of(weight)])
         check_weighable(data.dtype, call.op)
@@ -294,9 +291,7 @@ class Runner:
         call: Signature,
         has_own: bool = False,
     ) -> None:
-        """Send chunk i of ``source`` to rank i, and receive its chunk of ``data``. ``has_own``: the own one
-        is in place.
-        """
+        """Send chunk i of ``source`` to rank i, and receive its chunk; ``has_own``: but the own one."""
         if not has_own:
             mine = source[send_bounds[self.rank] : send_bounds[self.rank + 1]]
             data[recv_bounds[self.rank] : recv_bounds[self.rank + 1]] = mine
@@ -335,12 +330,20 @@ class Runner:
             self.before_call()
         with self.lock:
             self._check_usable()
-            part = plan.part or self._new_part(plan, data.dtype)
+            part = plan.part
+            if part is None:
+                header = plan.call.header(self._generation)
+                part = make_execution(plan.schedule, self._fabric, header, data.dtype, self._pool, plan.fold)
+                plan.part = part
             if data.nbytes >= LARGE_BYTES:
                 self._fabric.prepare(data.ctypes.data, data.nbytes)
             sequence = self.sequence + counted
             # Inside are this method and its caller.
-            self.history.begin(sequence, plan.call, self.called_at or find_site(3, plan.site))
+            site = self.called_at
+            if site is None:
+                frame = find_frame(3, plan.site)
+                site = frame.f_code, frame.f_lasti
+            self.history.begin(sequence, plan.call, site)
             part.arm(sequence, data, source)
             try:
                 # Not before: a call that fails earlier has sent nothing, and may be repeated.
@@ -355,11 +358,6 @@ class Runner:
             finally:
                 self._running = None
                 part.disarm()
-
-    def _new_part(self, plan: Plan, dtype: np.dtype[Any]) -> Part:
-        header = plan.call.header(self._generation)
-        plan.part = make_execution(plan.schedule, self._fabric, header, dtype, self._pool, plan.fold)
-        return plan.part
 
     def _execute(self, plan: Plan, part: Part) -> None:
         """Move the bytes of a call, and measure it."""
@@ -397,9 +395,7 @@ class Runner:
     # ---- arrays on devices ---------------------------------------------------------------------
 
     def fetch(self, mirror: BlockMirror, start: int = 0, stop: Optional[int] = None) -> None:
-        """Wait until bytes of a device's array are loaded, for the call that follows; a failed copy ends the
-        job.
-        """
+        """Wait until bytes of a device's array are loaded; a failed copy ends the job."""
         try:
             mirror.fetch(self.await_copy, start, stop)
         except BaseException as problem:
@@ -407,8 +403,7 @@ class Runner:
             raise
 
     def await_copy(self, copy: Done) -> None:
-        """Wait for a copy: poll for a while, then look again after short naps; DeviceError at the time limit.
-        """
+        """Wait for a copy: poll for a while, then look again after short naps."""
         watch = self._fabric.watch
         began_s = now_s = time.perf_counter()
         spin_until_s = POLLING.until(began_s, self.spin_s)
@@ -510,9 +505,7 @@ class Runner:
         return problem
 
     def stop(self, watch: Optional[StoppableWatch] = None) -> None:
-        """Refuse further calls: this rank has left the job. Waits at most a second for a call of another
-        thread.
-        """
+        """Refuse further calls: this rank has left the job."""
         self._stopped = True  # before the call ends: its error says so
         if watch is not None:
             watch.stopping = True
@@ -522,9 +515,7 @@ class Runner:
             self.lock.release()
 
     def release(self) -> None:
-        """Free the memory kept for the next call, when there is none; reference cycles keep a runner for a
-        while.
-        """
+        """Free the memory kept for the next call; reference cycles keep a runner for a while."""
         for plan in self._plans.values():
             plan.add_to(self._dropped, self._fabric.rank_of)
         self._plans.clear()
@@ -560,7 +551,8 @@ class Runner:
 
     def totals(self) -> Totals:
         """Return the totals of its calls so far, the present one included."""
-        running, totals, rank_of = self._running, self._dropped.copy(), self._fabric.rank_of
+        running, totals, rank_of = self._running, Totals(), self._fabric.rank_of
+        totals.merge(self._dropped)
         for plan in list(self._plans.values()):
             plan.add_to(totals, rank_of)
         if running is not None and running is self._running:

@@ -38,18 +38,14 @@ LISTED_BYTES = 256 << 10
 # Each returns the value, or raises ValueError with the valid values; the caller adds the setting's name.
 
 
-def _real(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError("must be a number") from None
-
-
 def _within(low: float, high: float, problem: str) -> Callable[[str], float]:
     """Return a parser of numbers from ``low`` to ``high``."""
 
     def parse(text: str) -> float:
-        value = _real(text)
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError("must be a number") from None
         if not low <= value <= high:
             raise ValueError(problem)
         return value
@@ -74,8 +70,10 @@ parse_seconds = _within(0, _MAX, "must be zero or more seconds")
 
 
 def parse_size(text: str) -> int:
-    """Parse bytes: ``262144``, ``256K``, ``256KiB`` or ``1M``."""
+    """Parse bytes: ``262144``, ``256K``, ``256KiB``, ``1M``, or ``0``, which has a special meaning."""
     digits = text.strip().lower()
+    if digits == "0":
+        return 0
     for suffix in ("ib", "b"):
         if digits.endswith(suffix):
             digits = digits[: -len(suffix)]
@@ -85,18 +83,8 @@ def parse_size(text: str) -> int:
         factor = 1024 ** ("kmg".index(digits[-1]) + 1)
         digits = digits[:-1]
     if not digits.isdecimal() or int(digits) < 1:
-        raise ValueError("must be a number of bytes like 65536, 64K or 1M, and at least 1")
+        raise ValueError("must be a number of bytes like 65536, 64K or 1M, or 0")
     return int(digits) * factor
-
-
-def parse_size_or_zero(text: str) -> int:
-    """Parse :func:`parse_size`, or ``0``, which has a special meaning."""
-    if text.strip() == "0":
-        return 0
-    try:
-        return parse_size(text)
-    except ValueError:
-        raise ValueError("must be a number of bytes like 65536, 64K or 1M, or 0") from None
 
 
 def parse_flag(text: str) -> bool:
@@ -186,7 +174,7 @@ class Settings:
         metavar="auto|memory|shm|unix|tcp",
     )  # fmt: skip
     fusion_bytes: int = _setting(
-        FUSION_BYTES, "FUSION_THRESHOLD", parse_size_or_zero,
+        FUSION_BYTES, "FUSION_THRESHOLD", parse_size,
         "Bytes of small tensors that the engine fuses into one message. 0: no fusion.",
         metavar="BYTES",
     )  # fmt: skip
@@ -368,22 +356,6 @@ def without_effect(settings: Settings) -> List[Tuple[str, str]]:
 def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
     """Return the known name that is most like a misspelt one, at least by `likeness` (0 to 1), or ""."""
     return next(iter(difflib.get_close_matches(name, list(known), 1, likeness)), "")
-
-
-def misspelt(names: Iterable[str], known: Sequence[str], prefix: str) -> List[str]:
-    """Return a warning for each name with this prefix that is similar, but not equal, to a known one.
-
-    >>> misspelt(["X_TRANSPROT", "X_Y", "PATH"], ["X_TRANSPORT"], "X_")
-    ['X_TRANSPROT is not a setting of ringcomm and is ignored; did you mean X_TRANSPORT?']
-    """
-    endings = [name[len(prefix) :] for name in known]
-    found = []
-    for name in sorted(names):
-        # Other programs may use the prefix for their own variables.
-        near = nearest(name[len(prefix) :], endings, 0.8) if name.startswith(prefix) else ""
-        if near and name not in known:
-            found.append(f"{name} is not a setting of ringcomm and is ignored; did you mean {prefix}{near}?")
-    return found
 
 
 # ---- how long a waiting call polls before it sleeps ----------------------------------------------

@@ -6,6 +6,7 @@ ranks: all of them must make the same calls.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 from math import prod
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -24,15 +25,14 @@ from ..errors import RingcommError, ShapeError, UnsupportedDtypeError
 from ..ops import Collective, ReduceOp
 from ..transport.base import Fabric, Subset
 from ..wire.signature import Key, Signature, ahead_of, direct_call
+from .observer import Observer
 from .process_sets import ProcessSets
 from .repeats import RepeatedSet
-from .request import Request
+from .request import Work
 
 Mirrors = Dict[int, BlockMirror]
 """Of arrays that devices hold, by the identity of the array that is the mirror's block. They are loaded when
 they are submitted (:mod:`ringcomm.arrays`), so here only the rest of that is waited for."""
-Work = Tuple[Signature, Optional[Request]]
-"""A member of a bucket; without a request if this rank has joined, and contributes nothing."""
 
 
 class FusionBuffer:
@@ -62,8 +62,8 @@ def bucket_text(bucket: Sequence[Work]) -> str:
     return f"{signature.describe(named=False)} {key}{more}"
 
 
-def nothing() -> None:
-    """In place of a function that unpacks: the results are in place already."""
+def nothing(activity: str = "") -> None:
+    """Do nothing: the results are in place already, or no observer is told of an activity."""
 
 
 def arrays_of(work: Work) -> List[Array]:
@@ -93,50 +93,33 @@ def neutral(count: int, dtype: np.dtype[Any], op: ReduceOp, prescale: float = 1.
 
 
 def side_by_side(
-    group: Sequence[Array], buffer: FusionBuffer, note: Optional[Callable[[str], None]] = None
+    group: Sequence[Array], buffer: FusionBuffer, note: Callable[[str], None] = nothing, block_items: int = 1
 ) -> Tuple[Array, Callable[[], None]]:
-    """Return arrays of one type as one, in place if they are neighbours, and what brings the results back."""
-    if len(group) == 1:
-        return group[0], nothing
-    joined = as_one(group)
+    """Return arrays of one type as one, in place if they are neighbours, and what brings the results back.
+
+    ``block_items``: each array begins at a multiple of so many elements, as codecs need it.
+    """
+    joined = group[0] if len(group) == 1 else as_one(group) if block_items == 1 else None
     if joined is not None:
         return joined, nothing
-    packed = buffer.items(sum([array.size for array in group]), group[0].dtype)
-    if note is not None:
-        note("MEMCPY_IN_FUSION_BUFFER")
-    np.concatenate(group, out=packed)
-    if note is not None:
-        note("")
-
-    def unpack() -> None:
-        if note is not None:
-            note("MEMCPY_OUT_FUSION_BUFFER")
-        start = 0
-        for array in group:
-            stop = start + array.size
-            array[:] = packed[start:stop]
-            start = stop
-        if note is not None:
-            note("")
-
-    return packed, unpack
-
-
-def in_blocks(group: Sequence[Array], buffer: FusionBuffer) -> Tuple[Array, Callable[[], None]]:
-    """As :func:`side_by_side`, each array from the start of a codec's block on."""
-    if len(group) == 1:
-        return group[0], nothing
     starts = [0]
     for array in group:
-        starts.append(starts[-1] + -(-array.size // BLOCK_ITEMS) * BLOCK_ITEMS)
+        starts.append(starts[-1] + -(-array.size // block_items) * block_items)
     packed = buffer.items(starts[-1], group[0].dtype)
-    for array, start, stop in zip(group, starts, starts[1:]):
-        packed[start : start + array.size] = array
-        packed[start + array.size : stop] = 0
+    note("MEMCPY_IN_FUSION_BUFFER")
+    if block_items == 1:
+        np.concatenate(group, out=packed)
+    else:
+        for array, start, stop in zip(group, starts, starts[1:]):
+            packed[start : start + array.size] = array
+            packed[start + array.size : stop] = 0
+    note("")
 
     def unpack() -> None:
+        note("MEMCPY_OUT_FUSION_BUFFER")
         for array, start in zip(group, starts):
             array[:] = packed[start : start + array.size]
+        note("")
 
     return packed, unpack
 
@@ -214,7 +197,7 @@ class BucketRunner:
 
     def __init__(self, fabric: Fabric, make_runner: Callable[[Fabric], Runner], sets: ProcessSets) -> None:
         self.may_poll: Optional[Callable[[], bool]] = None
-        self.on_activity: Optional[Callable[[str], None]] = None
+        self._note: Callable[[str], None] = nothing  # called when an activity begins, or ends
         self._fabric = fabric
         self._make_runner = make_runner
         self.sets = sets
@@ -233,9 +216,14 @@ class BucketRunner:
         for runner in self._runners.values():
             runner.release()
 
-    def run(self, bucket: Sequence[Work]) -> List[Any]:
-        """Run one bucket; what each member's handle is to give, in order."""
+    def run(
+        self, bucket: Sequence[Work], observer: Optional[Observer] = None, traced: Sequence[Any] = ()
+    ) -> List[Any]:
+        """Run one bucket; what each member's handle is to give, in order. ``traced``: for the observer."""
         first = bucket[0][0]
+        if observer is not None:
+            observer.started(traced)
+            self._note = partial(observer.activity, traced)
         runner = self._runner(first.process_set)
         runner.may_poll = self.may_poll
         runner.purpose = lambda: bucket_text(bucket)
@@ -252,6 +240,9 @@ class BucketRunner:
         finally:
             self._mirrors = {}
             self._active = runner.purpose = runner.tally = None
+            self._note = nothing
+            if observer is not None:
+                observer.ended(traced)
         return results
 
     def _tally(self, bucket: Sequence[Work]) -> Optional[Tally]:
@@ -347,7 +338,7 @@ class BucketRunner:
             mirror = mirrors.get(id(group[0])) if mirrors and len(group) == 1 else None
             if mirrors and mirror is None:
                 fetch_all(group, mirrors, runner)
-            packed, unpack = side_by_side(group, self._buffer, self.on_activity)
+            packed, unpack = side_by_side(group, self._buffer, self._note)
             with runner.loaded(mirror, None, (0, packed.size)):
                 self._call(runner, packed, like)
             unpack()
@@ -362,14 +353,17 @@ class BucketRunner:
             residuals += (request.residuals if request is not None else ()) or [None] * len(signature.shapes)
         for indices in groups_by_index(arrays):
             group, kept = [arrays[i] for i in indices], [residuals[i] for i in indices]
-            packed, unpack = in_blocks(group, self._buffer)
-            feedback, unpack_feedback = None, nothing
+            packed, unpack = side_by_side(group, self._buffer, block_items=BLOCK_ITEMS)
+            feedback: Optional[Array] = None
+            unpack_feedback: Callable[[], None] = nothing
             if any(item is not None for item in kept):
                 present = [
                     np.zeros(array.size, np.float32) if item is None else item
                     for array, item in zip(group, kept)
                 ]
-                feedback, unpack_feedback = in_blocks(present, self._residuals)
+                feedback, unpack_feedback = side_by_side(
+                    present, self._residuals, block_items=BLOCK_ITEMS
+                )
             self._call(runner, packed, first, first.codec, feedback)
             unpack()
             unpack_feedback()
@@ -377,12 +371,9 @@ class BucketRunner:
     def _call(
         self, runner: Runner, packed: Array, like: Signature, codec: int = 0, residuals: Any = None
     ) -> None:
-        note = self.on_activity
-        if note is not None:
-            note("RINGCOMM_ALLREDUCE")
+        self._note("RINGCOMM_ALLREDUCE")
         runner.all_reduce(packed, _reduction(Collective.ALLREDUCE, packed, like, codec=codec), residuals)
-        if note is not None:
-            note("")
+        self._note("")
 
     def _reduce_scatter(self, runner: Runner, bucket: Sequence[Work]) -> List[Any]:
         first = bucket[0][0]
@@ -526,12 +517,12 @@ def check_adasum(dtype: np.dtype[Any]) -> None:
         raise UnsupportedDtypeError(f"Adasum needs floating-point numbers, not {dtype}.")
 
 
-def dot(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
+def dot(a: Array, b: Array) -> float:
     """The dot product of two vectors of float64, in whatever order BLAS adds it up here."""
     return float(a @ b)
 
 
-def factors(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> Tuple[float, float]:
+def factors(a: Array, b: Array) -> Tuple[float, float]:
     """Return what two vectors are multiplied by before they are added up; not defined for complex ones."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     both, norm_a, norm_b = dot(a, b), dot(a, a), dot(b, b)
@@ -541,19 +532,17 @@ def factors(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> Tuple[float, fl
     )
 
 
-def combine(
-    a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], by: Optional[Tuple[float, float]] = None
-) -> np.ndarray[Any, Any]:
+def combine(a: Array, b: Array, by: Optional[Tuple[float, float]] = None) -> Array:
     """Return Adasum of two vectors, in the type of ``a``; ``by`` are their :func:`factors` if known."""
     factor_a, factor_b = factors(a, b) if by is None else by
-    wide: np.ndarray[Any, Any] = factor_a * a.astype(np.float64) + factor_b * b.astype(np.float64)
+    wide: Array = factor_a * a.astype(np.float64) + factor_b * b.astype(np.float64)
     # Which NaN an operation gives depends on the processor, and several ranks compute the same element.
     wide[np.isnan(wide)] = np.nan
-    result: np.ndarray[Any, Any] = wide.astype(a.dtype)
+    result: Array = wide.astype(a.dtype)
     return result
 
 
-def adasum(runner: Runner, data: np.ndarray[Any, Any], prescale: float = 1.0, postscale: float = 1.0) -> None:
+def adasum(runner: Runner, data: Array, prescale: float = 1.0, postscale: float = 1.0) -> None:
     """Replace ``data`` (flat) by the Adasum over all ranks of the runner, the same bits on each."""
     with np.errstate(all="ignore"):  # Overflow and NaN are the caller's numbers.
         multiply(data, prescale)
@@ -561,13 +550,13 @@ def adasum(runner: Runner, data: np.ndarray[Any, Any], prescale: float = 1.0, po
         multiply(data, postscale)
 
 
-def _add_up(runner: Runner, data: np.ndarray[Any, Any]) -> None:
+def _add_up(runner: Runner, data: Array) -> None:
     size, rank = runner.size, runner.rank
     power = 1 << (size.bit_length() - 1)
     extra = size - power
     # Those beyond the power of two hand theirs to a partner, and get the result at the end.
-    partner = rank - power if rank >= power else rank + power if rank < extra else -1
-    theirs = _swap(runner, data, partner)
+    outside = rank - power if rank >= power else rank + power if rank < extra else -1
+    theirs = _swap(runner, data, outside)
     if 0 <= rank < extra:
         data[:] = combine(data, theirs)
     distance = 1
@@ -582,8 +571,7 @@ def _add_up(runner: Runner, data: np.ndarray[Any, Any]) -> None:
         if partner >= 0:
             data[:] = combine(first, second, found)
         distance *= 2
-    partner = rank - power if rank >= power else rank + power if rank < extra else -1
-    theirs = _swap(runner, data, partner)
+    theirs = _swap(runner, data, outside)
     if rank >= power:
         data[:] = theirs
 
@@ -600,7 +588,7 @@ def _hand_out(runner: Runner, group: range, found: Tuple[float, float]) -> Tuple
     return float(received[0]), float(received[1])
 
 
-def _swap(runner: Runner, data: np.ndarray[Any, Any], partner: int) -> np.ndarray[Any, Any]:
+def _swap(runner: Runner, data: Array, partner: int) -> Array:
     """Exchange whole vectors with a partner (-1: no partner); every rank must call it."""
     received = np.empty(data.size if partner >= 0 else 0, data.dtype)
     bounds, call = _to(runner, data.size, partner), direct_call(Collective.ALLTOALL, received, items=0)

@@ -36,15 +36,13 @@ _CHANGES = ("ready", "blocked", "unblocked", "joined", "paused", "resumed")
 
 
 class Tuning(NamedTuple):
-    """When operations run, and when ranks that do not come are reported and given up (0 s: never).
-    ``cycle_s``: how long a ready operation waits to be fused. ``one_round`` says whether every rank may send
-    all elements of some all-reduces to every peer.
-    """
+    """When operations run, and when ranks that do not come are reported and given up (0 s: never)."""
 
     fusion_bytes: int = FUSION_BYTES
-    cycle_s: float = 0.001
+    cycle_s: float = 0.001  # how long a ready operation waits to be fused
     stall_warning_s: float = 60.0
     stall_limit_s: float = 600.0
+    # Says whether every rank may send all elements of some all-reduces to every peer.
     one_round: Callable[[Sequence[Signature]], bool] = lambda signatures: True
 
 
@@ -61,9 +59,7 @@ class Ready(NamedTuple):
 
 
 def fuse(ready: Sequence[Ready], threshold_bytes: int) -> List[List[Ready]]:
-    """Divide operations into buckets in the order in which they became ready, the same on every rank; an
-    operation joins the last bucket of its kind if there is room, also past others.
-    """
+    """Divide operations into buckets, in their order; each joins the last bucket alike if there is room."""
     buckets: List[List[Ready]] = []
     open_buckets: Dict[Tuple[object, ...], Tuple[List[Ready], int]] = {}
     for member in ready:
@@ -129,8 +125,7 @@ class _Next:
 
 class RankReports:
     """What rank 0 knows of the ranks besides their operations, and what is to be said and asked about them.
-    ``paused`` are reasons by rank, ``late_s`` seconds for which operations have waited for a rank alone.
-    ``to_explain`` are the ranks to be asked where they are.
+    ``late_s`` are seconds by rank for which operations have waited for it alone.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
@@ -197,9 +192,8 @@ class _Numbers:
 
 
 class Coordinator:
-    """Collects announcements and issues responses: which operations run, in which order. ``members`` returns
-    the ranks of a process set by its number. ``to_all`` are messages to all ranks that precede responses;
-    ``deadlock`` describes one that ends the job.
+    """Collects announcements and issues responses: which operations run, in which order. ``to_all`` are
+    messages to all ranks that precede responses; ``deadlock`` describes one that ends the job.
     """
 
     def __init__(
@@ -425,19 +419,18 @@ class Coordinator:
             self._joined.clear()
             self._blocked.will_go_on(range(len(self._hosts)))
         self._blocked.issued += 1
-        self._next = _Next()
-        if not ready:
-            self._next.urgent = coming.urgent
-        if not ready and coming.ready:  # left for later responses
-            self._next.ready, self._next.ready_bytes = coming.ready, coming.ready_bytes
-            self._next.since_s = coming.since_s
-            self._blocked.will_go_on(range(len(self._hosts)))
+        if ready:
+            self._next = _Next()
+        else:
+            coming.settled, coming.failed, coming.waited_for = [], [], True
+            if coming.ready:  # left for later responses
+                self._blocked.will_go_on(range(len(self._hosts)))
         return responses
 
     def _run(self, bucket: Sequence[Ready], fresh: List[List[Any]]) -> List[List[Any]]:
         run: List[List[Any]] = []
         for item in bucket:
-            number = self._numbers.numbers.get(item.signature) or self._numbers.of(item.signature, fresh)
+            number = self._numbers.of(item.signature, fresh)
             run.append([number, item.number, item.more] if item.more else [number, item.number])
         return run
 

@@ -38,9 +38,7 @@ Rest = Tuple[Sequence[Link], Sequence[Link], float]
 
 
 class EngineState:
-    """The state of one rank's engine, changed under :attr:`lock`; one thread at a time calls the methods but
-    :meth:`sleep`.
-    """
+    """The state of one rank's engine; one thread at a time calls the methods but :meth:`sleep`."""
 
     def __init__(
         self, fabric: Fabric, peers: PeerChannels, bucket_runner: BucketRunner,
@@ -175,8 +173,7 @@ class EngineState:
             self.pending.unannounced = []
             self.urgent = False
         for request in repeat.requests:
-            if request.operation is not None:
-                request.operation.began_s = now_s
+            request.began_s = now_s
         self._repeat_began_s = now_s
         self.peers.messages.send_repeat(repeat.message, repeat.elements.view(np.uint8).data)
         if self.coordinator is not None:
@@ -328,7 +325,7 @@ class EngineState:
             if self.join is not None:
                 return True
             if self.coordinator is None:  # the ranks that have gone include rank 0
-                return len(self.pending) > 0
+                return bool(self.pending.requests)
         return self.coordinator.waits_for(gone)
 
     def doing(self) -> str:
@@ -411,11 +408,8 @@ class EngineState:
             request.begin()
         observer = self.peers.tracing.observer
         traced = [] if observer is None else labels_of([signature for signature, _ in bucket], run)
-        if observer is not None:
-            observer.started(traced)
-            self.bucket_runner.on_activity = lambda name: observer.activity(traced, name)
         try:
-            results = self.bucket_runner.run(bucket)
+            results = self.bucket_runner.run(bucket, observer, traced)
         except Exception as problem:
             error: Exception = problem
             if isinstance(problem, Stopped):
@@ -428,8 +422,6 @@ class EngineState:
             # same operations, get the error of an interrupted rank from fail_all.
             self._cut_short += requests
             raise
-        if observer is not None:
-            observer.ended(traced)
         for work, result in zip(bucket, results):
             if work[1] is not None:
                 failed = isinstance(result, RingcommError)  # this operation alone, on all ranks

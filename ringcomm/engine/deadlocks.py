@@ -89,9 +89,7 @@ class _Blocked(NamedTuple):
 
 
 class BlockedRanks:
-    """Which ranks are blocked, and since when: their ``reports``. ``look_at_s``: when :meth:`find` may find
-    something. ``changed_s``: when a rank has sent something after which ranks that wait may go on.
-    """
+    """Which ranks are blocked, and since when: their ``reports``."""
 
     def __init__(self, size: int, stall_warning_s: float) -> None:
         self._size = size
@@ -99,15 +97,13 @@ class BlockedRanks:
         self.reports: Dict[int, _Blocked] = {}
         self._counts_from: Dict[int, int] = {}
         self.issued = 0  # responses
-        self.changed_s = 0.0
-        self.look_at_s: Optional[float] = None
+        self.changed_s = 0.0  # when a rank has sent something after which ranks that wait may go on
+        self.look_at_s: Optional[float] = None  # when :meth:`find` may find something
 
     def blocked(
         self, rank: int, for_good: bool, heard: int, now_s: float, calls: int = 0, call: Sequence[Any] = ()
     ) -> None:
-        """Take a rank's :class:`.stacks.BlockedReport`, unless a response that it had not ``heard`` has an
-        operation of its own, for which it may have waited.
-        """
+        """Take a rank's report, unless it had not ``heard`` a response about an operation of its own."""
         before = self.reports.get(rank)
         doing, needs = call or ("", NO_RANK)
         item = _Blocked(for_good, now_s, calls, str(doing), int(needs))
@@ -171,11 +167,11 @@ class BlockedRanks:
 # ---- texts about ranks that disagree, or do not come -----------------------------------------------------
 
 
-def ranks_text(ranks: Sequence[int], hosts: Sequence[str], most: int = 8) -> str:
+def ranks_text(ranks: Sequence[int], hosts: Sequence[str]) -> str:
     """Like ``ranks 1 (jetson1) and 2 (jetson2)``."""
-    names = [f"{rank} ({hosts[rank]})" for rank in ranks[:most]]
-    if len(ranks) > most:
-        names.append(f"{len(ranks) - most} more")
+    names = [f"{rank} ({hosts[rank]})" for rank in ranks[:8]]
+    if len(ranks) > 8:
+        names.append(f"{len(ranks) - 8} more")
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
 
@@ -233,12 +229,6 @@ def deadlock_text(
 _FRAME = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)
 
 
-def innermost(stack: str) -> str:
-    """The file and line that a stack ends in, like ``train.py:22``; empty if there is none."""
-    frames = _FRAME.findall(stack)
-    return "{}:{}".format(*frames[-1]) if frames else ""
-
-
 def whereabouts(rank: int, host: str, stack: str) -> str:
     """Return what is logged of a rank that does not come: where its main thread is."""
     return f"Rank {rank} ({host}), for which others wait, is here:\n{stack}"
@@ -259,7 +249,7 @@ def last_seen_text(
             )
         else:
             seen.append(f"rank {rank} has submitted nothing yet")
-        place = innermost(stacks.get(rank, ""))
-        if place:
-            seen.append(f"its main thread was last seen at {place}")
+        frames = _FRAME.findall(stacks.get(rank, ""))
+        if frames:
+            seen.append("its main thread was last seen at {}:{}".format(*frames[-1]))
     return "; ".join(seen)

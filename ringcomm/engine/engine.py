@@ -289,13 +289,11 @@ class Engine:
 
     @contextmanager
     def in_parts(self) -> Iterator[None]:
-        """End the job if an exception ends the block, of a call in several operations: no other rank could
-        know.
-        """
+        """End the job if an exception ends the block, of a call in several operations."""
         try:
             yield
         except BaseException as problem:
-            if not isinstance(problem, RingcommError):
+            if not isinstance(problem, RingcommError):  # no other rank could know
                 self._thread.abandon(describe_error(problem))
             raise
 
@@ -338,26 +336,18 @@ class _Alone(OwnTrace):
 
     def submit(self, request: Request, urgent: bool) -> Handle:
         """Run an operation in the calling thread, and report it to an observer if there is one."""
-        signature, observer, bucket = request.signature, self.observer, [(request.signature, request)]
+        signature, observer, handle = request.signature, self.observer, request.handle
+        traced: List[Tuple[str, Signature]] = []
         if signature.weighted:
             if not request.weight:
                 raise Misuse(f"{signature.describe(named=False)}: {NO_WEIGHTS}")
             request.total = Total.of([request.weight])
-        if observer is None:
-            request.finish(self._buckets.run(bucket)[0])
-            return request.handle
         with self._lock:
-            if not signature.name:
-                self._unnamed[signature.process_set] += 1
-            traced = [(label_of(signature, self._unnamed[signature.process_set]), signature)]
-            observer.started(traced)
-            self._buckets.on_activity = lambda name: observer.activity(traced, name)
-            try:
-                request.finish(self._buckets.run(bucket)[0])
-            finally:
-                self._buckets.on_activity = None
-                observer.ended(traced)
-        return request.handle
+            if observer is not None:
+                self._unnamed[signature.process_set] += not signature.name
+                traced = [(label_of(signature, self._unnamed[signature.process_set]), signature)]
+            request.finish(self._buckets.run([(signature, request)], observer, traced)[0])
+        return handle
 
     def join(self) -> Handle:
         """Return a handle that gives the number of the last rank to join."""

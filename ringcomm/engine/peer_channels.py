@@ -40,13 +40,11 @@ LOOK_AGAIN_S = 0.5
 
 
 class ControlMessages:
-    """Queues of outgoing control messages, and readers of arriving ones. No method waits. ``nearest`` are the
-    peers of the negotiation: all others for rank 0, rank 0 for any other. ``gone`` has those whose link has
-    ended, with the reason.
-    """
+    """Queues of outgoing control messages, and readers of arriving ones. No method waits."""
 
     def __init__(self, fabric: Fabric) -> None:
-        self.gone: Dict[int, str] = {}
+        self.gone: Dict[int, str] = {}  # peers whose link has ended, and why
+        # The peers of the negotiation.
         self.nearest = frozenset(range(1, fabric.size) if fabric.rank == 0 else [0])
         self._links: Dict[int, Link] = {
             peer: fabric.link(peer) for peer in range(fabric.size) if peer != fabric.rank
@@ -148,9 +146,7 @@ class SilenceLimits(NamedTuple):
 
 
 class FailureDetector:
-    """Heartbeats: arrivals go in; failed peers and due heartbeats come out. A peer fails after
-    ``dead_after_s`` without a heartbeat; 0: never. Times are in seconds.
-    """
+    """Finds peers without a heartbeat for ``dead_after_s`` (0: never), and says when own ones are due."""
 
     def __init__(self, peers: Iterable[int], dead_after_s: float, interval_s: float, now_s: float) -> None:
         self.interval_s = interval_s
@@ -217,8 +213,7 @@ class _Known(NamedTuple):
 
 
 class ProgressReports:
-    """How far the ranks are, which are alive: transfers without progress, ranks that have not entered a call.
-    """
+    """Finds transfers without progress, and ranks that are alive but have not entered a call."""
 
     def __init__(self, rank: int, hosts: Sequence[str], limits: SilenceLimits) -> None:
         self._rank = rank
@@ -257,8 +252,7 @@ class ProgressReports:
         return None
 
     def _between(self, mine: Progress, theirs: Progress, peer: int) -> str:
-        """Return why only the link between two ranks can be at fault; empty: each may wait for a third one.
-        """
+        """Return why only the link of two ranks can be at fault; empty: each may wait for a third one."""
         if theirs.sequence == mine.sequence and theirs.doing:
             on_their_way = theirs.with_peer(self._rank)[0] - mine.with_peer(peer)[1]
             return f"{on_their_way} bytes are on their way" if on_their_way > 0 else ""
@@ -410,9 +404,7 @@ class PeerChannels:
     def settle(
         self, limit_s: float, waiting: Callable[[], Sequence[Message]], over: Callable[[], Any]
     ) -> None:
-        """Wait until this rank's messages are on their way, on rank 0 until all others have left, or all is
-        ``over``.
-        """
+        """Wait until this rank's messages are on their way, on rank 0 until all others have left."""
         deadline = Deadline(limit_s)
         while not (deadline.expired() or over() or self.settled(waiting())):
             time.sleep(_LOOK_S)
@@ -439,9 +431,8 @@ class PeerChannels:
 
 
 class HeartbeatThread:
-    """A thread that sends and receives heartbeats on links that only it uses. It sleeps nearly always.
-    ``failed`` is called in the thread, as the last thing that it does, when the group has come to its end;
-    ``elsewhere`` returns what this process waits for while it does not come to a call here, or "".
+    """A thread that sends and receives heartbeats on links that only it uses. ``failed`` is the last thing
+    that it calls; ``elsewhere`` returns what this process waits for outside of the group, or "".
     """
 
     def __init__(

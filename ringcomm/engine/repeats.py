@@ -61,22 +61,19 @@ class RepeatedSet:
         dtype = dtype_named(first.dtypes[0])
         self.number, self.signatures = number, tuple(signatures)
         self.fold = kernel(ReduceOp(first.op), dtype, size, first.prescale, first.postscale)
-        self.warns = self.fold.warns
         self.nbytes = sum(item.nbytes for item in signatures)
         self.total = OperationTotal()
 
 
 class Repeat:
-    """A repeat that this rank has begun. If a peer has begun something else in place of it, it ``differs``
-    and cannot end. ``arrived`` has the elements by peer; peers get the ``message`` in front of this rank's.
-    """
+    """A repeat that this rank has begun; ``message`` precedes its elements on the way to peers."""
 
     __slots__ = ("arrived", "at", "differs", "elements", "message", "requests", "set", "what")
 
     def __init__(self, at: At, chosen: RepeatedSet, requests: Sequence[Request]) -> None:
         self.at, self.set, self.requests = at, chosen, requests
-        self.arrived: Dict[int, bytearray] = {}
-        self.differs = False
+        self.arrived: Dict[int, bytearray] = {}  # elements by peer
+        self.differs = False  # a peer has begun something else in place of it, so it cannot end
         count, arrays = 0, []
         for request in requests:
             count = count or request.key.number
@@ -84,9 +81,7 @@ class Repeat:
         self.what = chosen.number, count & (_LAST_NUMBER - 1)
         # A copy: the arrays stay as they are until the end.
         self.elements: Array = arrays[0].copy() if len(arrays) == 1 else np.concatenate(arrays)
-        if chosen.fold.prescale != 1.0:
-            with np.errstate(all="ignore"):
-                chosen.fold.prepare(self.elements)
+        chosen.fold.prepare(self.elements)
         self.message: Message = {
             "type": "repeat", "epoch": at[0], "number": at[1], "set": self.what[0], "count": self.what[1],
             "bytes": self.elements.nbytes,
@@ -107,7 +102,7 @@ class Repeat:
         for peer in sorted(self.arrived):
             operands.append(np.frombuffer(self.arrived[peer], self.elements.dtype))
         operands.insert(rank, self.elements)
-        with np.errstate(all="ignore") if self.set.warns else nullcontext():
+        with np.errstate(all="ignore") if fold.warns else nullcontext():
             fold.fold(self.elements, operands, final=True)
         start = 0
         for request in self.requests:
@@ -210,13 +205,11 @@ class Repeats:
 
 
 class RepeatPolicy:
-    """Rank 0's part: which sets repeat, and when repeats stop. ``active``: some ranks have begun a repeat
-    that others have not, as far as rank 0 knows.
-    """
+    """Rank 0's part: which sets repeat, and when repeats stop."""
 
     def __init__(self, size: int) -> None:
         self.epoch = 0
-        self.active = False
+        self.active = False  # some ranks have begun a repeat that others have not
         self.since_s: Optional[float] = None  # when it has told all ranks to stop
         self._size = size
         self._begun: List[At] = [(0, 0)] * size

@@ -101,18 +101,17 @@ _new = tuple.__new__  # of a named tuple: a quarter of the time
 
 
 class Request:
-    """One operation of this rank. ``arrays`` are flat and contiguous; reductions and broadcasts overwrite
-    them. ``rows`` are those of each array of an allgather, ``splits`` those for each member of an alltoall.
-    ``weight`` is this rank's, ``total`` the sum of all ranks' once rank 0 has sent it. ``absent`` has a bit
-    for each part of the contribution that this rank does not have and has filled with zeros, then those that
-    no rank has. ``residuals`` are float32, of error feedback. ``mirrors`` are those of arrays on devices, of
-    which ``arrays`` are the host blocks (None: in host memory). ``operation`` is what the flight recorder
-    keeps.
+    """One operation of this rank, and what is recorded of it. ``arrays`` are flat and contiguous; reductions
+    and broadcasts overwrite them. ``rows`` are those of each array of an allgather, ``splits`` those for each
+    member of an alltoall. ``weight`` is this rank's, ``total`` the sum of all ranks' once rank 0 has sent it.
+    ``absent`` has a bit for each part of the contribution that this rank does not have and has filled with
+    zeros, then those that no rank has. ``residuals`` are float32, of error feedback. ``mirrors`` are those of
+    arrays on devices, of which ``arrays`` are the host blocks (None: in host memory).
     """
 
     __slots__ = (
-        "absent", "arrays", "handle", "key", "mirrors", "operation", "residuals", "rows", "signature", "site",
-        "splits", "total", "urgent", "weight",
+        "absent", "arrays", "began_s", "ended_s", "error", "handle", "key", "mirrors", "number", "residuals",
+        "rows", "signature", "site", "splits", "submitted_s", "total", "urgent", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -128,22 +127,27 @@ class Request:
         self.residuals, self.mirrors = residuals, mirrors
         self.total: Optional[Total] = None
         self.urgent = False
-        self.operation: Optional[RecordedOperation] = None
+        self.number = 0  # in the history
+        self.submitted_s = 0.0
+        self.began_s: Optional[float] = None
+        self.ended_s: Optional[float] = None
+        self.error = ""
 
     def begin(self) -> None:
-        if self.operation is not None:
-            self.operation.began_s = monotonic()
+        self.began_s = monotonic()
 
     def finish(self, result: object = None, error: Optional[BaseException] = None) -> None:
         """End the operation: wake the threads that wait for it, and record its end."""
-        operation = self.operation
-        if operation is not None:
-            operation.ended_s = monotonic()
-            operation.error = "" if error is None else f"{type(error).__name__}: {error}"
-        self.mirrors = ()
-        self.handle.absent = self.absent
-        self.arrays = []  # before a waiting thread counts the references to its memory
-        self.handle.finish(result, error)
+        self.ended_s = monotonic()
+        if error is not None:
+            self.error = f"{type(error).__name__}: {error}"
+        handle = self.handle
+        handle.absent = self.absent
+        # The history keeps this object, but arrays and result belong to the program: they go before a waiting
+        # thread counts the references to its memory.
+        self.arrays, self.residuals, self.mirrors = [], (), ()
+        del self.handle
+        handle.finish(result, error)
 
 
 Work = Tuple[Signature, Optional[Request]]
@@ -151,22 +155,16 @@ Work = Tuple[Signature, Optional[Request]]
 
 
 class Pending:
-    """What this rank has submitted and not finished. :meth:`add` is called by any thread under the engine's
-    lock, as is everything else here. ``requests`` are by key; ``unannounced`` is what :meth:`announce` has to
-    tell, ``signatures`` are by number.
-    """
+    """What this rank has submitted and not finished; used under the engine's lock."""
 
     def __init__(self) -> None:
-        self.signatures: Dict[int, Signature] = {}
+        self.signatures: Dict[int, Signature] = {}  # by number
         self.unannounced: List[Request] = []
         self._numbers: Dict[Signature, int] = {}
         self.requests: Dict[Key, Request] = {}
         self._later: Dict[Key, Deque[Request]] = {}
         self._counts: Dict[int, int] = {}
         self._sites: Dict[str, int] = {}
-
-    def __len__(self) -> int:
-        return len(self.requests)
 
     @property
     def announced(self) -> bool:
@@ -191,9 +189,6 @@ class Pending:
             )
         self.requests[key] = request
         self.unannounced.append(request)
-
-    def named(self, name: str, process_set: int) -> Optional[Request]:
-        return self.requests.get(Key(process_set, name, 0))
 
     def announce(self, urgent: bool, rank: int) -> Optional[Message]:
         """Return what rank 0 has not been told yet. ``rank`` is this one."""
@@ -348,25 +343,11 @@ def _numbers(signature: Signature, text: str, rank: int) -> Array:
     return numbers
 
 
-class RecordedOperation:
-    """What is remembered of a request. Not its arrays: they belong to the program again when it is done."""
-
-    __slots__ = ("began_s", "ended_s", "error", "key", "number", "signature", "site", "submitted_s")
-
-    def __init__(self, number: int, request: Request) -> None:
-        self.number = number
-        self.signature, self.key, self.site = request.signature, request.key, request.site
-        self.submitted_s = monotonic()
-        self.began_s: Optional[float] = None
-        self.ended_s: Optional[float] = None
-        self.error = ""
-
-
 class OperationHistory:
     """The last operations of one engine; ``on_failure`` is called with the error if it fails."""
 
     def __init__(self, capacity: int, moved_bytes: Callable[[int], int]) -> None:
-        self._operations: Deque[RecordedOperation] = deque(maxlen=capacity)
+        self._requests: Deque[Request] = deque(maxlen=capacity)
         self._moved_bytes = moved_bytes
         self._count = 0
         self.paused = ""
@@ -375,8 +356,8 @@ class OperationHistory:
     def submitted(self, request: Request) -> None:
         """A request has been accepted. Called under the engine's lock."""
         self._count += 1
-        request.operation = RecordedOperation(self._count, request)
-        self._operations.append(request.operation)
+        request.number, request.submitted_s = self._count, monotonic()
+        self._requests.append(request)
 
     def failed(self, error: BaseException) -> None:
         """The engine, or an operation that rank 0 has given up, has failed; callers still wait."""
@@ -385,22 +366,22 @@ class OperationHistory:
 
     def rows(self) -> List[Row]:
         """All that is kept, oldest first. For any thread."""
-        return [self._row(operation) for operation in list(self._operations)]
+        return [self._row(request) for request in list(self._requests)]
 
-    def _row(self, operation: RecordedOperation) -> Row:
-        signature = operation.signature
-        state = SUBMITTED if operation.began_s is None else RUNNING
-        if operation.ended_s is not None:
-            state = FAILED if operation.error else DONE
+    def _row(self, request: Request) -> Row:
+        signature = request.signature
+        state = SUBMITTED if request.began_s is None else RUNNING
+        if request.ended_s is not None:
+            state = FAILED if request.error else DONE
         row = {
-            "op": operation.number, "kind": Collective(signature.kind).name.lower(), "name": signature.name,
-            "what": signature.describe(named=False), "site": operation.site, "state": state,
-            "began": operation.submitted_s, "ended": operation.ended_s, "set": signature.process_set,
+            "op": request.number, "kind": signature.verb, "name": signature.name,
+            "what": signature.describe(named=False), "site": request.site, "state": state,
+            "began": request.submitted_s, "ended": request.ended_s, "set": signature.process_set,
         }  # fmt: skip
         if not signature.name:
-            row["count"] = operation.key.number
+            row["count"] = request.key.number
         if state == RUNNING:
             row["moved"] = self._moved_bytes(signature.process_set)
-        if operation.error:
-            row["error"] = operation.error
+        if request.error:
+            row["error"] = request.error
         return row

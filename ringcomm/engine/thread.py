@@ -32,6 +32,7 @@ from ..group.failures import FailureReporter
 from ..group.operation_queue import Turn
 from ..transport.base import Channels, StoppableWatch, Stopped
 from ..wire.messages import Message
+from ..wire.signature import Key
 from .bucket_runner import BucketRunner
 from .coordinator import Coordinator
 from .cycle import EngineState
@@ -149,9 +150,10 @@ class EngineThread:
     def finish_earlier(self, name: str, process_set: int = GLOBAL_SET) -> None:
         """Wait for this rank's own operation of this name, if its program has left it unfinished."""
         with self._state.lock:
-            request = self._state.pending.named(name, process_set)
-        if request is not None:
-            request.handle.attend()
+            request = self._state.pending.requests.get(Key(process_set, name, 0))
+            handle = None if request is None else request.handle
+        if handle is not None:
+            handle.attend()
 
     @property
     def observer(self) -> Optional[Observer]:
@@ -165,8 +167,6 @@ class EngineThread:
         with state.lock:
             self._check_usable()
             state.outbox += state.peers.tracing.attach(observer, sink)
-            if observer is None:
-                state.bucket_runner.on_activity = None
         self._turn.hurry()
 
     def settle(self, limit_s: float) -> None:
@@ -280,9 +280,8 @@ class EngineThread:
         return told != NOTHING_REPORTED
 
     def _report_if_blocked(self, told: BlockedReport) -> BlockedReport:
-        """Report to rank 0 that all threads of this rank wait, once after every responses message. Rank 0 may
-        issue responses before it receives that, and needs to see that they were not taken into account: what
-        they run may be what this rank waits for. Return what it was ``told`` last.
+        """Report to rank 0 that all threads of this rank wait, again after every responses message: what it
+        has responded meanwhile may be what this rank waits for. Return what it was ``told`` last.
         """
         state = self._state
         with state.lock:

@@ -22,13 +22,11 @@ HeardFrom = Callable[[], Tuple[List[int], List[int]]]  # Returns the ranks with 
 
 class Reporter(Watch):
     """Reports failures, and returns the job's root cause, without a rendezvous to ask; with one it is a
-    :class:`~ringcomm.rendezvous.control.ControlChannel`. ``heard_and_silent`` is called when the rendezvous
-    asks from which peers heartbeats arrive; ``abort_error`` is the root cause that the epoch was aborted
-    with.
+    :class:`~ringcomm.rendezvous.control.ControlChannel`.
     """
 
-    heard_and_silent: Optional[HeardFrom] = None
-    abort_error: Optional[RingcommError] = None
+    heard_and_silent: Optional[HeardFrom] = None  # called when the rendezvous asks for heartbeats
+    abort_error: Optional[RingcommError] = None  # the root cause
     _interruption: Optional[RingcommError] = None
 
     def fileno(self) -> int:
@@ -146,9 +144,7 @@ class GroupWatch(Watch):
         self._reporter.warn(topic, text)
 
     def _noted(self, error: RingcommError, is_own: bool = False) -> RingcommError:
-        """Return a copy with the ranks' numbers in the whole job; its text names the culprit's itself.
-        ``is_own``: this rank is the cause, so that no other group can have an earlier one.
-        """
+        """Return a copy with numbers of the whole job; ``is_own``: no earlier cause is looked for."""
         copy = _renumbered(error, dict(enumerate(self._ranks)))
         if self._of_all is not None and type(copy) is PeerLostError and not is_own:
             if not self._asked:  # once: it may wait

@@ -176,8 +176,7 @@ class Channel:
         return _HEAD.pack(_MAGIC, kind, address[0], address[1], elements, number, nbytes)
 
     def serve(self, receive: Receive, arrival: Arrival) -> None:
-        """Complete or start a receive for a message that was announced before; Disagreement if they differ.
-        """
+        """Complete or start a receive for a message that was announced; Disagreement if they differ."""
         self._check(receive, arrival)
         if arrival.number in self._expected:
             raise self._nonsense(f"announces message {arrival.number} twice")

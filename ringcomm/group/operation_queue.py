@@ -127,9 +127,7 @@ class OperationQueue:
 
 
 class Turn:
-    """The right to move messages, of one thread at a time. ``wake`` wakes the thread that has it. The thread
-    leaves it to callers for ``pause_s`` after one of them has given it back.
-    """
+    """The right to move messages, of one thread at a time; after a caller the thread waits ``pause_s``."""
 
     def __init__(self, wake: Callable[[], None], pause_s: float) -> None:
         self.wanted = False  # a caller has the turn, or waits for the thread to give it back

@@ -112,12 +112,10 @@ class MessageHistory:
     # ---- called on request, by any thread ----------------------------------------------------
 
     def rows(self) -> List[Row]:
-        """Return the messages that threads wait for, oldest first, and before them the last one if nothing
-        waits for it; after a failure those that were waited for then.
-        """
+        """Return the messages that threads wait for, and first the last one if nothing waits for it."""
         if self._failure is not None:
             return [dict(row) for row in self._failure]
-        waited, last = [wait.message for wait in self._present()], self._last
+        waited, last = [wait.message for wait in list(self._waits.values())], self._last
         rows = [self._row(message, RUNNING) for message in waited]
         if last is not None and last[0] not in waited:
             work = last[1]()
@@ -129,8 +127,11 @@ class MessageHistory:
         rows = self.rows()
         for row in rows:
             row["peer"] = None if row["peer"] is None else members[row["peer"]]
-        peers = sorted({peer for _, peer in list(self._flows) if peer is not None})
-        counts = {str(members[peer]): [self._count(SEND, peer), self._count(RECEIVE, peer)] for peer in peers}
+        peers, flows, none = {peer for _, peer in list(self._flows) if peer is not None}, self._flows, _Flow()
+        counts = {
+            str(members[peer]): [flows.get((kind, peer), none).count for kind in (SEND, RECEIVE)]
+            for peer in sorted(peers)
+        }
         return {"name": name, "ordered": False, "members": members, "operations": rows, "messages": counts}
 
     def add_to(self, totals: Totals) -> None:
@@ -150,20 +151,13 @@ class MessageHistory:
 
     def waits(self) -> Iterator[Tuple[str, Optional[int]]]:
         """Yield the messages that threads wait for at present, oldest first: in words, and the peer."""
-        for wait in self._present():
+        for wait in list(self._waits.values()):
             yield wait.work.what, wait.message.peer
-
-    def _present(self) -> List[Wait]:
-        return list(self._waits.values())
 
     def _present_s(self, kind: str, peer: Optional[int]) -> float:
         now_s = time.perf_counter()
-        found = (wait for wait in self._present() if wait.message[:2] == (kind, peer))
+        found = (wait for wait in list(self._waits.values()) if wait.message[:2] == (kind, peer))
         return sum(now_s - wait.began_s for wait in found)
-
-    def _count(self, kind: str, peer: int) -> int:
-        flow = self._flows.get((kind, peer))
-        return 0 if flow is None else flow.count
 
     def _row(self, message: _Message, state: str) -> Row:
         what = f"{message.nbytes} bytes"

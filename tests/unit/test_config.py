@@ -190,7 +190,7 @@ VALUES = [
     (settings.parse_positive_seconds, "0.5", 0.5), (settings.parse_positive_seconds, "inf", math.inf),
     (settings.parse_size, " 256KiB ", 1 << 18), (settings.parse_size, "1mb", 1 << 20),
     (settings.parse_size, "2G", 2 << 30), (settings.parse_size, "7B", 7),
-    (settings.parse_size_or_zero, " 0 ", 0), (settings.parse_size_or_zero, "1k", 1024),
+    (settings.parse_size, " 0 ", 0),
     (settings.parse_seconds, "0", 0.0), (settings.parse_flag, " Yes ", True),
     (settings.parse_flag, "", False),
     (settings.parse_threads, " Auto ", "auto"), (settings.parse_threads, "4", "4"),
@@ -199,8 +199,7 @@ VALUES = [
 
 NONE = [
     (settings.parse_positive_seconds, ("0", "-1", "nan", "soon"), "must be (more than zero|a number)"),
-    (settings.parse_size, ("", "0", "-1", "K", "1.5M", "1T", "²", "1KiBB"), "number of bytes like 65536"),
-    (settings.parse_size_or_zero, ("", "-1", "0K"), "1M, or 0"),
+    (settings.parse_size, ("", "0K", "-1", "K", "1.5M", "1T", "²", "1KiBB"), "number of bytes .* 1M, or 0"),
     (settings.parse_seconds, ("-1", "inf", "nan"), "zero or more seconds"),
     (settings.parse_flag, ("2", "maybe"), "must be 1 or 0"),
     (settings.parse_threads, ("0", "-1", "all", "", "²"), "must be auto, none, or a whole number"),

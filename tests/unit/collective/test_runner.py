@@ -17,7 +17,7 @@ from ringcomm.collective.observe import (
     CallHistory,
     Progress,
     call_site,
-    find_site,
+    find_frame,
     nowhere,
     site_text,
     this_site,
@@ -266,7 +266,8 @@ def test_the_callers_variables_are_not_kept_alive():
 
     def program():
         array = np.ones(4, np.float32)
-        history.begin(1, None, find_site(1, nowhere()))
+        frame = find_frame(1, nowhere())
+        history.begin(1, None, (frame.f_code, frame.f_lasti))
         return weakref.ref(array)
 
     array = program()

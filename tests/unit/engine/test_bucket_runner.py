@@ -11,7 +11,6 @@ from ringcomm.engine.bucket_runner import (
     FusionBuffer,
     as_one,
     groups_by_index,
-    in_blocks,
     neutral,
     side_by_side,
 )
@@ -35,14 +34,14 @@ def test_small_arrays_of_a_type_travel_together_and_large_ones_alone():
 
 def test_each_array_begins_with_a_block_of_its_own():
     first, second = np.full(3, 1.0, np.float32), np.full(BLOCK_ITEMS + 1, 2.0, np.float32)
-    packed, unpack = in_blocks([first, second], FusionBuffer())
+    packed, unpack = side_by_side([first, second], FusionBuffer(), block_items=BLOCK_ITEMS)
     assert packed.size == 3 * BLOCK_ITEMS
     assert packed[:3].tolist() == [1.0] * 3 and not packed[3:BLOCK_ITEMS].any()
     assert not packed[2 * BLOCK_ITEMS + 1 :].any()
     packed += 1
     unpack()
     assert set(first.tolist()) == {2.0} and set(second.tolist()) == {3.0}
-    alone, unpack = in_blocks([first], FusionBuffer())
+    alone, unpack = side_by_side([first], FusionBuffer(), block_items=BLOCK_ITEMS)
     unpack()
     assert alone is first
 

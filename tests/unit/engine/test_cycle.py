@@ -17,11 +17,12 @@ from tests.unit.engine.driven import NOTHING, Job, error_of
 def test_a_result_that_does_not_fit_is_an_error_of_the_operation_and_the_engine(text):
     job = Job()
     request = job.submit(1, "loss", 1.0)
+    handle = request.handle
     job.turn()
     job.responses(fresh=[[1, request.signature.to_json()]], settled=[[1, 0, text]])
     with pytest.raises(ProtocolError):
         job.turn()
-    assert isinstance(error_of(request.handle), ProtocolError)
+    assert isinstance(error_of(handle), ProtocolError)
 
 
 def test_what_a_rank_may_not_send_is_refused():
@@ -54,10 +55,10 @@ class TestFailures:
         observer = Observer()
         observer.activity = lambda traced, name: stop(name)  # type: ignore[method-assign]
         state.peers.tracing.observer = observer
-        request = job.submit(0, "a", 1.0, urgent=False)
+        handle = job.submit(0, "a", 1.0, urgent=False).handle
         with pytest.raises(type(problem)):
             job.turn()
-        error = error_of(request.handle)
+        error = error_of(handle)
         assert type(error) is kind and text in str(error)
 
 

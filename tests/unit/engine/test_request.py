@@ -43,7 +43,7 @@ def test_announced_in_full_and_then_by_number():
     assert pending.announce(True, 0) is None
     pending.learn([[7, first.signature.to_json()]])
     assert pending.take_bucket([[7, 0]]) == [(first.signature, first)]
-    assert len(pending) == 0
+    assert not pending.requests
     pending.add(request("a"))
     announced = pending.announce(False, 0)
     assert announced is not None and announced["operations"] == [[7, 0, 1]] and announced["sites"] == []
