@@ -28,7 +28,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from ..configuration.settings import ALGORITHMS
 from . import direct, hierarchy
-from .cost import CostModel, coarse_model, interface_shares, predict, share_bounds
+from .cost import CostModel, coarse, interface_shares, predict, share_bounds
 from .hierarchy import Hosts, hosts_of
 from .registry import Algorithm, Problem, Steps, algorithm, algorithms, build
 from .steps import even_bounds
@@ -108,7 +108,9 @@ class Selector:
 
     def adopt(self, model: Optional[CostModel]) -> None:
         """Choose by this model from now on; all ranks must do it at the same point of the program."""
-        self._model = coarse_model(model) if model is not None and self._size <= MODEL_MAX_RANKS else None
+        self._model = None
+        if model is not None and self._size <= MODEL_MAX_RANKS:
+            self._model = model._replace(wire_byte_s=tuple(map(coarse, model.wire_byte_s)))
         self._shares = _unequal_shares(model, self._grid) if model is not None else {}
         self._chosen.clear()
         self._predicted.clear()
