@@ -384,20 +384,13 @@ class Joiner:
     def _joined(self, control: ControlChannel, rank: int, generation: int, peers: Tuple[Peer, ...]) -> Joined:
         """Return the place in the job with its links; StartupError closes them if one cannot be set up."""
         assert self._go is not None and self._setup is not None
-        found, settings, size = self._setup.take_links(), self.settings, len(peers)
+        found, fabrics = self._setup.take_links(), []
         try:
-            calls, engine = (
-                SocketFabric(
-                    rank,
-                    make_links(
-                        {peer: sock for peer, (sock, _) in found[purpose].items()}, settings.transport
-                    ),
-                    control, size,
-                )
-                for purpose in (Purpose.DIRECT, Purpose.BACKGROUND)
-            )  # fmt: skip
+            for purpose in (Purpose.DIRECT, Purpose.BACKGROUND):
+                sockets = {peer: sock for peer, (sock, _) in found[purpose].items()}
+                fabrics.append(SocketFabric(rank, make_links(sockets, self.settings.transport), control))
             between = {peer: SocketLink(peer, *link) for peer, link in found[Purpose.ENGINE_CONTROL].items()}
-            channels = Channels(calls, engine, SocketFabric(rank, between, control, size))
+            channels = Channels(*fabrics, SocketFabric(rank, between, control))
         except (OSError, StartupError) as problem:
             for links in found.values():
                 for sock, _ in links.values():

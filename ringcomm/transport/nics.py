@@ -160,37 +160,30 @@ def own_addresses(spec: str = "") -> List[Interface]:
 
 def _listed() -> List[Listed]:
     """Return the addresses of the interfaces that are up."""
-    try:
-        import psutil
+    if sys.platform == "linux":
+        return [row for row in listed() if "down" not in _text_of(_SYSTEM / row[0] / "operstate")]
+    import psutil
 
-        statistics = psutil.net_if_stats()
-    except ImportError:
-        return [row for row in listed() if _text_of(_SYSTEM / row[0] / "operstate") != "down"]
-    except OSError as problem:  # emulators and sandboxes refuse it; all count as up
-        logger.debug("which interfaces are up is not known: %s", problem)
-        return listed()
+    statistics = psutil.net_if_stats()
     return [row for row in listed() if row[0] not in statistics or statistics[row[0]].isup]
 
 
 def listed() -> List[Listed]:
     """Return the addresses of all interfaces, up or not."""
-    try:
-        import psutil  # a fifth of ringcomm's own import time, and a job of one rank never gets here
-
-        interfaces = psutil.net_if_addrs()
-    except (ImportError, OSError):  # Linux hosts can do without it; sandboxes refuse it
+    if sys.platform == "linux":  # where hosts can do without psutil
         return listed_by_linux()
+    import psutil
+
     return [
         (name, entry.address.split("%")[0], _prefix_bits(entry.netmask))
-        for name, entries in interfaces.items()
+        for name, entries in psutil.net_if_addrs().items()
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6)
     ]
 
 
 def listed_by_linux(root: str = "/") -> List[Listed]:
-    """Return Linux's own list of addresses, without psutil: the loopback at least. ``root``: the file system.
-    """
+    """Return Linux's list of addresses, the loopback at least. ``root``: of the file system."""
     try:
         found = _ipv4()
     except OSError as problem:
