@@ -88,9 +88,8 @@ def reach(
     encryption: Optional[Encryption], timeout_s: float, later: Sequence[Tuple[str, int]] = (),
     elsewhere: bool = False,
 ) -> Reached:  # fmt: skip
-    """Dial every address of every endpoint at the same time, one attempt each; keep the first that answers.
-    ``later``: endpoints to dial if none of the others answers soon; ``elsewhere``: the server is known to be
-    on another machine than this one.
+    """Dial every address of every endpoint at once, and keep the first that answers. ``later``: endpoints to
+    dial if no other answers soon; ``elsewhere``: the server is known to be on another machine.
     """
     problems: List[str] = []
     dials: List[Dial] = []
@@ -404,9 +403,8 @@ class Joiner:
         return Joined(rank, generation, peers, channels, control, table, signer, self.membership, relayed)
 
     def _join_again(self) -> None:
-        """Join again after the rendezvous closed the connection before it had assigned a rank. That happens
-        without a launcher if the rank that serves the rendezvous has ended the last generation but not
-        started the next one when this rank joins.
+        """Join again after the rendezvous closed the connection before it had assigned a rank. Without a
+        launcher, the rank that serves it may have ended the last generation but not started the next one.
         """
         assert self._connection is not None and self._setup is not None
         self._rejoin = False

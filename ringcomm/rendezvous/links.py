@@ -345,8 +345,7 @@ def scopes_of(address: str, interfaces: Sequence[Interface]) -> List[int]:
 
 class Probing:
     """One round of probes: dials all addresses of all targets at once, and checks which rank answers.
-    ``report`` gets all attempts when they have ended. A target has a ``rank``, its ``addresses`` and its
-    ``machine``; ``limit_s`` is for the slowest address; ``claim`` names this rank.
+    ``report`` gets all attempts when they have ended; ``claim`` names this rank.
     """
 
     def __init__(
@@ -410,9 +409,8 @@ class Probing:
         self.end_if_enough()
 
     def end_if_enough(self) -> None:
-        """Report if all attempts have ended. If there is a route to every host, wait only a moment longer,
-        and for some multiple of the time so far: on busy hosts the right address may answer late. There is a
-        route, whatever this rank finds, if the other one's own probe has reached this one.
+        """Report if all attempts have ended. If there is a route to every host (also one that its own probe
+        has found), wait only some multiple of the time so far: on busy hosts the right address answers late.
         """
         if not self._active:
             return

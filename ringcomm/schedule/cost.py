@@ -452,9 +452,7 @@ def allreduce_s(kind: str, sent: float, model: CostModel, ranks: Sequence[int]) 
 def best_allreduce(
     nbytes: float, model: CostModel, ranks: Sequence[int], codec: str = "float32"
 ) -> Tuple[str, float]:
-    """Return the algorithm for a long vector of ``nbytes`` of float32, and its seconds without encoding.
-    Blocks of int8 are never passed along a ring.
-    """
+    """Return the algorithm for a long vector (a ring never takes int8), and its seconds without encoding."""
     sent = nbytes * CODEC_SHARE[codec]
     is_grid = len(ranks) > 1 and len(set(ranks)) == 1 and ranks[0] > 1
     if codec == "int8":
@@ -504,8 +502,7 @@ _LOADS = {"ring": _ring, "direct": _direct, "hierarchical": _hierarchical}
 
 def _latency_s(load: _Load, model: CostModel, ranks: Sequence[int], piece: float) -> float:
     """Return the time that the longest chain of messages adds to that of the streams. A rank passes on a
-    chunk after its first segment, so only the time by which a hop exceeds its chunk counts; with two hops
-    interfaces are busy all the time.
+    chunk after its first segment, so only the time by which a hop exceeds its chunk counts.
     """
     alpha_s = model.wire_latency_s if len(ranks) > 1 else model.latency_s
     hop_s = alpha_s + model.message_s + piece * model.reduce_byte_s
@@ -603,11 +600,8 @@ def share_bounds(count: int, shares: Sequence[float]) -> Tuple[int, ...]:
 
 
 def even_classes(speeds: Sequence[float], tolerance: float = 1.8) -> Tuple[float, ...]:
-    """Equalize speeds that differ by no more than measuring errors: equal links get equal chunks.
-
-    On a busy machine, measuring a wire for some ten milliseconds may be off by half. Wires that really differ
-    are of different kinds, and differ by more. Each group of speeds within the tolerance of its fastest gets
-    that group's mean.
+    """Give each group of speeds within the tolerance of its fastest that group's mean. Measuring a wire for
+    some ten milliseconds may be off by half; wires that really differ are of different kinds.
 
     >>> even_classes([100.0, 95.0, 11.0, 12.0])
     (97.5, 97.5, 11.5, 11.5)

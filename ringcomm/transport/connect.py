@@ -102,9 +102,8 @@ def listen(address: str, scope: int = 0, port: int = 0) -> socket.socket:
 
 
 class Dial:
-    """One attempt to connect to an address, with the handshake. Calls ``finished`` once: :attr:`sock` is an
-    authenticated, non-blocking connection then, or :attr:`reason` says why there is none. Raises OSError if
-    this process has no descriptors or memory left, also from the reactor.
+    """One attempt to connect to an address, with the handshake. Calls ``finished`` once, with :attr:`sock` or
+    :attr:`reason`. OSError without descriptors or memory, also from the reactor.
     """
 
     def __init__(
@@ -274,9 +273,7 @@ def trust(sock: socket.socket) -> None:
 
 
 def keep_open(sock: socket.socket) -> None:
-    """Have the system send a packet on an idle TCP connection once a minute, or routers and firewalls forget
-    it.
-    """
+    """Have the system send a packet on an idle TCP connection once a minute, for routers and firewalls."""
     if sock.family == socket.AF_UNIX:
         return
     with suppress(OSError):  # it has just been reset, which the next receive reports
@@ -585,9 +582,7 @@ def shortage_error(problem: BaseException, rank: Optional[int], host: str) -> Op
 
 
 def check_descriptors(peers: int, more: int = 0) -> None:
-    """Raise OSError, and free the kept descriptors to report it with, if there are not enough for these
-    links.
-    """
+    """Raise OSError if links need more descriptors than there are; the kept ones are free to report it."""
     with _spare_lock:
         try:
             _close(_opened(_OWN + _PER_PEER * peers + more))

@@ -132,9 +132,7 @@ def spec_of(names: Union[str, Iterable[str], None]) -> Optional[str]:
 
 
 def own_addresses(spec: str = "") -> List[Interface]:
-    """Return this machine's addresses that are up and allowed, the loopback's always among them. Raises
-    ConfigError if ``spec`` (see :class:`InterfaceFilter`) is malformed or allows none of them.
-    """
+    """Return this machine's addresses that are up and allowed by ``spec``, and always the loopback's."""
     allowed = InterfaceFilter(spec)
     found: List[Interface] = []
     skipped: Dict[str, None] = {}
@@ -388,9 +386,8 @@ def wire_of(item: Attempt) -> Wire:
 
 
 def candidates(attempts: Sequence[Attempt]) -> List[Attempt]:
-    """Return the best successful attempt of every wire between two hosts, the preferred one first: routable
-    addresses before link-local ones, IPv4 before IPv6, then a fixed order, so that every start of a job
-    chooses alike.
+    """Return the best successful attempt of every wire between two hosts in a fixed order, the preferred one
+    first: routable addresses before link-local ones, IPv4 before IPv6.
     """
     best: Dict[Wire, Attempt] = {}
     for item in sorted((item for item in attempts if not item.why), key=_attempt_order):
@@ -399,9 +396,7 @@ def candidates(attempts: Sequence[Attempt]) -> List[Attempt]:
 
 
 def choose(wires: Sequence[Attempt], measured: Sequence[Mapping[Wire, float]]) -> Optional[int]:
-    """Return the index of the candidate to use by all measurements (MB/s by wire) so far, or None to measure
-    again.
-    """
+    """Return the index of the wire to use by all measurements (MB/s by wire), or None to measure again."""
     if len(wires) == 1:
         return 0
     votes = [_fastest(wires, speeds) for speeds in measured]

@@ -42,10 +42,8 @@ def counted(sock: socket.socket) -> Optional[Counted]:
 
 
 def choose_congestion(sock: socket.socket) -> None:
-    """Replace bbr as a TCP socket's congestion control where the peer is near.
-
-    bbr estimates bandwidth and paces its packets, which keeps queues short on the internet and costs half of
-    the speed where there is no queue: between hosts of one room, and on the loopback.
+    """Replace bbr as a TCP socket's congestion control where the peer is near. It paces packets to keep
+    queues short, which costs half of the speed where there is no queue: in one room, and on the loopback.
     """
     if not hasattr(socket, "TCP_CONGESTION"):
         return

@@ -43,9 +43,7 @@ _NO_CERTIFICATE = "it does not have this job's certificate"
 
 
 class Tls(Encryption):
-    """TLS with a job's certificate and private key (PEM); ``peer``: the other end's certificate if it has
-    another.
-    """
+    """TLS with a job's certificate and key (PEM); ``peer``: the other end's certificate if that differs."""
 
     def __init__(self, pem: str, peer: str = "") -> None:
         if not ssl.HAS_TLSv1_3:
@@ -88,9 +86,7 @@ def _context(protocol: Any, certificate: str) -> ssl.SSLContext:
 
 @contextmanager
 def _as_file(text: str) -> Iterator[str]:
-    """Yield a path under which only this process (on Linux) or this user can read the text: Python loads
-    private keys from paths only.
-    """
+    """Yield a path under which only this user can read the text: Python loads keys from paths only."""
     try:
         Path("/proc/self/fd").stat()
         descriptor = os.memfd_create("ringcomm", os.MFD_CLOEXEC)  # type: ignore[attr-defined,unused-ignore]
