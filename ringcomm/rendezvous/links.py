@@ -4,7 +4,7 @@ Each rank listens on every address it may use, one socket each. The first rank o
 all addresses of the first ranks of the other hosts at the same time and records which of them lead
 to those ranks. The rendezvous selects one route per pair of hosts, and links are built only over these
 routes. When the last link is established, all listeners close: from then on no port is open. Where neither
-end can dial the other, both dial the rendezvous, which relays (:mod:`.relay`).
+end can dial the other, both dial the rendezvous, which relays (:mod:`.server`).
 
 An address leads to a rank if the process that answers there authenticates itself as a member of the same job
 and sends that rank. If several wires do (a wire is a pair of interfaces, one of each host), they are measured

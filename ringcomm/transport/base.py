@@ -211,7 +211,8 @@ class Fabric(ABC):
 
     @abstractmethod
     def wait(self, reading: Sequence[Link], writing: Sequence[Link], timeout_s: float) -> None:
-        """Sleep until a link may make progress, the watch must be checked, or the time is over; or shorter.
+        """Sleep until a link may make progress, the watch's descriptor is readable, or the time is over. May
+        return early for no reason. The caller checks the watch.
         """
 
     @abstractmethod

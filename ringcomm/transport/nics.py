@@ -70,7 +70,7 @@ class Interface(NamedTuple):
 
     name: str
     address: str  # numeric, without a scope
-    kind: str  # see :mod:`.kinds`
+    kind: str  # see :func:`kind_of`
     prefix_bits: int
     scope: int = 0  # the interface's index for IPv6 link-local addresses
 

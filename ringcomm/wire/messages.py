@@ -2,7 +2,7 @@
 
 They travel between ranks and the rendezvous, after the handshake. JSON because a reader needs no code to
 understand it and because decoding it cannot run any; small because every kind has a cap. Each ends with a tag
-by which the connection's :class:`~.signing.Session` authenticates it.
+by which the connection's :class:`~.auth.Session` authenticates it.
 """
 
 from __future__ import annotations
