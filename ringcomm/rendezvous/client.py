@@ -383,13 +383,15 @@ class Joiner:
     def _joined(self, control: ControlChannel, rank: int, generation: int, peers: Tuple[Peer, ...]) -> Joined:
         """Return the place in the job with its links; StartupError closes them if one cannot be set up."""
         assert self._go is not None and self._setup is not None
-        found, fabrics = self._setup.take_links(), []
+        found = self._setup.take_links()
         try:
-            for purpose in (Purpose.DIRECT, Purpose.BACKGROUND):
-                sockets = {peer: sock for peer, (sock, _) in found[purpose].items()}
-                fabrics.append(SocketFabric(rank, make_links(sockets, self.settings.transport), control))
+            sockets = [
+                {peer: sock for peer, (sock, _) in found[purpose].items()}
+                for purpose in (Purpose.DIRECT, Purpose.BACKGROUND)
+            ]
+            calls, engine = (make_links(each, self.settings.transport) for each in sockets)
             between = {peer: SocketLink(peer, *link) for peer, link in found[Purpose.ENGINE_CONTROL].items()}
-            channels = Channels(*fabrics, SocketFabric(rank, between, control))
+            channels = Channels(*(SocketFabric(rank, links, control) for links in (calls, engine, between)))
         except (OSError, StartupError) as problem:
             for links in found.values():
                 for sock, _ in links.values():

@@ -160,24 +160,26 @@ def _listed() -> List[Listed]:
     """Return the addresses of the interfaces that are up."""
     if sys.platform == "linux":
         return [row for row in listed() if "down" not in _text_of(_SYSTEM / row[0] / "operstate")]
-    import psutil
+    else:
+        import psutil
 
-    statistics = psutil.net_if_stats()
-    return [row for row in listed() if row[0] not in statistics or statistics[row[0]].isup]
+        statistics = psutil.net_if_stats()
+        return [row for row in listed() if row[0] not in statistics or statistics[row[0]].isup]
 
 
 def listed() -> List[Listed]:
     """Return the addresses of all interfaces, up or not."""
     if sys.platform == "linux":  # where hosts can do without psutil
         return listed_by_linux()
-    import psutil
+    else:
+        import psutil
 
-    return [
-        (name, entry.address.split("%")[0], _prefix_bits(entry.netmask))
-        for name, entries in psutil.net_if_addrs().items()
-        for entry in entries
-        if entry.family in (socket.AF_INET, socket.AF_INET6)
-    ]
+        return [
+            (name, entry.address.split("%")[0], _prefix_bits(entry.netmask))
+            for name, entries in psutil.net_if_addrs().items()
+            for entry in entries
+            if entry.family in (socket.AF_INET, socket.AF_INET6)
+        ]
 
 
 def listed_by_linux(root: str = "/") -> List[Listed]:
