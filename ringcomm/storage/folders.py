@@ -38,8 +38,9 @@ def is_ours(facts: os.stat_result) -> bool:
 
 
 def _is_systems(facts: os.stat_result, place: str) -> bool:
-    """Return whether the owner of ``/``, which a container without root shows under another number than 0,
-    has a file in a folder that only that owner, or this user, can write.
+    """Return whether the owner of ``/`` has a file in a folder that only that owner, or this user, can write.
+    A container without root shows that owner under another number than 0, and other users of the host as
+    well; these have no file in such a folder.
     """
     around = os.lstat(os.path.dirname(place))
     is_closed = (is_ours(around) or around.st_uid == _SYSTEM) and not around.st_mode & OTHERS_WRITE

@@ -308,7 +308,7 @@ class Responder:
     def receive(self, data: bytes) -> bytes:
         """Take at most :attr:`needs` bytes; return what to send, if anything. AuthenticationError: the other
         side does not hold the key, or belongs to another job; ProtocolError: it is not ringcomm, or another
-        version.
+        version. :func:`parting_answer` of the error should be sent before closing.
         """
         self._received += data
         if self._prelude is None:
