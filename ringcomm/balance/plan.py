@@ -64,10 +64,9 @@ class ShareLimits(NamedTuple):
 
 
 def fit(observations: Sequence[TimedShare], proportional: float = 0.0) -> ComputeTime:
-    """Return the least-squares model of at least one observation, weighted by its steps. A single number of
-    samples says nothing about the fixed part, and a negative one (caches, errors) counts as 0.
-    ``proportional`` weighs the assumption of none: like samples that differ from their mean by this part of
-    it.
+    """Return the least-squares model of at least one observation, weighted by its steps. The fixed
+    part is 0 if there is a single number of samples, or it would be negative (caches, errors).
+    ``proportional`` weighs the assumption of 0: like samples that differ from their mean by this part of it.
 
     >>> fit([TimedShare(10, 3.0), TimedShare(20, 5.0)])
     ComputeTime(fixed_s=1.0, sample_s=0.2)

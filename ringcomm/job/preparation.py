@@ -46,8 +46,9 @@ def preliminary(group: Group) -> Runner:
 
 
 def tune(group: Group, selector: Selector, before: Optional[Prepared] = None) -> Tuple[Prepared, bool]:
-    """Measure the machine, together with all ranks, unless that was done in the view ``before``, and choose
-    schedules accordingly; return the results, and whether all ranks prepared that view together.
+    """Measure the machine, together with all ranks, unless all did so in the view ``before``, and choose
+    schedules accordingly; return the results, and whether all ranks prepared that view together. After a loss
+    the remaining links are as fast as before.
     """
     hosts = [peer.host_index for peer in group.peers]
     runner = preliminary(group)

@@ -132,7 +132,7 @@ def spec_of(names: Union[str, Iterable[str], None]) -> Optional[str]:
 
 
 def own_addresses(spec: str = "") -> List[Interface]:
-    """Return the addresses that are up and allowed, and the loopback's; ConfigError if ``spec`` allows none."""
+    """Return the addresses that are up and allowed, and the loopback's; ConfigError if there are none."""
     allowed = InterfaceFilter(spec)
     found: List[Interface] = []
     skipped: Dict[str, None] = {}

@@ -200,8 +200,8 @@ def _check_address(where: str, item: Mapping[str, Any]) -> None:
 
 
 class MessageReader:
-    """Assembles messages from pieces; refuses one beyond ``limit_bytes`` before its body is read. ``repeats``:
-    messages of the kind ``repeat`` may come, as between engines.
+    """Assembles messages from pieces; refuses one beyond ``limit_bytes`` before its body is read.
+    ``repeats``: messages of the kind ``repeat`` may come, as between engines.
     """
 
     def __init__(self, limit_bytes: int, session: Optional[Session] = None, repeats: bool = False) -> None:
