@@ -20,7 +20,7 @@ from ..configuration.settings import use
 from ..dtypes import Array
 from ..errors import ConfigError
 from ..ops import ReduceOp
-from ..schedule.cost import CostModel, Machine, best_allreduce, grid
+from ..schedule.cost import CostModel, best_allreduce, grid
 
 logger = logging.getLogger(__name__)
 
@@ -324,11 +324,12 @@ def links_of(model: Optional[CostModel], size: int) -> Links:
 
 def send_s(name: str, nbytes: float, links: Links) -> float:
     """Return the seconds of an all-reduce of gradients of ``nbytes`` in float32."""
-    hosts = grid(links.size, [links.local_size])
-    machine = Machine(
-        (links.byte_s,), links.latency_s, links.byte_s, links.latency_s, reduce_byte_s=0.0, message_s=0.0
-    )
-    return best_allreduce(nbytes, machine, hosts, "float32" if name == "none" else name)[1]
+    hosts = grid(links.size, links.local_size)
+    model = CostModel(
+        links.latency_s, links.byte_s, 0.0, wire_latency_s=links.latency_s,
+        wire_byte_s=(links.byte_s,) * len(hosts),
+    )  # fmt: skip
+    return best_allreduce(nbytes, model, hosts, "float32" if name == "none" else name)[1]
 
 
 def exposed_s(name: str, nbytes: float, step: StepTime, links: Links) -> float:

@@ -85,9 +85,7 @@ class CopyEngine(ABC):
 
     @abstractmethod
     def to_host(self, array: Any, start: int, stop: int, block: Array, after: Optional[Done]) -> Done:
-        """Start copying bytes of a flat array to the same place of a block, on the device after a
-        :meth:`mark`.
-        """
+        """Start copying bytes of a flat array to the same place of a block, on the device after a mark."""
 
     @abstractmethod
     def to_device(self, block: Array, array: Any, start: int, stop: int, after: Optional[Done]) -> Done:
@@ -254,9 +252,7 @@ class StagingPool:
     def mirror(
         self, kind: DeviceKind, source: Any, target: Optional[Any] = None, target_start: int = 0
     ) -> BlockMirror:
-        """Return a mirror that copies a flat array to the host, and back to ``target`` (which begins at an
-        element).
-        """
+        """Return a mirror that copies a flat array to the host, and back to ``target`` from an element on."""
         (count,), dtype = kind.describe(source)
         engine = self.engine(kind, source)
         first = target_start * dtype.itemsize
@@ -292,9 +288,7 @@ class StagingPool:
 
 
 class BlockMirror:
-    """A flat array on a device, and a block of the pool. The pending work of the thread's stream precedes all
-    copies.
-    """
+    """A flat array on a device, and a block; the pending work of the thread's stream precedes all copies."""
 
     host: Array  # as many elements, flat; defined only after a load
     shared = False  # ``host`` is the array itself; no writing to it before :meth:`fetch` has returned
@@ -371,9 +365,7 @@ class BlockMirror:
             self._engine.follow(self._load)
 
     def finish(self) -> None:
-        """Let the thread's stream wait for the result, and give the block back; DeviceError if a copy has
-        failed.
-        """
+        """Let the thread's stream wait for the result, and give the block back. Raises DeviceError."""
         if self._last_store is not None:
             self._last_store.poll()
             self._engine.follow(self._last_store)

@@ -41,9 +41,7 @@ class Operand(ABC):
 
     @abstractmethod
     def finish(self, shape: Optional[_Shape] = None) -> Array:
-        """Return the caller's result, of ``shape`` if it is a new array; its stream waits for it, the thread
-        does not.
-        """
+        """Return the result, of ``shape`` if it is new; its stream waits for it, the thread does not."""
 
     def narrow(self, first: int, last: int) -> None:  # noqa: B027 - the host copies nothing back
         """Declare, before the call, that :meth:`finish_rows` takes these rows and that no others change."""
@@ -145,8 +143,7 @@ class InPlace(Operand):
 
 class DeviceOperand(Operand):
     """An array on a device that a collective reads, and the place of its result: the array itself
-    (``in_place``: the collective's name), an :meth:`output` (``rows``), or a new array. The mirror is made
-    when it is first used.
+    (``in_place``), an :meth:`output` (``rows``), or a new array. The mirror is made when it is first used.
     """
 
     def __init__(
@@ -289,9 +286,7 @@ def mirrors(arguments: Sequence[Any]) -> Sequence[Optional[BlockMirror]]:
 
 
 def as_array(value: Any) -> Array:
-    """Return the value as an array whose elements can be sent; UnsupportedDtypeError, or Misuse if it is
-    masked.
-    """
+    """Return the value as an array whose elements can be sent; UnsupportedDtypeError, or Misuse if masked."""
     array: Array = value
     if type(value) is not np.ndarray:
         refuse_masked(value)

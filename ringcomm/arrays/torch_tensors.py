@@ -49,9 +49,7 @@ class _Elements:
 
 @lru_cache(maxsize=None)
 def _element_type(dtype: Any) -> Tuple[np.dtype[Any], str]:
-    """Return NumPy's type of elements, and the type string of their memory; UnsupportedDtypeError without
-    one.
-    """
+    """Return NumPy's type of elements, and the type string of their memory; or UnsupportedDtypeError."""
     name = str(dtype).rpartition(".")[2]
     try:
         found = dtype_named(name)

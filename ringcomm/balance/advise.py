@@ -25,7 +25,6 @@ from ..schedule.cost import (
     WIRE_LATENCY_S,
     CostModel,
     best_allreduce,
-    machine_of,
 )
 from .plan import (
     AHEAD,
@@ -214,10 +213,9 @@ def reduce_s(model: CostModel, ranks: Sequence[int], nbytes: int) -> float:
         return 0.0
     hosts = [model.hosts[rank] for rank in ranks] if model.hosts else [0] * len(ranks)
     used = sorted(set(hosts))
-    machine, counts = machine_of(model), [hosts.count(host) for host in used]
     if model.hosts:
-        machine = machine._replace(wire_byte_s=tuple(model.wire_byte_s[host] for host in used))
-    return best_allreduce(nbytes, machine, counts)[1]
+        model = model._replace(wire_byte_s=tuple(model.wire_byte_s[host] for host in used))
+    return best_allreduce(nbytes, model, [hosts.count(host) for host in used])[1]
 
 
 def _subsets(

@@ -253,9 +253,7 @@ def _codec_rates(context: Context) -> List[Dict[str, Rates]]:
 def weight_of_steps(
     batches: Any, op: ReduceOp, passes: int = 1, shared: bool = False
 ) -> Optional[StepCursor]:
-    """Return the weights of an optimizer's gradients, None without ``batches``; ``shared``: by several
-    objects in turn.
-    """
+    """Return the weights of an optimizer's gradients; ``shared``: by several objects in turn."""
     if batches is None:
         return None
     if op != ReduceOp.AVERAGE or passes != 1:

@@ -64,11 +64,9 @@ class ShareLimits(NamedTuple):
 
 
 def fit(observations: Sequence[TimedShare], proportional: float = 0.0) -> ComputeTime:
-    """Return the least-squares model of at least one observation, weighted by its steps.
-
-    A single number of samples says nothing about the fixed part; then it is 0. A negative fixed part (caches,
-    or measurement errors) counts as 0. ``proportional`` weighs the assumption of no fixed part: like samples
-    that differ from their mean by this part of it.
+    """Return the least-squares model of at least one observation, weighted by its steps. The fixed
+    part is 0 if there is a single number of samples, or it would be negative (caches, errors).
+    ``proportional`` weighs the assumption of 0: like samples that differ from their mean by this part of it.
 
     >>> fit([TimedShare(10, 3.0), TimedShare(20, 5.0)])
     ComputeTime(fixed_s=1.0, sample_s=0.2)
@@ -215,9 +213,7 @@ def check_whole(least: Optional[int] = None, **values: Any) -> None:
 
 
 class SampleDivision:
-    """Divides the samples of each epoch among any number of ranks, which may change between any two steps, as
-    shares may at any step that no rank has taken yet.
-    """
+    """Divides the samples of each epoch among ranks, whose number and shares may change at any later step."""
 
     def __init__(
         self,
@@ -404,9 +400,7 @@ class Replanner:
         self._before: Optional[Tuple[Shares, float]] = None  # of the last change, until it has been observed
 
     def decide(self, step: int, reports: Sequence[RankTimes]) -> Optional[NewShares]:
-        """Take the reports of all ranks at this ``step``, the same on all; return new shares, or None to keep
-        them.
-        """
+        """Take the reports of all ranks at this ``step``; return new shares, or None to keep them."""
         for rank, report in enumerate(reports):
             self._slower[rank] *= self._learn(rank, report)
         self._decisions += 1

@@ -252,9 +252,7 @@ class Context(Collectives):
         return resume
 
     def take_changes(self) -> int:
-        """Return which changes of an elastic job's membership are to take place, since this was last called:
-        the sum of 1 (processes are to leave) and 2 (processes are ready to join).
-        """
+        """Return what is to happen since the last call: 1 (processes leave), 2 (processes join) or 3."""
         return 0 if self._joined is None else self._joined.control.take_changes()
 
     @property
@@ -454,9 +452,7 @@ def restart(position: int = 0) -> None:
 
 
 def after_restart(callback: Callable[[], None]) -> None:
-    """Register a function to be called after every :func:`restart`: it makes the calls that new processes
-    make after ``init()``, such as registering process sets.
-    """
+    """Register a function to be called after every :func:`restart`, as new processes do after ``init()``."""
     _after_restart.append(callback)
 
 
@@ -533,9 +529,7 @@ def _leave_at_exit() -> None:
 
 
 def leave(error: BaseException) -> None:
-    """Leave the job because of an error, which the other ranks' errors name, in a process that outlives the
-    function which failed; nothing in no job.
-    """
+    """Leave the job, if there is one, because of an error in a function that the process outlives."""
     context = _take_default()
     if context is not None:
         context.close(f"uncaught {describe_error(error)}", ok=False)
@@ -587,9 +581,7 @@ def context() -> Context:
 
 
 def placed() -> Union[Context, Newcomer]:
-    """Return the default context, or the :class:`Newcomer` that has its numbers until it joins; raises
-    NotInitializedError if this process is in no job.
-    """
+    """Return the default context, or the :class:`Newcomer`; NotInitializedError in no job."""
     if _default is None and _left:
         raise NotInitializedError(
             "This rank has left the job: ringcomm.shutdown() was called. To join again, call "

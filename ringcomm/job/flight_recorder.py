@@ -280,9 +280,8 @@ def forget_what_is_closed() -> None:
 def record(
     recorders: Sequence[FlightRecorder], reason: str, error: str = "", cause: Optional[BaseException] = None
 ) -> Dict[str, Any]:
-    """Return a process's record, ready for JSON, with times in seconds of the wall clock. ``reason``:
-    ``failure``, ``asked`` (ringrun requested it) or ``ended`` (the program ended: fewer operations, no
-    stacks). ``cause`` may name the rank at fault.
+    """Return a process's record, ready for JSON, with times of the wall clock. ``reason``: ``failure``,
+    ``asked`` (by ringrun) or ``ended`` (then with fewer operations and no stacks).
     """
     culprit = cause.rank if isinstance(cause, (PeerLostError, MismatchError)) else None
     found: Dict[str, Any] = {

@@ -46,9 +46,9 @@ def preliminary(group: Group) -> Runner:
 
 
 def tune(group: Group, selector: Selector, before: Optional[Prepared] = None) -> Tuple[Prepared, bool]:
-    """Measure the machine, together with all ranks, and choose schedules accordingly; return the results, and
-    whether all ranks prepared the view ``before`` together. Ranks do not measure again what they measured
-    together in an earlier view: after a loss the remaining links are as fast as before.
+    """Measure the machine, together with all ranks, unless all did so in the view ``before``, and choose
+    schedules accordingly; return the results, and whether all ranks prepared that view together. After a loss
+    the remaining links are as fast as before.
     """
     hosts = [peer.host_index for peer in group.peers]
     runner = preliminary(group)
@@ -101,9 +101,8 @@ _INSTALLED = ("site-packages", "dist-packages", "horovod_shim")
 
 
 def own_files() -> Dict[str, str]:
-    """Return hashes of the script and its modules from its own folder, by relative path. Installed packages
-    do not count, even below that folder. Empty without a script: in a notebook, or where an installed program
-    has imported ringcomm.
+    """Return hashes of the script and its modules from its own folder, by relative path, without installed
+    packages; empty without a script (in a notebook), or where an installed program has imported ringcomm.
     """
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)

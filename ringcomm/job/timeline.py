@@ -153,9 +153,7 @@ class Recording:
         self._on = False
 
     def start(self, path: Union[str, Path]) -> None:
-        """Start writing to a file on rank 0. Misuse: a timeline is already being written. ConfigError: the
-        file cannot be written.
-        """
+        """Start writing to a file on rank 0. Misuse if it is being written; ConfigError if it cannot be."""
         if self._on:
             raise Misuse("A timeline is already being written; call stop_timeline() first.")
         if self._source.rank == 0:

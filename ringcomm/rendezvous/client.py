@@ -88,9 +88,8 @@ def reach(
     encryption: Optional[Encryption], timeout_s: float, later: Sequence[Tuple[str, int]] = (),
     elsewhere: bool = False,
 ) -> Reached:  # fmt: skip
-    """Dial every address of every endpoint at the same time, one attempt each; keep the first that answers.
-    ``later``: endpoints to dial if none of the others answers soon; ``elsewhere``: the server is known to be
-    on another machine than this one.
+    """Dial every address of every endpoint at once, and keep the first that answers. ``later``: endpoints to
+    dial if no other answers soon; ``elsewhere``: the server is known to be on another machine.
     """
     problems: List[str] = []
     dials: List[Dial] = []
@@ -384,20 +383,15 @@ class Joiner:
     def _joined(self, control: ControlChannel, rank: int, generation: int, peers: Tuple[Peer, ...]) -> Joined:
         """Return the place in the job with its links; StartupError closes them if one cannot be set up."""
         assert self._go is not None and self._setup is not None
-        found, settings, size = self._setup.take_links(), self.settings, len(peers)
+        found = self._setup.take_links()
         try:
-            calls, engine = (
-                SocketFabric(
-                    rank,
-                    make_links(
-                        {peer: sock for peer, (sock, _) in found[purpose].items()}, settings.transport
-                    ),
-                    control, size,
-                )
+            sockets = [
+                {peer: sock for peer, (sock, _) in found[purpose].items()}
                 for purpose in (Purpose.DIRECT, Purpose.BACKGROUND)
-            )  # fmt: skip
+            ]
+            calls, engine = (make_links(each, self.settings.transport) for each in sockets)
             between = {peer: SocketLink(peer, *link) for peer, link in found[Purpose.ENGINE_CONTROL].items()}
-            channels = Channels(calls, engine, SocketFabric(rank, between, control, size))
+            channels = Channels(*(SocketFabric(rank, links, control) for links in (calls, engine, between)))
         except (OSError, StartupError) as problem:
             for links in found.values():
                 for sock, _ in links.values():
@@ -411,9 +405,8 @@ class Joiner:
         return Joined(rank, generation, peers, channels, control, table, signer, self.membership, relayed)
 
     def _join_again(self) -> None:
-        """Join again after the rendezvous closed the connection before it had assigned a rank. That happens
-        without a launcher if the rank that serves the rendezvous has ended the last generation but not
-        started the next one when this rank joins.
+        """Join again after the rendezvous closed the connection before it had assigned a rank. Without a
+        launcher, the rank that serves it may have ended the last generation but not started the next one.
         """
         assert self._connection is not None and self._setup is not None
         self._rejoin = False

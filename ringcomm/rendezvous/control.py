@@ -56,10 +56,9 @@ class Resume(NamedTuple):
 
 
 class ControlChannel(Reporter):
-    """The control connection to the rendezvous while the job runs, or a view of an elastic job is in force. A
-    thread reads it all the time, so that pings are answered while the program computes and between two views,
-    and announcements of new processes arrive. Threads that wait for peers are woken up by a socket pair that
-    becomes readable when the job or the view has been aborted, and stays so.
+    """The control connection to the rendezvous while a job, or a view of an elastic one, is in force. A
+    thread reads it all the time, also while the program computes and between two views. Threads that wait for
+    peers are woken up by a socket pair, which stays readable once the job or the view has been aborted.
     """
 
     def __init__(
@@ -352,9 +351,8 @@ def shortage_message(error: StartupError, elastic: bool) -> Message:
 
 
 def await_close(sock: socket.socket, limit_s: float) -> None:
-    """Wait until the other end has read the last message and closed the connection. Closing a connection with
-    unread received bytes resets it, and bytes in flight are lost: without a goodbye message the rendezvous
-    would report this rank as lost.
+    """Wait until the other end has read the last message and closed the connection: closing one with unread
+    received bytes resets it, and the goodbye message in flight would be lost.
     """
     deadline = Deadline(limit_s)
     try:

@@ -54,7 +54,6 @@ class EmbeddedRendezvous(RendezvousServer):
         """Serve a separate job on free ports; return the server and its addresses. ``preferred``: addresses
         at which all ranks can reach this machine, otherwise all allowed ones; ``notify``: called in the
         server's thread with every notice, in place of logging it; ``limit``: what sets the start timeout.
-        Raises StartupError if none of the addresses can be listened on.
         """
         allowed = own_addresses(settings.iface)
         offered = [item for item in own_addresses() if item.kind == LOOPBACK or item in allowed]
@@ -89,10 +88,9 @@ class EmbeddedRendezvous(RendezvousServer):
 
 
 class OwnRendezvous:
-    """Serves the rendezvous, while a rank joins a job without a launcher, if this rank can. It can if the
-    address of the rendezvous is this machine's and the port is free. Of several ranks on one host the one
-    whose bind succeeds serves the others. A bind may also fail although no rank serves: a connection of
-    another program may have the port at that moment. So a rank tries again until it has joined.
+    """Serves the rendezvous, while a rank joins a job without a launcher, if its address is this machine's.
+    Of several ranks on one host the one whose bind succeeds serves. A connection of another program may have
+    the port at that moment, so a rank tries again until it has joined.
     """
 
     def __init__(self, membership: Membership, settings: Settings) -> None:

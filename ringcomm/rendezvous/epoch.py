@@ -263,9 +263,8 @@ class Epoch:
         self, kind: str, text: str, culprit: Optional[int], host: Optional[str] = None,
         separated: Sequence[Process] = (),
     ) -> List[Action]:  # fmt: skip
-        """End the generation with an error, which every member is sent. ``kind``: see
-        :func:`~.control.error_from`; ``culprit``: the rank at fault; ``separated``: the members whose link
-        was cut.
+        """End the generation with an error, which every member is sent. ``culprit``: the rank at fault;
+        ``separated``: the members whose link was cut.
         """
         self.had_started = self.phase is Phase.RUNNING
         self.phase = Phase.ABORTED
@@ -310,9 +309,8 @@ _HANDLERS: Dict[str, Tuple[Handler, Tuple[Phase, ...]]] = {
 
 class Suspicion(NamedTuple):
     """A report that a rank is lost. ``kind``: ``vanished``: its control connection ended; ``interrupted``: it
-    has reported itself that it left a collective half-way (then ``doing`` is its own); ``closed``: an idle
-    link to it ended; ``unlinked``: it was never reached; otherwise as in
-    :meth:`~ringcomm.rendezvous.control.ControlChannel.report_lost`.
+    has left a collective half-way (``doing``); ``closed``: an idle link to it ended; ``unlinked``: it was
+    never reached; otherwise as in :meth:`~ringcomm.rendezvous.control.ControlChannel.report_lost`.
     """
 
     reporter: int  # the rank that lost it, or ``RENDEZVOUS``

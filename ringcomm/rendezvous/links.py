@@ -4,7 +4,7 @@ Each rank listens on every address it may use, one socket each. The first rank o
 all addresses of the first ranks of the other hosts at the same time and records which of them lead
 to those ranks. The rendezvous selects one route per pair of hosts, and links are built only over these
 routes. When the last link is established, all listeners close: from then on no port is open. Where neither
-end can dial the other, both dial the rendezvous, which relays (:mod:`.relay`).
+end can dial the other, both dial the rendezvous, which relays (:mod:`.server`).
 
 An address leads to a rank if the process that answers there authenticates itself as a member of the same job
 and sends that rank. If several wires do (a wire is a pair of interfaces, one of each host), they are measured
@@ -345,8 +345,7 @@ def scopes_of(address: str, interfaces: Sequence[Interface]) -> List[int]:
 
 class Probing:
     """One round of probes: dials all addresses of all targets at once, and checks which rank answers.
-    ``report`` gets all attempts when they have ended. A target has a ``rank``, its ``addresses`` and its
-    ``machine``; ``limit_s`` is for the slowest address; ``claim`` names this rank.
+    ``report`` gets all attempts when they have ended; ``claim`` names this rank.
     """
 
     def __init__(
@@ -410,9 +409,8 @@ class Probing:
         self.end_if_enough()
 
     def end_if_enough(self) -> None:
-        """Report if all attempts have ended. If there is a route to every host, wait only a moment longer,
-        and for some multiple of the time so far: on busy hosts the right address may answer late. There is a
-        route, whatever this rank finds, if the other one's own probe has reached this one.
+        """Report if all attempts have ended. If there is a route to every host (also one that its own probe
+        has found), wait only some multiple of the time so far: on busy hosts the right address answers late.
         """
         if not self._active:
             return

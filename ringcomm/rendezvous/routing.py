@@ -299,9 +299,7 @@ def link_rows(
     members: Sequence[Process], links: Mapping[int, Sequence[Mapping[str, Any]]], routes: Routes,
     relay: str = "",
 ) -> List[Dict[str, Any]]:  # fmt: skip
-    """Return one row for each pair of ranks, from both sides' reports: the first :data:`MAX_ROWS`. ``links``:
-    by rank, the groups of peers that it reaches from the same address; ``relay``: the host that relays.
-    """
+    """Return a row for each pair of ranks, the first :data:`MAX_ROWS`; ``relay``: the host that relays."""
     rows = []
     for member, peer in itertools.islice(itertools.combinations(members, 2), MAX_ROWS):
         near, far = _end(links, member, peer), _end(links, peer, member)

@@ -189,11 +189,6 @@ def coarse(value: float) -> float:
     return ldexp(step, exponent)
 
 
-def coarse_model(model: CostModel) -> CostModel:
-    """Return the same machine with rounded wires, to compare algorithms by."""
-    return model._replace(wire_byte_s=tuple(coarse(byte_s) for byte_s in model.wire_byte_s))
-
-
 def _median(values: Sequence[float], default: float) -> float:
     """Return the median of the measured values, or the default."""
     measured = sorted(value for value in values if value > 0)
@@ -420,46 +415,14 @@ CODEC_SHARE = {"float32": 1.0, "bf16": 0.5, "int8": 260 / 1024}
 """Encoded bytes per byte of float32."""
 
 
-class Machine(NamedTuple):
-    """Hosts on one switch, each with an interface that its ranks share."""
+def grid(ranks: int, most: int) -> Tuple[int, ...]:
+    """Return the number of ranks on each host, at most ``most``.
 
-    wire_byte_s: Tuple[float, ...] = (WIRE_BYTE_S,)  # each way; of further hosts the last one
-    wire_latency_s: float = WIRE_LATENCY_S  # from the first byte sent to the first byte received
-    local_byte_s: float = LOCAL_BYTE_S
-    local_latency_s: float = LOCAL_LATENCY_S
-    reduce_byte_s: float = REDUCE_BYTE_S  # of an operand that is added
-    message_s: float = MESSAGE_S  # processor time of a message at both ends
-    segment_bytes: int = 262144  # collected before a rank adds or passes on
-
-    def wires(self, hosts: int) -> Tuple[float, ...]:
-        """Return the seconds per byte of the interfaces of this many hosts."""
-        known = self.wire_byte_s[:hosts]
-        return known + (self.wire_byte_s[-1],) * (hosts - len(known))
-
-
-def machine_of(model: CostModel) -> Machine:
-    """Return the machine of a measured model. A model of one host gets interfaces of 1 Gbit/s."""
-    machine = Machine(
-        local_byte_s=model.byte_s, local_latency_s=model.latency_s, reduce_byte_s=model.reduce_byte_s,
-        message_s=model.message_s, segment_bytes=model.segment_bytes,
-    )  # fmt: skip
-    if not model.hosts:
-        return machine
-    return machine._replace(wire_byte_s=model.wire_byte_s, wire_latency_s=model.wire_latency_s)
-
-
-def grid(ranks: int, slots: Sequence[int]) -> Tuple[int, ...]:
-    """Return the number of ranks on each host; further hosts have as many as the last one.
-
-    >>> grid(5, [2])
+    >>> grid(5, 2)
     (2, 2, 1)
     """
-    found: List[int] = []
-    while ranks > 0:
-        here = min(ranks, slots[min(len(found), len(slots) - 1)])
-        found.append(here)
-        ranks -= here
-    return tuple(found)
+    hosts, rest = divmod(ranks, most)
+    return (most,) * hosts + ((rest,) if rest else ())
 
 
 class _Load(NamedTuple):
@@ -472,34 +435,24 @@ class _Load(NamedTuple):
     messages: int  # of the busiest rank
 
 
-def allreduce_s(kind: str, sent: float, machine: Machine, ranks: Sequence[int]) -> float:
-    """Return the seconds to reduce ``sent`` bytes by one algorithm, without encoding; ``ranks``: their number
-    per host.
-    """
+def allreduce_s(kind: str, sent: float, model: CostModel, ranks: Sequence[int]) -> float:
+    """Return the seconds to reduce ``sent`` bytes by one algorithm; ``ranks``: their number per host."""
     size = sum(ranks)
     if size < 2 or sent <= 0:
         return 0.0
-    if kind == "hierarchical" and len(ranks) == 1:
-        kind = "direct"
-    load = _LOADS[kind](sent, machine, ranks)
-    if kind == "ring":
-        wire_s = _slowest_hop_s(sent, machine, ranks)
-    elif len(ranks) == 1:
-        wire_s = load.rank_bytes / 2 * machine.local_byte_s
-    else:
-        wires = machine.wires(len(ranks))
-        wire_s = max(nbytes * byte_s for nbytes, byte_s in zip(load.wire_bytes, wires))
-    piece = min(machine.segment_bytes, sent / size)
-    added_s = load.added_bytes * machine.reduce_byte_s
-    return max(wire_s, added_s) + _latency_s(load, machine, ranks, piece)
+    load = _LOADS[kind](sent, model, ranks)
+    wire_s = max(nbytes * byte_s for nbytes, byte_s in zip(load.wire_bytes, model.wire_byte_s or (0.0,)))
+    if len(ranks) == 1 or (kind == "ring" and max(ranks) > 1):  # a ring is as slow as its slowest hop
+        wire_s = max(wire_s, load.rank_bytes / 2 * model.byte_s)
+    piece = min(model.segment_bytes, sent / size)
+    added_s = load.added_bytes * model.reduce_byte_s
+    return max(wire_s, added_s) + _latency_s(load, model, ranks, piece)
 
 
 def best_allreduce(
-    nbytes: float, machine: Machine, ranks: Sequence[int], codec: str = "float32"
+    nbytes: float, model: CostModel, ranks: Sequence[int], codec: str = "float32"
 ) -> Tuple[str, float]:
-    """Return the algorithm for a long vector of ``nbytes`` of float32, and its seconds without encoding.
-    Blocks of int8 are never passed along a ring.
-    """
+    """Return the algorithm for a long vector (a ring never takes int8), and its seconds without encoding."""
     sent = nbytes * CODEC_SHARE[codec]
     is_grid = len(ranks) > 1 and len(set(ranks)) == 1 and ranks[0] > 1
     if codec == "int8":
@@ -507,69 +460,58 @@ def best_allreduce(
     else:
         usable = {"ring": True, "direct": sum(ranks) <= MAX_RANKS, "hierarchical": is_grid}
         kinds = [kind for kind, fits in usable.items() if fits]
-    found = [(kind, allreduce_s(kind, sent, machine, ranks)) for kind in kinds]
+    found = [(kind, allreduce_s(kind, sent, model, ranks)) for kind in kinds]
     return min(found, key=lambda item: item[1])
 
 
-def _ring(sent: float, machine: Machine, ranks: Sequence[int]) -> _Load:
-    size, hosts = sum(ranks), len(ranks)
+def _ring(sent: float, model: CostModel, ranks: Sequence[int]) -> _Load:
+    size = sum(ranks)
     each = 2 * (size - 1) / size * sent
-    loads = (each if hosts > 1 else 0.0,) * hosts
-    return _Load(loads, 2 * each, each / 2, 2 * (size - 1), 4 * (size - 1))
+    return _Load((each,) * len(ranks), 2 * each, each / 2, 2 * (size - 1), 4 * (size - 1))
 
 
-def _hierarchical(sent: float, machine: Machine, ranks: Sequence[int]) -> _Load:
+def _hierarchical(sent: float, model: CostModel, ranks: Sequence[int]) -> _Load:
     hosts, most = len(ranks), max(ranks)
-    shares = _shares([1] * hosts, machine)
+    shares = _shares([1] * hosts, model)
     across = tuple(sent * (1 + share * (hosts - 2)) for share in shares)
     each = 2 * (most - 1) / most * sent + max(across) / most
     added = (most - 1) / most * sent + (hosts - 1) * max(shares) / most * sent
     return _Load(across, 2 * each, added, 4, 4 * (hosts * (most - 1) + hosts - 1))
 
 
-def _direct(sent: float, machine: Machine, ranks: Sequence[int]) -> _Load:
+def _direct(sent: float, model: CostModel, ranks: Sequence[int]) -> _Load:
     size = sum(ranks)
-    shares = _shares(ranks, machine)
+    shares = _shares(ranks, model)
     # With m ranks of p and the share F, a host carries n (m + F (p - 2 m)) each way.
     loads = tuple(sent * (m + share * (size - 2 * m)) for m, share in zip(ranks, shares))
     largest = max(share / m for m, share in zip(ranks, shares))
     each = sent * (1 + (size - 2) * largest)
-    loads = loads if len(ranks) > 1 else (0.0,)
     return _Load(loads, 2 * each, (size - 1) * largest * sent, 2, 4 * (size - 1))
 
 
-def _shares(ranks: Sequence[int], machine: Machine) -> List[float]:
+def _shares(ranks: Sequence[int], model: CostModel) -> List[float]:
     """Return the part of a vector that each host adds up, by the speeds of their interfaces."""
-    wires = machine.wires(len(ranks))
+    wires = model.wire_byte_s
     if len(set(wires)) > 1:
         return interface_shares(ranks, [1.0 / byte_s for byte_s in wires])
     return [count / sum(ranks) for count in ranks]
 
 
-def _slowest_hop_s(sent: float, machine: Machine, ranks: Sequence[int]) -> float:
-    """Return the time of a ring's slowest hop, which every chunk passes."""
-    size = sum(ranks)
-    hops = [machine.local_byte_s] if max(ranks) > 1 else []
-    hops += list(machine.wires(len(ranks))) if len(ranks) > 1 else []
-    return 2 * (size - 1) / size * sent * max(hops)
-
-
 _LOADS = {"ring": _ring, "direct": _direct, "hierarchical": _hierarchical}
 
 
-def _latency_s(load: _Load, machine: Machine, ranks: Sequence[int], piece: float) -> float:
+def _latency_s(load: _Load, model: CostModel, ranks: Sequence[int], piece: float) -> float:
     """Return the time that the longest chain of messages adds to that of the streams. A rank passes on a
-    chunk after its first segment, so only the time by which a hop exceeds its chunk counts; with two hops
-    interfaces are busy all the time.
+    chunk after its first segment, so only the time by which a hop exceeds its chunk counts.
     """
-    alpha_s = machine.wire_latency_s if len(ranks) > 1 else machine.local_latency_s
-    hop_s = alpha_s + machine.message_s + piece * machine.reduce_byte_s
+    alpha_s = model.wire_latency_s if len(ranks) > 1 else model.latency_s
+    hop_s = alpha_s + model.message_s + piece * model.reduce_byte_s
     if load.hops > 4:
-        byte_s = max(machine.wires(len(ranks))) if len(ranks) > 1 else machine.local_byte_s
+        byte_s = max(model.wire_byte_s) if len(ranks) > 1 else model.byte_s
         chunk_s = load.rank_bytes / 2 / load.hops * byte_s
-        passed_s = alpha_s + 2 * machine.message_s + piece * (byte_s + machine.reduce_byte_s)
-        return hop_s + load.hops * max(2 * machine.message_s, passed_s - chunk_s)
-    return load.hops * hop_s + load.messages * machine.message_s
+        passed_s = alpha_s + 2 * model.message_s + piece * (byte_s + model.reduce_byte_s)
+        return hop_s + load.hops * max(2 * model.message_s, passed_s - chunk_s)
+    return load.hops * hop_s + load.messages * model.message_s
 
 
 # -- shares of unequal links --------------------------------------------------------------------------
@@ -658,11 +600,8 @@ def share_bounds(count: int, shares: Sequence[float]) -> Tuple[int, ...]:
 
 
 def even_classes(speeds: Sequence[float], tolerance: float = 1.8) -> Tuple[float, ...]:
-    """Equalize speeds that differ by no more than measuring errors: equal links get equal chunks.
-
-    On a busy machine, measuring a wire for some ten milliseconds may be off by half. Wires that really differ
-    are of different kinds, and differ by more. Each group of speeds within the tolerance of its fastest gets
-    that group's mean.
+    """Give each group of speeds within the tolerance of its fastest that group's mean. Measuring a wire for
+    some ten milliseconds may be off by half; wires that really differ are of different kinds.
 
     >>> even_classes([100.0, 95.0, 11.0, 12.0])
     (97.5, 97.5, 11.5, 11.5)

@@ -20,7 +20,7 @@ Applications 19 (2005), with its rounds run at the same time; so is the all-to-a
 
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple
+from typing import List
 
 from .registry import Algorithm, register
 from .steps import SELF, SOURCE, Bounds, Recv, Schedule, Send
@@ -54,34 +54,21 @@ def _fold_all(rank: int, size: int, start: int, stop: int) -> Schedule:
 
 
 def reduce_scatter(rank: int, size: int, bounds: Bounds) -> Schedule:
-    """Send every chunk to the rank that owns it; fold the own one. Rank r ends with chunk r, and the other
-    chunks stay as they were.
+    """Send every chunk to the rank that owns it; fold the own one. The other chunks stay as they were.
 
     Cost: ``alpha + (p - 1)/p n (beta + gamma)`` for equal chunks.
-    Source: Thakur, Rabenseifner and Gropp (2005), pairwise exchange.
     """
-    return reduce_scatter_spans(rank, size, list(zip(bounds, bounds[1:])))
-
-
-def reduce_scatter_spans(rank: int, size: int, spans: Sequence[Tuple[int, int]]) -> Schedule:
-    """:func:`reduce_scatter` of any spans ``(start, stop)``, one for each rank."""
-    steps: Schedule = [Send(peer, *spans[peer]) for peer in peers_ahead(rank, size)]
-    return steps + _fold_all(rank, size, *spans[rank])
+    steps: Schedule = [Send(peer, bounds[peer], bounds[peer + 1]) for peer in peers_ahead(rank, size)]
+    return steps + _fold_all(rank, size, bounds[rank], bounds[rank + 1])
 
 
 def all_gather(rank: int, size: int, bounds: Bounds) -> Schedule:
     """Send the own chunk to all others. Rank r starts with chunk r in its place.
 
     Cost: ``alpha + (p - 1)/p n beta`` for equal chunks.
-    Source: Thakur, Rabenseifner and Gropp (2005), pairwise exchange.
     """
-    return all_gather_spans(rank, size, list(zip(bounds, bounds[1:])))
-
-
-def all_gather_spans(rank: int, size: int, spans: Sequence[Tuple[int, int]]) -> Schedule:
-    """:func:`all_gather` of any spans ``(start, stop)``, one for each rank."""
-    steps: Schedule = [Send(peer, *spans[rank]) for peer in peers_ahead(rank, size)]
-    steps.extend(Recv((peer,), *spans[peer]) for peer in peers_behind(rank, size))
+    steps: Schedule = [Send(peer, bounds[rank], bounds[rank + 1]) for peer in peers_ahead(rank, size)]
+    steps.extend(Recv((peer,), bounds[peer], bounds[peer + 1]) for peer in peers_behind(rank, size))
     return steps
 
 
@@ -89,7 +76,6 @@ def all_reduce(rank: int, size: int, bounds: Bounds) -> Schedule:
     """Reduce-scatter, then all-gather: two rounds, and the bytes of a ring.
 
     Cost: ``2 alpha + 2 (p - 1)/p n beta + (p - 1)/p n gamma`` for equal chunks.
-    Source: Thakur, Rabenseifner and Gropp (2005), pairwise exchange.
     """
     return reduce_scatter(rank, size, bounds) + all_gather(rank, size, bounds)
 
@@ -118,7 +104,6 @@ def all_to_all(rank: int, size: int, send_bounds: Bounds, recv_bounds: Bounds) -
     span from this rank to itself.
 
     Cost: ``alpha + (p - 1)/p n beta`` for equal chunks, n being the elements that one rank sends.
-    Source: Thakur, Rabenseifner and Gropp (2005), pairwise exchange for long messages.
     """
     steps: Schedule = [
         Send(peer, send_bounds[peer], send_bounds[peer + 1], SOURCE) for peer in peers_ahead(rank, size)

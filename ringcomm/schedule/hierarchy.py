@@ -83,7 +83,6 @@ def reduce_scatter(rank: int, hosts: Hosts, spans: Sequence[Span]) -> Schedule:
     ranks, in elements, do not overlap.
 
     Cost: ``a + A + (m - 1)/m n (b + gamma) + (h - 1)/(h m) n (m B + gamma)`` for equal spans.
-    Source: see the module.
     """
     at = _Place(rank, hosts)
     steps: Schedule = []
@@ -108,7 +107,6 @@ def all_gather(rank: int, hosts: Hosts, spans: Sequence[Span]) -> Schedule:
     reaches every other host once, and not once for each of its ranks.
 
     Cost: ``A + a + (h - 1)/h n B + (m - 1)/m n b`` for equal spans.
-    Source: see the module.
     """
     at = _Place(rank, hosts)
     steps: Schedule = [Send(at.column[host], *spans[rank]) for host in at.hosts_ahead]
@@ -125,14 +123,6 @@ def all_reduce(rank: int, hosts: Hosts, bounds: Bounds) -> Schedule:
     """Reduce-scatter, then all-gather: all ranks end with the sum of all vectors.
 
     Cost: ``2 (a + A) + (m - 1)/m n (2 b + gamma) + (h - 1)/(h m) n (2 m B + gamma)`` for equal chunks.
-    Source: see the module.
-
-    >>> for step in all_reduce(0, ((0, 1), (2, 3)), (0, 2, 4, 6, 8))[:5]: print(step)
-    Send(peer=1, start=6, stop=8, buffer=0)
-    Recv(peers=(1,), start=4, stop=6, fold=(-1, 1), final=False)
-    Send(peer=1, start=2, stop=4, buffer=0)
-    Recv(peers=(1,), start=0, stop=2, fold=(-1, 1), final=False)
-    Send(peer=2, start=4, stop=6, buffer=0)
     """
     spans = list(zip(bounds, bounds[1:]))
     return reduce_scatter(rank, hosts, spans) + all_gather(rank, hosts, spans)

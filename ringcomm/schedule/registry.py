@@ -83,9 +83,7 @@ def register(algorithm: Algorithm) -> None:
 
 
 def algorithms(collective: str) -> List[Algorithm]:
-    """Return the algorithms of a collective in an order that does not depend on the order of imports, for
-    ties.
-    """
+    """Return the algorithms of a collective, for ties in an order that does not depend on imports."""
     return sorted(_TABLE[collective].values(), key=lambda item: item.build.__module__)
 
 

@@ -53,7 +53,6 @@ def reduce_scatter(rank: int, size: int, bounds: Bounds) -> Schedule:
     """The first trip: rank r ends with chunk r finished, all others hold partial sums.
 
     Cost: ``(p - 1) alpha + (p - 1)/p n (beta + gamma)`` for equal chunks.
-    Source: Patarasuk and Yuan (2009).
     """
     left, right = (rank - 1) % size, (rank + 1) % size
     steps: Schedule = []
@@ -70,7 +69,6 @@ def all_gather(rank: int, size: int, bounds: Bounds) -> Schedule:
     """The second trip: rank r starts with chunk r in its place, all ranks end with all chunks.
 
     Cost: ``(p - 1) alpha + (p - 1)/p n beta`` for equal chunks.
-    Source: Patarasuk and Yuan (2009).
     """
     left, right = (rank - 1) % size, (rank + 1) % size
     steps: Schedule = []
@@ -86,7 +84,6 @@ def all_reduce(rank: int, size: int, bounds: Bounds) -> Schedule:
     """Both trips: all ranks end with the sum of all vectors. Chunks may be empty or uneven.
 
     Cost: ``2 (p - 1) alpha + 2 (p - 1)/p n beta + (p - 1)/p n gamma`` for equal chunks.
-    Source: Patarasuk and Yuan (2009).
 
     >>> for step in all_reduce(0, 2, (0, 3, 6)): print(step)
     Send(peer=1, start=3, stop=6, buffer=0)

@@ -28,7 +28,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from ..configuration.settings import ALGORITHMS
 from . import direct, hierarchy
-from .cost import CostModel, coarse_model, interface_shares, predict, share_bounds
+from .cost import CostModel, coarse, interface_shares, predict, share_bounds
 from .hierarchy import Hosts, hosts_of
 from .registry import Algorithm, Problem, Steps, algorithm, algorithms, build
 from .steps import even_bounds
@@ -108,7 +108,9 @@ class Selector:
 
     def adopt(self, model: Optional[CostModel]) -> None:
         """Choose by this model from now on; all ranks must do it at the same point of the program."""
-        self._model = coarse_model(model) if model is not None and self._size <= MODEL_MAX_RANKS else None
+        self._model = None
+        if model is not None and self._size <= MODEL_MAX_RANKS:
+            self._model = model._replace(wire_byte_s=tuple(map(coarse, model.wire_byte_s)))
         self._shares = _unequal_shares(model, self._grid) if model is not None else {}
         self._chosen.clear()
         self._predicted.clear()
@@ -116,9 +118,7 @@ class Selector:
             self._report(_describe(model))
 
     def all_reduce(self, count: int, item_bytes: int, needs_single_fold: bool) -> Steps:
-        """Return this rank's schedule; ``needs_single_fold``: sums must not be rounded or wrapped between
-        hops.
-        """
+        """Return this rank's schedule; ``needs_single_fold``: sums must not be rounded between hops."""
         name = self._all_reduce_name(count, item_bytes, needs_single_fold)
         return self._build("allreduce", name, self._all_reduce_problem(name, self._rank, count))
 
@@ -153,18 +153,14 @@ class Selector:
         return self._grid is not None and nbytes >= HIERARCHICAL_MIN_BYTES
 
     def coded_hosts(self, count: int) -> Optional[Hosts]:
-        """Return the ranks by host, if an all-reduce of ``count`` float32 with a codec must add up in hosts
-        first.
-        """
+        """Return the ranks by host, if an all-reduce with a codec must add up in hosts first."""
         wanted = self._override in (None, HIERARCHICAL) and self._hierarchical(4 * count)
         return self._grid if wanted else None
 
     def coded_bounds(
         self, count: int, block_items: int, ranks: Optional[Sequence[int]] = None
     ) -> Tuple[int, ...]:
-        """Return the chunks of an all-reduce with a codec, in whole blocks; ``ranks``: one per host, None:
-        all.
-        """
+        """Return the chunks of an all-reduce with a codec, in whole blocks; ``ranks``: one per host."""
         blocks, shares = -(-count // block_items), self._shares.get("direct")
         if ranks is not None:
             own = self._shares.get(HIERARCHICAL)
@@ -293,9 +289,7 @@ class Selector:
 def rule_for_all_reduce(
     size: int, count: int, item_bytes: int, *, needs_single_fold: bool, override: str | None = None
 ) -> str:
-    """Return the name of the all-reduce for a message; if the user's ``override`` cannot add up in a single
-    fold where that is needed, "direct" takes its place.
-    """
+    """Return the name of the all-reduce: the user's, unless it cannot add up in a single fold as needed."""
     if override is not None:
         wanted = algorithm("allreduce", override)
         return "direct" if needs_single_fold and not wanted.single_fold else override

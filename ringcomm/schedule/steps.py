@@ -93,10 +93,9 @@ def even_bounds(count: int, parts: int) -> Tuple[int, ...]:
 
 
 class Dependencies:
-    """The earlier steps that each step of a schedule depends on: those that touch the same elements.
-
-    Two sends do not depend on each other, because neither writes. Only steps with elements in common are
-    looked at: a ring of p ranks has 4 (p - 1) steps, and four of them touch one chunk.
+    """The earlier steps that each step of a schedule depends on: those that touch the same elements, unless
+    both send. A ring of p ranks has 4 (p - 1) steps, and four of them touch one chunk: only those are looked
+    at.
     """
 
     def __init__(self, schedule: Sequence[Step]) -> None:
@@ -112,9 +111,7 @@ class Dependencies:
         }
 
     def of(self, index: int, step: Step) -> List[int]:
-        """Return the numbers of the earlier steps that step number ``index`` depends on. Must be called for
-        all steps in their order.
-        """
+        """Return the numbers of the earlier steps that a step depends on. To be called for all, in order."""
         places = self._places[_buffer(step)]
         receives = isinstance(step, Recv)
         found: Set[int] = set()

@@ -6,8 +6,8 @@ Both are written relative to the root: position 0 is the root, position i the ra
 ``(root + i) % size``.
 
 In the costs below a message takes alpha seconds plus beta seconds per element, p is the number of
-ranks, n the number of elements, and s the number that a rank collects before it passes them on
-(the executor's segment, at most n).
+ranks, n the number of elements, adding takes gamma seconds per element, and s is the number that a
+rank collects before it passes them on (the executor's segment, at most n).
 
 **Ranks that disagree.** A root receives nothing, and ranks that disagree about the root or the length
 send along different trees. So for all arguments, each rank also receives a message from its parent in the
@@ -58,7 +58,6 @@ def broadcast(rank: int, size: int, root: int, count: int) -> Schedule:
         round 2    0 -> 1    2 -> 3    4 -> 5    6 -> 7
 
     Cost: ``ceil(log2(p)) (alpha + n beta)``.
-    Source: Thakur, Rabenseifner and Gropp (2005), short messages.
 
     >>> broadcast(2, 4, root=0, count=5)
     [Recv(peers=(0,), start=0, stop=5, fold=(), final=False), Send(peer=3, start=0, stop=5, buffer=0)]
@@ -116,9 +115,6 @@ def all_reduce(rank: int, size: int, count: int) -> Schedule:
 
     Cost: ``log2(p) (alpha + n (beta + gamma))`` for powers of two; for others, with q the next
     lower power, at most ``2 (alpha + n beta) + n gamma`` more than for q.
-    Here a message takes alpha seconds plus beta seconds per element, and adding takes gamma
-    seconds per element.
-    Source: Thakur, Rabenseifner and Gropp (2005).
 
     >>> for step in all_reduce(1, 3, 8): print(step)
     Recv(peers=(0,), start=0, stop=8, fold=(0, -1), final=False)

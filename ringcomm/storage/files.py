@@ -74,10 +74,9 @@ def write_file(folder: int, name: str, data: bytes, mode: int = 0o600) -> None:
 
 
 def write_private(path: Path, data: bytes, replace: bool = True) -> None:
-    """Write a file with a secret to a path that the user has named; only this user can read it. The folder
-    may belong to another user, who can remove the file then. With ``replace`` missing folders are made, and
-    the file is complete as soon as it has its name; otherwise FileExistsError if there is one. Raises OSError
-    also if a link on the way belongs to another user.
+    """Write a file with a secret, which only this user can read, to a path that the user has named; the
+    folder may belong to another user. With ``replace`` missing folders are made, and the file is complete as
+    soon as it has its name; otherwise FileExistsError if there is one.
     """
     place = resolved(path, follow_last=False)
     if replace:
@@ -141,9 +140,7 @@ def _content(descriptor: int, limit_bytes: int, name: Path) -> bytes:
 
 
 def read_file(path: Path, limit_bytes: int) -> bytes:
-    """Return the content of a file that the user has named, of any owner; raises OSError if it is longer than
-    the limit, a FIFO, a device or a directory.
-    """
+    """Return the content of a regular file that the user has named, of any owner; OSError above the limit."""
     descriptor = os.open(path, _READ)
     _regular(descriptor, path)
     try:
@@ -154,9 +151,8 @@ def read_file(path: Path, limit_bytes: int) -> bytes:
 
 def read_private(path: Path, limit_bytes: int) -> bytes:
     """Return the content of a file with a secret. It belongs to this user, and no other user may read or
-    write it; or to the administrator, and then a group may read it (that this user is in, or it could not be
-    read). Raises Exposed if its mode lets other users read or write it, OSError if it is longer than the
-    limit, not a regular file, or belongs to another user, or a link to it does.
+    write it (Exposed); or to the administrator, and then a group may read it, which this user is in. OSError
+    if it is longer than the limit, not a regular file, or another user's.
     """
     descriptor = open_resolved(path, _READ)
     facts = _regular(descriptor, path)
@@ -182,9 +178,7 @@ def open_at(folder: int, name: str) -> int:
 
 
 def read_at(folder: int, name: str, limit_bytes: int = 1 << 40) -> bytes:
-    """Return the content of a file of code in a folder, without following links; raises OSError if it is
-    longer than the limit, not a regular file, or another user could change it.
-    """
+    """Return the content of a file of code in a folder; OSError if another user could change it."""
     descriptor = open_at(folder, name)
     try:
         check_code(name, os.fstat(descriptor), descriptor)
@@ -202,9 +196,7 @@ def check_code(name: str, facts: os.stat_result, place: Union[int, str]) -> None
 
 
 def open_lock(folder: int, name: str) -> int:
-    """Open or make a file of this user for a lock, without following links; the caller closes the descriptor.
-    Raises OSError if it is not a regular file, or belongs to another user.
-    """
+    """Open or make this user's file for a lock, without following links; the caller closes the descriptor."""
     flags = os.O_CREAT | os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(name, flags, 0o600, dir_fd=folder)
     facts = _regular(descriptor, name)

@@ -49,8 +49,7 @@ def _is_systems(facts: os.stat_result, place: str) -> bool:
 
 def others_write(facts: os.stat_result, place: Union[int, str]) -> bool:
     """Return whether another user may write a file or folder, which is at a path or descriptor. Many systems
-    make a group for each user, with a umask of 002. Of a file with an access control list the group's part of
-    the mode is the most that the list gives to anyone.
+    make a group for each user, with a umask of 002; an access control list gives no more than the group's.
     """
     mode = facts.st_mode & OTHERS_WRITE
     own = mode == stat.S_IWGRP and facts.st_uid == os.geteuid() != 0
@@ -166,9 +165,7 @@ def _check_above(path: str) -> None:
 
 @contextmanager
 def own_folder(path: Path, mode: Union[int, None] = 0o777) -> Iterator[int]:
-    """Yield a descriptor of a folder for results. ``mode``: for making it; None: it must exist. Raises
-    OSError also if it, or a symbolic link on the way, belongs to another user.
-    """
+    """Yield a descriptor of a folder for results, not another user's; ``mode``: for making it, or None."""
     place = resolved(path)
     if mode is not None:
         make_folders(place, mode)
@@ -184,9 +181,8 @@ def own_folder(path: Path, mode: Union[int, None] = 0o777) -> Iterator[int]:
 
 @contextmanager
 def trusted_folder(path: Path, make: bool = True) -> Iterator[int]:
-    """Yield a descriptor of a folder for code or keys, which only this user and the administrator can change.
-    ``make``: make it and those above it, with mode 0700. Raises OSError also if another user could change its
-    entries; the text names the folder by which.
+    """Yield a descriptor of a folder for code or keys, which only this user and the administrator can change;
+    the error names a folder above it by which others could. ``make``: make it, with mode 0700.
     """
     place = resolved(path, trusted=True)
     if make:
@@ -216,9 +212,8 @@ def temporary_folder(path: Path) -> Iterator[int]:
 
 @contextmanager
 def inner_folder(folder: int, path: str, mode: Union[int, None] = 0o700) -> Iterator[int]:
-    """Yield a descriptor of a folder below an opened one, at a relative path without ``..`` ("": the folder
-    itself). Never follows symlinks. ``mode``: of folders that are made; None: they must exist. Raises OSError
-    also if a component belongs to another user.
+    """Yield a descriptor of a folder below an opened one, at a relative path without ``..`` and links ("":
+    the folder itself). ``mode``: of folders that are made; None: they must exist.
     """
     parts = path.split("/") if path else []
     if ".." in parts or path.startswith("/"):

@@ -38,8 +38,7 @@ def key_text(key: bytes, certificate: str) -> str:
 
 def read_key(descriptor: Optional[int], file: str, text: str) -> Tuple[bytes, str]:
     """Return the job's key, and its certificate or "", from the first of the values of ``RINGCOMM_KEY_FD``,
-    ``RINGCOMM_KEY_FILE`` and ``RINGCOMM_KEY`` that is given. Raises ConfigError if there is no key, or it
-    cannot be read, others may read it, or it is malformed.
+    ``RINGCOMM_KEY_FILE`` and ``RINGCOMM_KEY`` that is given; ConfigError if none is there, or usable.
     """
     if descriptor is not None:
         try:
@@ -103,9 +102,7 @@ def _decode_key(text: str, where: str) -> Tuple[bytes, str]:
 
 
 def make_certificate() -> str:
-    """Return a new private key (P-256) and its certificate, as PEM; raises ConfigError if neither package nor
-    command is installed.
-    """
+    """Return a new private key (P-256) and its certificate, as PEM; ConfigError if nothing can make them."""
     return _by_package() or _by_command()
 
 

@@ -110,18 +110,15 @@ class Link(ABC):
         return None
 
     def skip(self, count: int) -> bool:
-        """Take bytes that :meth:`peek` has shown: the sender may overwrite them.
-
-        Returns:
-            whether they may be counted. Not if the sender has aborted its call: it may have overwritten them.
+        """Take bytes that :meth:`peek` has shown: the sender may overwrite them. Return whether they may be
+        counted: not if the sender has aborted its call, and so may have overwritten them before.
         """
         raise NotImplementedError(f"nothing can be peeked at through {self.carrier} ({count} bytes)")
 
     def revoke(self) -> None:  # noqa: B027 - most links have nothing to revoke
-        """Make sure that no byte that was handed to :meth:`send` and not counted ever arrives.
-
-        Called when a call is aborted, before its caller may overwrite these bytes. Nothing can be sent
-        afterwards. Links that copy the bytes that they count need not do anything.
+        """Make sure that no byte that was handed to :meth:`send` and not counted ever arrives: its call is
+        aborted. Nothing can be sent afterwards. Links that copy the bytes that they count need not do
+        anything.
         """
 
     @abstractmethod
@@ -214,9 +211,8 @@ class Fabric(ABC):
 
     @abstractmethod
     def wait(self, reading: Sequence[Link], writing: Sequence[Link], timeout_s: float) -> None:
-        """Sleep until a link may make progress, the watch's descriptor is readable, or the time is over.
-
-        May return early for no reason. The caller checks the watch.
+        """Sleep until a link may make progress, the watch's descriptor is readable, or the time is over. May
+        return early for no reason. The caller checks the watch.
         """
 
     @abstractmethod

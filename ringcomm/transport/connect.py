@@ -102,9 +102,8 @@ def listen(address: str, scope: int = 0, port: int = 0) -> socket.socket:
 
 
 class Dial:
-    """One attempt to connect to an address, with the handshake. Calls ``finished`` once: :attr:`sock` is an
-    authenticated, non-blocking connection then, or :attr:`reason` says why there is none. Raises OSError if
-    this process has no descriptors or memory left, also from the reactor.
+    """One attempt to connect to an address, with the handshake. Calls ``finished`` once, with :attr:`sock` or
+    :attr:`reason`. OSError without descriptors or memory, also from the reactor.
     """
 
     def __init__(
@@ -274,9 +273,7 @@ def trust(sock: socket.socket) -> None:
 
 
 def keep_open(sock: socket.socket) -> None:
-    """Have the system send a packet on an idle TCP connection once a minute, or routers and firewalls forget
-    it.
-    """
+    """Have the system send a packet on an idle TCP connection once a minute, for routers and firewalls."""
     if sock.family == socket.AF_UNIX:
         return
     with suppress(OSError):  # it has just been reset, which the next receive reports
@@ -324,13 +321,17 @@ class _HalfOpen:
 
     def readable(self) -> None:
         try:
-            if not self._heard and self.acceptor.takes_joining(self):
+            joining, relay = self.acceptor.joining, self.acceptor.relay
+            if joining is not None and not self._heard and self._joins():
+                self.acceptor.hand_over(self, joining)
                 return
             if self._encryption is not None:
                 while self._admission.needs:
                     self._admission.receive(self._read(self._admission.needs))
                 if self._admission.passage is not None:
-                    self.acceptor.hand_over(self, self._admission.passage)
+                    if relay is None:
+                        raise ProtocolError("it asks for a relay, and this process is none")
+                    self.acceptor.hand_over(self, relay, self._admission.passage)
                     return
                 self.sock, self._encryption = self._encryption.wrap(self.sock, accepted=True), None
             if isinstance(self.sock, SecureSocket) and not self.sock.handshake():
@@ -352,7 +353,11 @@ class _HalfOpen:
             self.refuse(error_text(problem))
         else:
             trust(self.sock)
-            self.acceptor.authenticated(self)
+            self.acceptor.hand_over(self, self.acceptor.arrived, self.responder.claim, self.responder.session)
+
+    def _joins(self) -> bool:
+        """Return whether it is a machine that joins the job; what it has sent stays unread."""
+        return self.sock.recv(len(auth.JOIN_MAGIC), socket.MSG_PEEK) == auth.JOIN_MAGIC
 
     def _read(self, most: int) -> bytes:
         data = self.sock.recv(most)
@@ -460,29 +465,11 @@ class Acceptor:
         if half_open in self._half_open:
             half_open.refuse(f"it proved nothing within {HANDSHAKE_S:g} s")
 
-    def authenticated(self, half_open: _HalfOpen) -> None:
-        """Hand over a connection; its place is free now."""
+    def hand_over(self, half_open: _HalfOpen, take: Callable[..., None], *more: object) -> None:
+        """Give a connection to its user; its place is free now."""
         self.release(half_open)
         self._resume()
-        self.arrived(half_open.sock, half_open.responder.claim, half_open.responder.session)
-
-    def hand_over(self, half_open: _HalfOpen, passage: Claim) -> None:
-        """Give a connection to the relay; ProtocolError if there is none here."""
-        if self.relay is None:
-            raise ProtocolError("it asks for a relay, and this process is none")
-        self.release(half_open)
-        self._resume()
-        self.relay(half_open.sock, passage)
-
-    def takes_joining(self, half_open: _HalfOpen) -> bool:
-        """Hand over the connection of a machine that joins the job, unread; return whether it is one."""
-        size = len(auth.JOIN_MAGIC)
-        if self.joining is None or half_open.sock.recv(size, socket.MSG_PEEK) != auth.JOIN_MAGIC:
-            return False
-        self.release(half_open)
-        self._resume()
-        self.joining(half_open.sock)
-        return True
+        take(half_open.sock, *more)
 
     def failed(self, origin: str, reason: str) -> None:
         """Count a refused connection, and report it if there is a reason."""
@@ -595,9 +582,7 @@ def shortage_error(problem: BaseException, rank: Optional[int], host: str) -> Op
 
 
 def check_descriptors(peers: int, more: int = 0) -> None:
-    """Raise OSError, and free the kept descriptors to report it with, if there are not enough for these
-    links.
-    """
+    """Raise OSError if links need more descriptors than there are; the kept ones are free to report it."""
     with _spare_lock:
         try:
             _close(_opened(_OWN + _PER_PEER * peers + more))

@@ -120,9 +120,8 @@ _REMEDY = {
 
 
 def make_links(sockets: Mapping[int, socket.socket], transport: str = "auto") -> Dict[int, SocketLink]:
-    """Make links over authenticated sockets, by peer; those over Unix sockets use memory where both ends may.
-    All ranks of a host must call this at the same time. Raises OSError if a connection broke, StartupError if
-    ``transport`` (``memory``, ``shm``) is impossible.
+    """Make links over authenticated sockets, by peer, at the same time as all ranks of this host. OSError if
+    a connection broke, StartupError if ``transport`` (``memory``, ``shm``) is impossible.
     """
     local = [peer for peer, sock in sockets.items() if sock.family == socket.AF_UNIX]
     trials = [_trial(peer, sockets[peer], transport, len(local)) for peer in local]

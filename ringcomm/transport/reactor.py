@@ -153,16 +153,13 @@ class SecureSocket(socket.socket):
     secured: bool  # the handshake is over; before, nothing may be sent or received
 
     def handshake(self) -> bool:
-        """Continue the handshake without waiting; return whether it is over. Raises AuthenticationError
-        without this job's certificate, ProtocolError if it is not ringcomm (:class:`ClosedEarly`: it has
-        closed).
+        """Continue the handshake without waiting; return whether it is over. AuthenticationError without this
+        job's certificate, ProtocolError if it is not ringcomm or (:class:`ClosedEarly`) has closed.
         """
         raise NotImplementedError
 
     def buffered(self) -> bool:
-        """Return whether a receive may return bytes that have left the buffers of the system, which waiting
-        would miss.
-        """
+        """Return whether a receive may return bytes that are not in the buffers of the system any more."""
         raise NotImplementedError
 
     def trust(self) -> None:

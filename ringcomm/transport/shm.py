@@ -336,9 +336,7 @@ class SharedLink(SocketLink):
             self._meet_reader(state)
 
     def _meet_reader(self, state: int) -> None:
-        """Wake the other end if it sleeps. If it has closed it may have read this end's last message: no
-        error yet.
-        """
+        """Wake the other end if it sleeps. No error if it has closed: it may have read all that it needs."""
         self._reader_seen = state
         if state == CLOSED:
             self._end()

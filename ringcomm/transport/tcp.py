@@ -42,10 +42,8 @@ def counted(sock: socket.socket) -> Optional[Counted]:
 
 
 def choose_congestion(sock: socket.socket) -> None:
-    """Replace bbr as a TCP socket's congestion control where the peer is near.
-
-    bbr estimates bandwidth and paces its packets, which keeps queues short on the internet and costs half of
-    the speed where there is no queue: between hosts of one room, and on the loopback.
+    """Replace bbr as a TCP socket's congestion control where the peer is near. It paces packets to keep
+    queues short, which costs half of the speed where there is no queue: in one room, and on the loopback.
     """
     if not hasattr(socket, "TCP_CONGESTION"):
         return
@@ -62,7 +60,6 @@ def choose_congestion(sock: socket.socket) -> None:
             return
         except OSError:
             continue  # Not loaded, or not allowed for this user: the next one, or none.
-
 
 
 class SocketLink(Link):
@@ -96,9 +93,7 @@ class SocketLink(Link):
             if len(views) == 1:
                 return self._send(views[0])
             return self._sendmsg(views[:_MAX_VIEWS])
-        except BlockingIOError:
-            return 0
-        except InterruptedError:
+        except (BlockingIOError, InterruptedError):
             return 0
         except OSError as problem:
             raise LinkClosed(self.peer, error_text(problem)) from None
@@ -110,9 +105,7 @@ class SocketLink(Link):
             else:
                 views = views[:_MAX_VIEWS]
                 got = self._recvmsg_into(views)[0]
-        except BlockingIOError:
-            return 0
-        except InterruptedError:
+        except (BlockingIOError, InterruptedError):
             return 0
         except OSError as problem:
             raise LinkClosed(self.peer, error_text(problem)) from None
@@ -136,17 +129,11 @@ class SocketLink(Link):
 
 
 class SocketFabric(Fabric):
-    """A socket to every other rank; ``size`` is given if some links are missing."""
+    """A socket to every other rank."""
 
-    def __init__(
-        self,
-        rank: int,
-        links: Mapping[int, SocketLink],
-        watch: Optional[Watch] = None,
-        size: Optional[int] = None,
-    ) -> None:
+    def __init__(self, rank: int, links: Mapping[int, SocketLink], watch: Optional[Watch] = None) -> None:
         self.rank = rank
-        self.size = len(links) + 1 if size is None else size
+        self.size = len(links) + 1
         self.watch = watch
         self._links = dict(links)
         # Whether a peer reads this process's memory.
@@ -191,10 +178,6 @@ class SocketFabric(Fabric):
         wake_up = self._wake_up
         if wake_up is not None:
             wake_up.wake()
-
-    def revoke(self) -> None:
-        for link in self._links.values():
-            link.revoke()
 
     def close(self) -> None:
         for link in self._links.values():

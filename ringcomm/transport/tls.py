@@ -23,6 +23,7 @@ from typing import Any, Iterable, Iterator, List, Tuple
 
 from ..errors import AuthenticationError, ConfigError, ProtocolError
 from ..wire.auth import MAGIC, UNENCRYPTED, plain_answer
+from .base import clipped, flat
 from .reactor import ClosedEarly, Encryption, SecureSocket
 
 UNAUTHENTICATED_BYTES = 8 * 1024
@@ -42,9 +43,7 @@ _NO_CERTIFICATE = "it does not have this job's certificate"
 
 
 class Tls(Encryption):
-    """TLS with a job's certificate and private key (PEM); ``peer``: the other end's certificate if it has
-    another.
-    """
+    """TLS with a job's certificate and key (PEM); ``peer``: the other end's certificate if that differs."""
 
     def __init__(self, pem: str, peer: str = "") -> None:
         if not ssl.HAS_TLSv1_3:
@@ -87,9 +86,7 @@ def _context(protocol: Any, certificate: str) -> ssl.SSLContext:
 
 @contextmanager
 def _as_file(text: str) -> Iterator[str]:
-    """Yield a path under which only this process (on Linux) or this user can read the text: Python loads
-    private keys from paths only.
-    """
+    """Yield a path under which only this user can read the text: Python loads keys from paths only."""
     try:
         Path("/proc/self/fd").stat()
         descriptor = os.memfd_create("ringcomm", os.MFD_CLOEXEC)  # type: ignore[attr-defined,unused-ignore]
@@ -182,13 +179,13 @@ class _TlsSocket(SecureSocket):
         return bytes(data[: self.recv_into(data)])
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        view = _flat(buffer)
+        view = flat(memoryview(buffer))
         return self._receive([view[:nbytes] if nbytes else view])
 
     def recvmsg_into(
         self, buffers: Iterable[Any], ancbufsize: int = 0, flags: int = 0
     ) -> Tuple[int, List[Any], int, Any]:
-        return self._receive([_flat(item) for item in buffers]), [], 0, None
+        return self._receive([flat(memoryview(item)) for item in buffers]), [], 0, None
 
     def _receive(self, views: List[memoryview]) -> int:
         views = [view for view in views if view.nbytes]
@@ -250,15 +247,15 @@ class _TlsSocket(SecureSocket):
     # ---- sending -----------------------------------------------------------------------------
 
     def send(self, data: Any, flags: int = 0) -> int:
-        return self._transmit([_flat(data)])
+        return self._transmit([flat(memoryview(data))])
 
     def sendall(self, data: Any, flags: int = 0) -> None:
-        view = _flat(data)
+        view = flat(memoryview(data))
         while view:
             view = view[self._transmit([view]) :]
 
     def sendmsg(self, buffers: Iterable[Any], ancdata: Any = (), flags: int = 0, address: Any = None) -> int:
-        return self._transmit([_flat(item) for item in buffers])
+        return self._transmit([flat(memoryview(item)) for item in buffers])
 
     def _transmit(self, views: List[memoryview]) -> int:
         wanted = sum(view.nbytes for view in views)
@@ -298,21 +295,9 @@ class _TlsSocket(SecureSocket):
 
 def _front(views: List[memoryview]) -> memoryview:
     """Return what to encrypt next: the first view, or several short ones (header and content) together."""
-    first = views[0]
-    if first.nbytes >= _RECORD_BYTES or len(views) == 1:
-        return first[:_BATCH_BYTES]
-    pieces, room = [], _BATCH_BYTES
-    for view in views:
-        pieces.append(view[:room])
-        room -= pieces[-1].nbytes
-        if not room:
-            break
-    return memoryview(b"".join(pieces))
-
-
-def _flat(data: Any) -> memoryview:
-    view = memoryview(data)
-    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+    if views[0].nbytes >= _RECORD_BYTES or len(views) == 1:
+        return views[0][:_BATCH_BYTES]
+    return memoryview(b"".join(clipped(views, _BATCH_BYTES)))
 
 
 def _why(problem: ssl.SSLError) -> str:

@@ -157,11 +157,9 @@ def _proof(key: bytes, label: bytes, prelude: bytes, nonce: bytes, binding: byte
 
 
 class Admission:
-    """The bytes that a responder reads ahead of TLS: a nonce, and a tag that takes the job's key to make.
-
-    It keeps other processes from having TLS answered. It is not a proof: a process on the wire can replay it,
-    once to each responder that has not seen the original. ``used`` has the admitted nonces; only processes
-    with the key can make it longer. ``passage`` is the link to relay, if the other end asks for that.
+    """The bytes that a responder reads ahead of TLS: a nonce, and a tag that takes the job's key to make. It
+    keeps other processes from having TLS answered, and is no proof: a process on the wire can replay it, once
+    to each responder without the original. ``used`` has the admitted nonces, ``passage`` the link to relay.
     """
 
     def __init__(self, key: bytes, used: Set[bytes]) -> None:
@@ -212,9 +210,7 @@ def _admission_tag(key: bytes, content: bytes) -> bytes:
 
 
 def plain_answer(head: bytes) -> Optional[Exception]:
-    """Return the error for an initiator that uses TLS and is answered by a refusal in plain text; None for
-    another answer, or if ``head``, its received bytes, is too short.
-    """
+    """Return the error if ``head`` begins a refusal in plain text, to an initiator that uses TLS."""
     if not head.startswith(MAGIC) or len(head) < _CHALLENGE_HEAD.size:
         return None
     if _CHALLENGE_HEAD.unpack_from(head)[2] == _Status.OTHER_KEY:
@@ -310,10 +306,9 @@ class Responder:
         return (_PRELUDE.size if self._prelude is None else _PROOF_BYTES) - len(self._received)
 
     def receive(self, data: bytes) -> bytes:
-        """Take at most :attr:`needs` bytes; return what to send (maybe nothing). Raises AuthenticationError
-        if the other side does not hold the key or belongs to another job, ProtocolError if it is not
-        ringcomm, or another version. ``answer`` of the exception, if it has one, should be sent before
-        closing: it holds the reason for the other side.
+        """Take at most :attr:`needs` bytes; return what to send, if anything. AuthenticationError: the other
+        side does not hold the key, or belongs to another job; ProtocolError: it is not ringcomm, or another
+        version. :func:`parting_answer` of the error should be sent before closing.
         """
         self._received += data
         if self._prelude is None:
@@ -404,11 +399,9 @@ _NUMBER = struct.Struct("!Q")
 
 
 class Session:
-    """Authenticates the control messages of one connection, in each direction, in order.
-
-    A message's tag is a keyed BLAKE2b of its number in its direction (from 0) and its bytes, which takes less
-    than half the time of HMAC-SHA256. So a message that is altered, left out, repeated, reordered or sent
-    back to its sender is refused.
+    """Authenticates the control messages of one connection: one that is altered, left out, repeated,
+    reordered or sent back is refused. A tag is a keyed BLAKE2b of the message's number in its direction (from
+    0) and its bytes, which takes less than half the time of HMAC-SHA256.
     """
 
     TAG_BYTES = _TAG_BYTES
@@ -437,9 +430,7 @@ def _tag(key: bytes, number: int, message: bytes) -> bytes:
 
 
 def session_of(secret: bytes, initiator: bool) -> Session:
-    """Return the session of one end of a connection. The secret is derived from the key and both nonces, and
-    shared by the two ends only; ``initiator``: this end has dialled.
-    """
+    """Return one end's session, by the secret that both ends derive from the key and the two nonces."""
     there, back = (hmac.digest(secret, label, "sha256") for label in (b"to responder", b"to initiator"))
     return Session(there, back) if initiator else Session(back, there)
 

@@ -2,7 +2,7 @@
 
 They travel between ranks and the rendezvous, after the handshake. JSON because a reader needs no code to
 understand it and because decoding it cannot run any; small because every kind has a cap. Each ends with a tag
-by which the connection's :class:`~.signing.Session` authenticates it.
+by which the connection's :class:`~.auth.Session` authenticates it.
 """
 
 from __future__ import annotations
@@ -117,9 +117,7 @@ _WHOLE = range(-(2**31), 2**31)
 
 
 def encode(message: Message, session: Optional[Session] = None) -> bytes:
-    """Return one message as it travels: four bytes of length, UTF-8 JSON, and its tag. Without a session (no
-    connection to another process) there is no tag.
-    """
+    """Return one message as it travels: four bytes of length, UTF-8 JSON, and a tag if there is a session."""
     return framed(body_of(message), session)
 
 
@@ -203,7 +201,6 @@ def _check_address(where: str, item: Mapping[str, Any]) -> None:
 
 class MessageReader:
     """Assembles messages from pieces; refuses one beyond ``limit_bytes`` before its body is read.
-
     ``repeats``: messages of the kind ``repeat`` may come, as between engines.
     """
 
@@ -216,9 +213,7 @@ class MessageReader:
         self._incomplete: Optional[Message] = None  # whose payload has not arrived
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Take bytes; yield every message that is now complete. Raises ProtocolError if one is too long,
-        altered, not JSON, or not a known message.
-        """
+        """Take bytes; yield every complete message. ProtocolError if one is too long, altered, or unknown."""
         self._buffer += data
         while self._incomplete is not None or len(self._buffer) >= _LENGTH.size:
             if self._incomplete is not None:

@@ -129,9 +129,7 @@ class Signature(NamedTuple):
         cls, kind: Collective, op: int = NO_OP, root: int = NO_ROOT, name: str = "",
         bounds: Tuple[int, ...] = (), text: str = "",
     ) -> Signature:  # fmt: skip
-        """Return the program's request, where it is carried out by another operation: a gather, for instance,
-        is run as an all-to-all in which only the root receives anything.
-        """
+        """Return a request that another operation carries out: a gather, for instance, is an all-to-all."""
         return cls(name, 0, int(kind), op, root, (), (), bounds=bounds, text=text)
 
     def on(self, data: Array, bounds: Tuple[int, ...] = (), items: Optional[int] = None) -> Signature:
@@ -219,9 +217,7 @@ def direct_call(
     kind: Collective, data: Array, name: str = "", shape: Shape = (), op: int = NO_OP, root: int = NO_ROOT,
     **more: Any,
 ) -> Signature:  # fmt: skip
-    """Return a direct call on a flat array; ``more``: further fields. All ranks must have as many elements,
-    except with ``items=0``.
-    """
+    """Return a direct call on a flat array; all ranks must have as many elements, except with ``items=0``."""
     more.setdefault("items", data.size)
     # Plain integers: they hash faster than members of enumerations.
     return Signature(name, 0, int(kind), int(op), root, type_names(data.dtype), (shape,), **more)
@@ -251,9 +247,7 @@ class Key(NamedTuple):
 
 
 def first_difference(calls: Collection[Signature]) -> Tuple[str, str, str]:
-    """Return the first field in which calls that belong together differ, and its two names in messages; three
-    empty texts if no named field differs.
-    """
+    """Return the first field in which calls differ, and its two names in messages; else three empty texts."""
     return next(
         (item for item in _COMPARED if len({getattr(call, item[0]) for call in calls}) > 1), ("", "", "")
     )

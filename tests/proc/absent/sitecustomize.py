@@ -43,7 +43,6 @@ import socket  # noqa: E402 - it imports modules that look for these calls
 
 FOLDERS = ("/proc", "/sys", "/dev/shm")
 OS = ("memfd_create", "posix_fallocate", "sched_getaffinity", "sched_setaffinity", "O_PATH")
-PSUTIL = ("net_if_stats", "net_if_addrs")
 OPTIONS = ("TCP_INFO", "TCP_CONGESTION", "SO_PEERCRED", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
 LIBRARY = ("process_vm_readv", "madvise", "prctl")
 
@@ -161,10 +160,6 @@ def main():
             hide_folder(name)
         elif name in OS:
             take(os, name, refused)
-        elif name in PSUTIL:
-            import psutil
-
-            setattr(psutil, name, refuse)
         elif name in OPTIONS:
             if refused:
                 refuse_option(getattr(socket, name))

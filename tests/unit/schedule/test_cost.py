@@ -13,7 +13,6 @@ from ringcomm.schedule.cost import (
     LOCAL_LATENCY_S,
     Calibration,
     CostModel,
-    Machine,
     allreduce_s,
     best_allreduce,
     coarse,
@@ -88,20 +87,20 @@ class TestHosts:
 
 
 QUICK, SLOW = 8.4e-9, 84e-9  # seconds per byte at 1 Gbit/s and 100 Mbit/s
-GIGABIT = Machine((QUICK,), wire_latency_s=60e-6)
 
 
-def replayed(kind, ranks, nbytes, machine):
+def gigabit(hosts):
+    return model_of([Calibration()], [0])._replace(wire_latency_s=60e-6, wire_byte_s=(QUICK,) * hosts)
+
+
+def replayed(kind, ranks, nbytes):
     size, count = sum(ranks), nbytes // 4
     host_of = tuple(host for host, places in enumerate(ranks) for _ in range(places))
     problems = [
         Problem(rank, size, count, even_bounds(count, size), hierarchy.hosts_of(host_of))
         for rank in range(size)
     ]
-    model = CostModel(
-        machine.local_latency_s, machine.local_byte_s, machine.reduce_byte_s, machine.message_s,
-        machine.segment_bytes, host_of, machine.wire_latency_s, machine.wires(len(ranks)),
-    )  # fmt: skip
+    model = gigabit(len(ranks))._replace(hosts=host_of)
     return predict([build("allreduce", kind, problem) for problem in problems], 4, model)
 
 
@@ -110,8 +109,8 @@ def replayed(kind, ranks, nbytes, machine):
 @pytest.mark.parametrize("nbytes", [4_000_000, 64_000_000])
 def test_closed_forms_agree_with_replays_of_the_schedules(kind, hosts, nbytes):
     ranks = [1] * hosts
-    closed_s = allreduce_s(kind, nbytes, GIGABIT, ranks)
-    assert closed_s == pytest.approx(replayed(kind, ranks, nbytes, GIGABIT), rel=0.12)
+    closed_s = allreduce_s(kind, nbytes, gigabit(hosts), ranks)
+    assert closed_s == pytest.approx(replayed(kind, ranks, nbytes), rel=0.12)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +121,10 @@ def test_closed_forms_agree_with_replays_of_the_schedules(kind, hosts, nbytes):
 )  # fmt: skip
 def test_the_best_algorithm(ranks, nbytes, float32, int8):
     """That of the runtime: with int8 no ring, and equal numbers of ranks add up within hosts first."""
-    assert best_allreduce(nbytes, GIGABIT, ranks)[0] == float32
-    coded = best_allreduce(nbytes, GIGABIT, ranks, "int8")
-    assert coded == (int8, allreduce_s(int8, nbytes * 260 / 1024, GIGABIT, ranks))
+    model = gigabit(len(ranks))
+    assert best_allreduce(nbytes, model, ranks)[0] == float32
+    coded = best_allreduce(nbytes, model, ranks, "int8")
+    assert coded == (int8, allreduce_s(int8, nbytes * 260 / 1024, model, ranks))
 
 
 def test_several_hosts():
