@@ -81,10 +81,8 @@ def inside(value: Any, name: str) -> Any:
 
 
 class GroupOperand(TensorOperand):
-    """A CPU tensor that the result of an operation overwrites. ``moved_as`` is its dtype as text if
-    :attr:`flat` has another dtype of the same size, else "". ``arithmetic``: the elements are computed with,
-    not only moved. Misuse: the tensor is sparse or not on the CPU. UnsupportedDtypeError: the elements cannot
-    be sent, or not be computed with.
+    """A CPU tensor that the result of an operation overwrites. ``arithmetic``: the elements are computed
+    with, not only moved. ``moved_as`` is its dtype as text if :attr:`flat` has another dtype, else "".
     """
 
     __slots__ = ("_arithmetic", "element", "moved_as")
@@ -140,9 +138,7 @@ class Parts:
 
 
 def _parts_of(tensor: torch.Tensor, rows: Sequence[Any], size: int) -> Tuple[int, ...]:
-    """Return the boundaries of parts of so many rows, or (no ``rows``) of equal parts; Misuse if they do not
-    divide the tensor.
-    """
+    """Return the boundaries of parts of so many rows, or (no ``rows``) of equal parts."""
     if rows:
         check_rows("alltoall", [tensor.shape])
         return cumulative(row_counts(int(tensor.shape[0]), rows, size), prod(tensor.shape[1:]))
@@ -183,8 +179,10 @@ class GroupReduction(NamedTuple):
         if found is not None:
             return found
         if kind == _KIND.PREMUL_SUM:
+            if getattr(op.factor, "numel", lambda: 1)() != 1:
+                raise Misuse("PREMUL_SUM needs one factor for the whole tensor, not a tensor of factors.")
             # All ranks must multiply; the factors may differ.
-            return cls(ReduceOp.SUM, _number(op.factor), "PREMUL_SUM")
+            return cls(ReduceOp.SUM, float(op.factor), "PREMUL_SUM")
         raise Misuse(f"{op!r} is not a reduction that the backend 'ringcomm' supports.")
 
     def labelled(self, label: str) -> GroupReduction:
@@ -202,12 +200,6 @@ _KNOWN: Dict[Any, GroupReduction] = {
     _KIND.PRODUCT: GroupReduction(ReduceOp.PRODUCT), _KIND.BAND: GroupReduction(Bitwise.BAND),
     _KIND.BOR: GroupReduction(Bitwise.BOR), _KIND.BXOR: GroupReduction(Bitwise.BXOR),
 }  # fmt: skip
-
-
-def _number(factor: Any) -> float:
-    if getattr(factor, "numel", lambda: 1)() != 1:
-        raise Misuse("PREMUL_SUM needs one factor for the whole tensor, not a tensor of factors.")
-    return float(factor)
 
 
 class Packed(NamedTuple):
@@ -424,9 +416,8 @@ class Collectives:
         self, tensors: Divided, arithmetic: bool = False, copied: bool = False, rows: Sequence[int] = (),
         index: int = 0,
     ) -> Parts:  # fmt: skip
-        """Return one part for each rank: equal parts (or ``rows``) of a tensor, or one of as many tensors.
-        ``arithmetic``: the elements are computed with. ``copied``: also copy a single tensor to scratch
-        memory, of which ``index`` is the number.
+        """Return one part for each rank: equal parts (or ``rows``) of a tensor, or one of as many tensors;
+        several tensors, and with ``copied`` one, are copied to the scratch memory ``index``.
         """
         if not isinstance(tensors, torch.Tensor):
             if len(tensors) != self.size:
@@ -494,8 +485,8 @@ class _Shadow:
 
 class Staged:
     """The tensors of one operation on a device; ``arguments`` becomes the same with host memory. The calling
-    thread makes it, so that copies come after the queue of its current stream. ``arguments`` may hold
-    (nested) lists and tuples of tensors; ``in_place``: the operation also reads the ``written`` tensors.
+    thread makes it, so that copies come after the queue of its current stream. ``in_place``: the operation
+    also reads the ``written`` tensors.
     """
 
     def __init__(self, pool: StagingPool, arguments: Sequence[Any], written: Tensors, in_place: bool) -> None:
