@@ -18,7 +18,7 @@ from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, S
 
 import pyspark
 
-from ._adapter.placed import ARRIVE_S, PlacedJob, RankOutcome, Ticket, attempt, call, settings_for
+from ._adapter.placed import ARRIVE_S, PlacedJob, RankOutcome, Ticket, attempt, by_host, call, settings_for
 from .calls.objects import unpack
 from .clock import Deadline
 from .configuration.membership import exported
@@ -119,10 +119,7 @@ class _Stage:
             self._results.put(problem)
 
     def poll(self, timeout_s: float) -> List[Tuple[int, RankOutcome]]:
-        """Return the outcomes, once Spark has those of all tasks; wait for that at most ``timeout_s``.
-        StartTimeoutError: the tasks have not started in time. RemoteError: Spark has given up, and the ranks
-        have reported no failure.
-        """
+        """Return the outcomes, once Spark has those of all tasks; wait for that at most ``timeout_s``."""
         try:
             found = self._results.get(timeout=timeout_s)
         except queue.Empty:
@@ -165,14 +162,8 @@ def _task(
     def task(_: Iterator[Any]) -> Iterator[Tuple[int, bytes]]:
         context = pyspark.BarrierTaskContext.get()
         hosts = [info.address.rpartition(":")[0] or info.address for info in context.getTaskInfos()]
-        rank = rank_of(context.partitionId(), hosts)
+        rank = by_host(range(len(hosts)), hosts.__getitem__).index(context.partitionId())
         with exported(env):
             yield rank, attempt(lambda: call(tickets[rank], fn, args, kwargs))
 
     return task
-
-
-def rank_of(partition: int, hosts: Sequence[str]) -> int:
-    """Return the rank of a task, so that the tasks of a host have successive ranks."""
-    order = {host: index for index, host in enumerate(dict.fromkeys(hosts))}
-    return sorted(range(len(hosts)), key=lambda number: order[hosts[number]]).index(partition)
