@@ -68,14 +68,10 @@ _current_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", l
 
 
 class GradientReducer:
-    """The hooks on parameters, and the buckets in which their gradients are reduced. ``parameters`` must be
-    in the same order, and ``names`` (by ``id()``) equal, on all ranks. ``residuals`` are those of a reducer
-    that this one replaces. ``fresh``: gradients have been computed since the last :meth:`synchronize`, also
-    without other ranks; ``started``: with other ranks. ``synchronized``: the gradients are already reduced
-    for the next step. Before the first step ranks do not know which gradients are sparse. They tell each
-    other at its end, and then form the buckets; from the second step on buckets are reduced during the
-    backward pass. A gradient that no rank had so far counts as a dense one, until the end of the step in
-    which a rank has it.
+    """The hooks on parameters, and the buckets in which their gradients are reduced. Before the first step
+    ranks do not know which gradients are sparse. They tell each other at its end, and then form the buckets;
+    from the second step on buckets are reduced during the backward pass. A gradient that no rank had so far
+    counts as a dense one, until the end of the step in which a rank has it.
     """
 
     def __init__(
@@ -91,6 +87,7 @@ class GradientReducer:
         self.residuals = Residuals() if residuals is None else residuals
         self.passes = passes
         self.passes_left = [passes] * len(self.parameters)
+        # since the last synchronize(): there are gradients; they are being reduced; they have been
         self.fresh = self.started = self.synchronized = False
         self._pass = -1  # the backward pass that has begun the step
         self.buckets: List[Bucket] = []
@@ -99,7 +96,7 @@ class GradientReducer:
         self._unseen: List[int] = []  # parameters of which no rank has had a gradient yet
         self._context: Any = None
         self._is_included = False
-        self._hooks: List[Any] = []
+        self.hooks: List[Any] = []  # none if a later reducer has the parameters
         if isinstance(api.placed(), Context):  # otherwise this process joins its job later
             self._read_context()
         for other in list(_alive):
@@ -201,7 +198,7 @@ class GradientReducer:
             first = len(self.parameters)
             self.parameters += unfrozen
             self.passes_left += [self.passes] * len(unfrozen)
-            if self._hooks:
+            if self.hooks:
                 self._hook_from(first)
 
     # ---- hooks, and the beginning of a step --------------------------------------------------
@@ -212,18 +209,13 @@ class GradientReducer:
             parameter, hook = self.parameters[index], _hook(owner, index)
             register = getattr(parameter, "register_post_accumulate_grad_hook", None)
             handle = _OnAccumulator(parameter, hook) if register is None else register(hook)
-            self._hooks.append(handle)
+            self.hooks.append(handle)
 
     def remove_hooks(self) -> None:
         """Remove the hooks: gradients are then reduced in :meth:`synchronize` only."""
-        for handle in self._hooks:
+        for handle in self.hooks:
             handle.remove()
-        self._hooks.clear()
-
-    @property
-    def hooked(self) -> bool:
-        """Return whether this reducer has the hooks: no later one has its parameters."""
-        return bool(self._hooks)
+        self.hooks.clear()
 
     def _read_context(self) -> None:
         self._context = api.context()
@@ -269,10 +261,7 @@ class GradientReducer:
     # ---- the end of a step -------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Reduce the remaining gradients (absent ones as zeros), and wait for all reductions. RingcommError:
-        a reduction failed; all others have ended. ConfigError: another reducer has a parameter of this one,
-        and is reducing its gradient.
-        """
+        """Reduce the remaining gradients (absent ones as zeros), and wait for all reductions to end."""
         self.fresh = False
         if not self._is_active():
             self._end_step()
