@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import pyspark
@@ -101,8 +100,6 @@ class _Stage:
     ) -> None:  # fmt: skip
         self._context, self._job, self._task = context, job, task
         self._starts, self._running = Deadline(start_s), False
-        self._failed = threading.Event()
-        job.when_failed(self._failed.set)
         self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = pyspark.InheritableThread(target=self._run)
         self._thread.daemon = True
@@ -128,7 +125,7 @@ class _Stage:
         if not isinstance(found, Exception):
             return [(rank, RankOutcome(unpack(data))) for rank, data in found]
         # Spark ends all tasks when one has failed. The ranks' own report says which, and why.
-        if self._failed.wait(ARRIVE_S):
+        if self._job.failed.wait(ARRIVE_S):
             return [(rank, RankOutcome.of_error(found)) for rank in range(self._job.size)]
         text = str(found).strip().replace("\n: ", ": ").partition("\n")[0]
         raise RemoteError(f"Spark could not run the tasks. {text}") from found

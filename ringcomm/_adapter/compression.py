@@ -420,9 +420,7 @@ class AutoCompression:
         self._arrivals.append((now_s - self._first_s, nbytes))
 
     def finished(self, nbytes: int, waited_from_s: float) -> bool:
-        """Take the end of a step's reductions, of gradients of ``nbytes`` in float32, for which this rank has
-        waited since ``waited_from_s``; return whether :attr:`chosen` has changed.
-        """
+        """Take the end of a step's reductions of ``nbytes`` of float32; return whether the choice changes."""
         now_s = time.perf_counter()
         if self._last_end_s:  # also a step in which this rank reduced nothing: all ranks count the same steps
             overlap_s = max(0.0, waited_from_s - self._first_s) if self._first_s else 0.0

@@ -314,12 +314,7 @@ def run_in_order(operation: Operation, arrays: Sequence[Array], site: Site) -> L
             label = _label([array.shape[1:] for array in arrays]) if len(arrays) > 1 else None
             return [context.allgather(array, label) for array in arrays]
         label = _label([array.shape for array in arrays]) if len(arrays) > 1 else None
-        how = operation.how
-        options = how.options._replace(
-            op=how.op, name=label, prescale_factor=how.prescale, postscale_factor=how.postscale,
-            compression=None,
-        )  # fmt: skip
-        return [context.reduced_rows(array, "", options) for array in arrays]
+        return [context.reduced_rows(array, "", operation.how.call(label)) for array in arrays]
 
 
 @contextmanager

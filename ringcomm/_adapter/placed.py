@@ -85,7 +85,7 @@ class PlacedJob:
         self.size = size
         self._slots = _slots(size, hosts)
         self._hosts = [f"a {system} worker"] * size if hosts is None else [host.name for host in hosts]
-        self._failed = threading.Event()
+        self.failed = threading.Event()  # the ranks have been aborted
         self._leaving = False
         self._embedded: Optional[EmbeddedRendezvous] = None
         self._when_failed: List[Callable[[], None]] = []
@@ -122,14 +122,14 @@ class PlacedJob:
             logger.log(logging.WARNING if notice.kind == "warning" else logging.INFO, "%s", notice.text)
         if notice.kind == "failed":
             self._leaving = bool(notice.detail.get("leaving")) or notice.culprit is None
-            self._failed.set()
+            self.failed.set()
             for callback in self._when_failed:
                 _start_thread(callback)
 
     def when_failed(self, callback: Callable[[], None]) -> None:
         """Register a function to be called when the ranks have been aborted, in a thread; perhaps twice."""
         self._when_failed.append(callback)
-        if self._failed.is_set():
+        if self.failed.is_set():
             _start_thread(callback)
 
     @property
@@ -159,7 +159,7 @@ class PlacedJob:
                 outcomes[rank] = outcome
                 if not outcome.ok:
                     self.ended(rank, outcome.describe())
-            failed = self._failed.is_set()
+            failed = self.failed.is_set()
             if deadline is None and (failed or not all(item.ok for item in outcomes.values())):
                 deadline = Deadline(ARRIVE_S)
             only_lost = failed and not self._leaving and set(range(self.size)) - {*outcomes} == {self.culprit}

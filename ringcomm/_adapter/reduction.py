@@ -173,9 +173,7 @@ def of_gradients(
     weight: Optional[StepCursor] = None, sparse_as_dense: bool = False, groups: Groups = None,
     num_groups: int = 0, parameter_type: type = object, local_steps: bool = False,
 ) -> Reduction:  # fmt: skip
-    """Return the reduction for the arguments of a ``DistributedOptimizer``, which perhaps can make
-    ``local_steps``; for ``Compression.none`` the settings decide.
-    """
+    """Return the reduction for the arguments of a ``DistributedOptimizer`` and the settings."""
     if not local_steps:
         refuse_local_steps()
     chosen = op_of(op)

@@ -170,9 +170,7 @@ def samples_of(model: Any) -> Optional[int]:
 def make_distributed(
     optimizer: Any, how: Reduction, passes: int = 1, scale_local: bool = True, in_place: bool = False
 ) -> Any:
-    """Create a distributed optimizer with the configuration of another one, or (``in_place``) make it one,
-    with its state. ``passes`` is the number of batches per reduction.
-    """
+    """Create a distributed optimizer like another one, or (``in_place``) make it one, with its state."""
     kind = distributed_class(type(optimizer), how, scale_local)
     if in_place:
         return convert(optimizer, kind)

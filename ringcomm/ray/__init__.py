@@ -430,9 +430,8 @@ class Worker:
 
 
 class Placement:
-    """The workers and their hosts, in rank order, and the resources that are reserved for them. ``per_host``
-    is the number of workers on each host; None: Ray decides, on few hosts. ``use_current``: use the placement
-    group of the calling task or actor, if it has one.
+    """The workers and their hosts, in rank order, and the resources that are reserved for them, perhaps
+    those of the calling task. ``per_host`` is the number of workers on each host; None: Ray decides.
     """
 
     def __init__(

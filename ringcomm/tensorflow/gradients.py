@@ -252,8 +252,7 @@ class _Keras2Optimizer(OptionsInClass, ReducingOptimizer):
     """Mixin that adds the reduction to the class of the user's Keras 2 optimizer. Both ``model.fit`` and
     custom training loops call ``apply_gradients()``. It reduces gradients before they are clipped (optimizers
     of ``tf_keras.optimizers.legacy`` clip them before). Methods that compute gradients return reduced ones,
-    as in Horovod, and the next ``apply_gradients()`` does not reduce them again. With several passes per step
-    the sums are reduced, in ``apply_gradients()``.
+    as in Horovod, and the next ``apply_gradients()`` does not reduce them again.
     """
 
     _agg_helper: Optional[Accumulator] = None
@@ -315,9 +314,7 @@ def make_for_keras_2(
     optimizer: Any, how: Reduction, passes: int = 1, average: bool = False, scale_local: bool = True,
     in_place: bool = False,
 ) -> Any:  # fmt: skip
-    """Create a distributed optimizer with the configuration of another one of ``tf_keras``, or (``in_place``)
-    make it one, with its state. ``passes`` is the number of batches per step.
-    """
+    """Create a distributed optimizer like one of ``tf_keras``, or (``in_place``) make it one."""
     own = type(optimizer)
     bases = (own,) if issubclass(own, _Keras2Optimizer) else (_Keras2Optimizer, own)
     kind = derive(bases, (how, passes, average, scale_local))

@@ -210,13 +210,12 @@ class _AdasumDistributed(OwnOptimizer):
     """Mixin for Adasum: every rank makes its step, and the steps (deltas) are combined."""
 
     _compression: Any
-    _passes: int
     _named: Optional[Named]
     _option = "op=Adasum"
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Ignore the number of backward passes per step: the steps are reduced."""
-        self._passes = checked_passes(passes)
+        checked_passes(passes)
 
     def synchronize(self) -> None:
         """Do nothing: the steps are reduced, not the gradients."""
@@ -369,7 +368,7 @@ def DistributedOptimizer(
         names_of(parameters_of(optimizer), named)  # refuses wrong ones
         delta: Any = wrapped(_AdasumDistributed, optimizer, but="step")
         delta._compression = Compression.none if is_coded(reduction.compression) else reduction.compression
-        delta._passes, delta._named = passes, named
+        delta._named = named
         return delta
     made = wrapped(_Distributed, optimizer, but="step")
     made._distribute(reduction, named, passes)

@@ -31,7 +31,7 @@ from .._adapter.compression import (
 from .._adapter.gradients import Gradient, bucket_name, check_start, group_name, plan_buckets, plan_groups
 from .._adapter.graph_callbacks import state_of
 from .._adapter.reduction import Reduction, VariableReducer, is_coded
-from .._adapter.submit import finish_earlier
+from .._adapter.submit import finish_earlier, run_all
 from ..arrays.kinds import device_kind
 from ..arrays.operands import Operand, mirrors
 from ..arrays.torch_tensors import elements_of
@@ -275,7 +275,7 @@ class GradientReducer:
             label = f"{first} of {len(self.parameters)}"
             check_start(self.reduction.process_set, label, lambda: map(first_elements, self.parameters))
             layouts = self._own_layouts(self._unseen)
-            self._finish_all()
+            run_all([bucket.finish for bucket in self.buckets])
             if self._unseen:
                 self._see_first_gradients(layouts)
         except BaseException:
@@ -310,22 +310,8 @@ class GradientReducer:
                     bucket.take(place)
                 self.submit(bucket)
 
-    def _finish_all(self) -> None:
-        """Complete all buckets; raise the first error once no operation is pending."""
-        problem: Optional[Exception] = None
-        for bucket in self.buckets:
-            try:
-                bucket.finish()
-            except Exception as error:  # noqa: BLE001 - raised below
-                bucket.reset()
-                problem = problem or error
-        if problem is not None:
-            raise problem
-
     def reset(self, passes: Optional[int] = None) -> None:
-        """Drop all reductions in progress, once they have ended on all ranks: their names are free then.
-        ``passes`` is the new number of backward passes per step; None: unchanged.
-        """
+        """Drop all reductions in progress, once they have ended on all ranks: their names are free then."""
         if self._is_under_way():
             without = [item for item in self.parameters if item.grad is None]
             with suppress(RingcommError):
@@ -571,9 +557,8 @@ class FlatBucket(Bucket):
         return flat
 
     def _is_reusable(self, flat: torch.Tensor) -> bool:
-        """Return whether the memory may be overwritten. A tensor that is still a parameter's ``.grad`` may
-        be: gradients change in place. After ``zero_grad(set_to_none=True)`` the program may hold references
-        to the old gradients.
+        """Return whether the memory may be overwritten. That of a ``.grad`` may: gradients change in place.
+        After ``zero_grad(set_to_none=True)`` the program may hold references to the old gradients.
         """
         start, stop = flat.data_ptr(), flat.data_ptr() + flat.numel() * flat.element_size()
         for parameter in self.parameters:

@@ -189,9 +189,6 @@ class GroupReduction(NamedTuple):
         """Return the same reduction with a label appended to its name."""
         return self._replace(name=f"{self.name} {label}".strip())
 
-    def prepare(self, contribution: Array) -> None:
-        multiply(contribution, self.factor)
-
 
 _KIND = dist.ReduceOp.RedOpType
 _KNOWN: Dict[Any, GroupReduction] = {
@@ -242,7 +239,7 @@ class Collectives:
         operand.finish()
 
     def _reduce(self, data: Array, how: GroupReduction, intent: Optional[Signature] = None) -> None:
-        how.prepare(data)
+        multiply(data, how.factor)
         if intent is None:
             call = direct_call(Collective.ALLREDUCE, data, how.name, data.shape, int(how.op))
         else:
@@ -289,7 +286,7 @@ class Collectives:
             raise Misuse("sparse tensors can be summed and averaged only.")
         mine = tensor.coalesce()
         values, indices = mine.values().contiguous(), mine.indices()
-        how.prepare(GroupOperand(values, arithmetic=True).flat)
+        multiply(GroupOperand(values, arithmetic=True).flat, how.factor)
         operand = GroupOperand(values)
         label = " ".join(filter(None, ("sparse", f"in {mine.sparse_dim()} dimensions", operand.moved_as)))
         ahead = ahead_of(Collective.ALLREDUCE, operand.dtype, label, tuple(tensor.shape), int(how.op))
@@ -318,7 +315,7 @@ class Collectives:
         if data.nbytes <= _REDUCE_ALL_BYTES:
             self._reduce(data, how, intent)
         else:
-            how.prepare(data)
+            multiply(data, how.factor)
             bounds = even_bounds(data.size, self.size)
             self.runner.reduce_scatter(data, intent.on(data, bounds))
             own = data[bounds[self.rank] : bounds[self.rank + 1]]
@@ -335,7 +332,7 @@ class Collectives:
         own = parts.part(self.rank)
         _check_room("output", target.element, target.flat, parts.element, own)
         data = parts.load()
-        how.prepare(data)
+        multiply(data, how.factor)
         intent = _divided(Collective.REDUCESCATTER, how.labelled(label).name, parts, int(how.op))
         self.runner.reduce_scatter(data, intent.on(data))
         target.flat[...] = own

@@ -69,20 +69,17 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         """Return the backend's name."""
         return BACKEND
 
+    # C++ calls these four.
     def getGroupName(self) -> str:
-        """Return the group's name, for C++."""
         return self._name
 
     def setGroupName(self, name: str) -> None:
-        """Set the group's name, from C++."""
         self._name = name
 
     def getGroupDesc(self) -> str:
-        """Return the group's description, for C++."""
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:
-        """Set the group's description, from C++."""
         self._desc = desc
 
     name = _get_backend_name = getBackendName

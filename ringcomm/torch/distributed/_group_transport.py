@@ -56,7 +56,8 @@ class GroupTransport:
         with self.telling_shortages():
             of_all = None if default or _default is None else _default()
             control = None if joined is None else joined.control
-            watch = self.watch = GroupWatch(control, ranks, None if of_all is None else of_all.watch)
+            watch = GroupWatch(control, ranks, None if of_all is None else of_all.watch)
+            self.watch: GroupWatch = watch
             group = self.group = Group(channels, peers, settings, joined, watch, ranks)
             # Not a bound method: the detector's thread must not keep an unused group alive.
             self.end = _failure_handler(watch, channels)

@@ -187,9 +187,7 @@ Entry = Union[JobEntry, StoreEntry]
 
 
 def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Settings) -> GroupRendezvous:
-    """Connect to the other ranks of a group: ``ranks`` are those of the whole job, ``rank`` is this process's
-    in the group, and ``store`` is the group's part of PyTorch's.
-    """
+    """Connect to the other ranks of a group, of whose ``ranks`` in the job this process's is at ``rank``."""
     open_standard_descriptors()
     secret = key_from_environment()
     title = f"process group {name} of ranks {', '.join(map(str, ranks))}"
@@ -355,9 +353,8 @@ def ringcomm_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> It
 
 
 def _view() -> Context:
-    """Return the job of the default group. In an elastic job a second group begins a new view. A program that
-    has destroyed its process group and makes another one has lost a rank, or goes on with other ranks; all
-    ranks of the job do that together.
+    """Return the job of the default group. In an elastic job a second group begins a new view: a program that
+    makes another one has lost a rank, or goes on with other ranks; all ranks of the job do that together.
     """
     global _last_view
     api.init()
