@@ -138,7 +138,7 @@ def _places(client: distributed.Client, workers: Optional[Sequence[str]]) -> Lis
     twice = [address for address in chosen if chosen.count(address) > 1]
     if twice:
         raise ConfigError(f"workers: {twice[0]!r} is named twice. A worker can be one rank.")
-    return by_host(chosen, _host)
+    return by_host(chosen, lambda address: _host(address).identity)
 
 
 def _addresses(dask_scheduler: Any) -> List[str]:

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import pyspark
 
-from ._adapter.placed import ARRIVE_S, PlacedJob, RankOutcome, Ticket, attempt, call, settings_for
+from ._adapter.placed import ARRIVE_S, PlacedJob, RankOutcome, Ticket, attempt, by_host, call, settings_for
 from .calls.objects import unpack
 from .clock import Deadline
 from .configuration.membership import exported
@@ -101,8 +100,6 @@ class _Stage:
     ) -> None:  # fmt: skip
         self._context, self._job, self._task = context, job, task
         self._starts, self._running = Deadline(start_s), False
-        self._failed = threading.Event()
-        job.when_failed(self._failed.set)
         self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = pyspark.InheritableThread(target=self._run)
         self._thread.daemon = True
@@ -119,10 +116,7 @@ class _Stage:
             self._results.put(problem)
 
     def poll(self, timeout_s: float) -> List[Tuple[int, RankOutcome]]:
-        """Return the outcomes, once Spark has those of all tasks; wait for that at most ``timeout_s``.
-        StartTimeoutError: the tasks have not started in time. RemoteError: Spark has given up, and the ranks
-        have reported no failure.
-        """
+        """Return the outcomes, once Spark has those of all tasks; wait for that at most ``timeout_s``."""
         try:
             found = self._results.get(timeout=timeout_s)
         except queue.Empty:
@@ -131,7 +125,7 @@ class _Stage:
         if not isinstance(found, Exception):
             return [(rank, RankOutcome(unpack(data))) for rank, data in found]
         # Spark ends all tasks when one has failed. The ranks' own report says which, and why.
-        if self._failed.wait(ARRIVE_S):
+        if self._job.failed.wait(ARRIVE_S):
             return [(rank, RankOutcome.of_error(found)) for rank in range(self._job.size)]
         text = str(found).strip().replace("\n: ", ": ").partition("\n")[0]
         raise RemoteError(f"Spark could not run the tasks. {text}") from found
@@ -165,14 +159,8 @@ def _task(
     def task(_: Iterator[Any]) -> Iterator[Tuple[int, bytes]]:
         context = pyspark.BarrierTaskContext.get()
         hosts = [info.address.rpartition(":")[0] or info.address for info in context.getTaskInfos()]
-        rank = rank_of(context.partitionId(), hosts)
+        rank = by_host(range(len(hosts)), hosts.__getitem__).index(context.partitionId())
         with exported(env):
             yield rank, attempt(lambda: call(tickets[rank], fn, args, kwargs))
 
     return task
-
-
-def rank_of(partition: int, hosts: Sequence[str]) -> int:
-    """Return the rank of a task, so that the tasks of a host have successive ranks."""
-    order = {host: index for index, host in enumerate(dict.fromkeys(hosts))}
-    return sorted(range(len(hosts)), key=lambda number: order[hosts[number]]).index(partition)

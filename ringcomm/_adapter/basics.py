@@ -55,7 +55,9 @@ def init(comm: Any = None, process_sets: Union[str, Sequence[Any], None] = None)
     """
     requested = _listed(process_sets)
     api.init()
-    if comm is not None and list(_ranks_of(comm)) not in ([], list(range(api.size()))):
+    if comm is not None and not isinstance(comm, (list, tuple, range)):
+        raise ConfigError(f"init(comm={comm!r}): ringcomm has no MPI communicators.")
+    if comm is not None and list(comm) not in ([], list(range(api.size()))):
         raise ConfigError(
             f"init(comm={comm!r}): a job has all ranks that ringrun has started. Use process_sets=[...] "
             "for collectives among some of the ranks."
@@ -103,12 +105,6 @@ def _listed(process_sets: Union[str, Sequence[Any], None]) -> List[ProcessSet]:
         if any(item.ranks == other.ranks for other in requested[: number - 1]):
             raise ConfigError(f"process_sets: entry number {number} is a duplicate: {item}.")
     return requested
-
-
-def _ranks_of(comm: Any) -> Sequence[int]:
-    if not isinstance(comm, (list, tuple, range)):
-        raise ConfigError(f"init(comm={comm!r}): ringcomm has no MPI communicators.")
-    return comm
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Callable, Dict, Optional, Union
 
 import numpy as np
@@ -14,49 +15,45 @@ from .reduction import Reduction
 Multiplier = Union[float, Callable[[float], float]]
 
 
+@dataclass
 class Schedule:
     """A learning rate: a multiplier, or a function of the epoch, with fractions unless ``staircase``."""
 
-    def __init__(
-        self, initial_lr: float, multiplier: Multiplier, start_epoch: int = 0,
-        end_epoch: Optional[int] = None, staircase: bool = True, steps_per_epoch: Optional[int] = None,
-    ) -> None:  # fmt: skip
-        if initial_lr is None:
+    initial_lr: float
+    multiplier: Multiplier
+    start_epoch: int = 0
+    end_epoch: Optional[int] = None
+    staircase: bool = True
+    steps_per_epoch: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        if self.initial_lr is None:
             raise ConfigError("initial_lr is required: the learning rate that the multiplier applies to.")
-        self.initial_lr = float(initial_lr)
-        self.start_epoch = start_epoch
-        self.end_epoch = end_epoch
-        self.staircase = staircase or not callable(multiplier)
-        self.steps_per_epoch = steps_per_epoch
-        self._multiplier = multiplier
+        self.initial_lr = float(self.initial_lr)
 
     def rate(self, epoch: int, batch: int) -> Optional[float]:
         """Return the learning rate for a batch, or None to keep it."""
         if epoch < self.start_epoch or self.end_epoch is not None and epoch >= self.end_epoch:
             return None
-        if not callable(self._multiplier):
-            return self.initial_lr * self._multiplier if batch == 0 else None
+        if not callable(self.multiplier):
+            return self.initial_lr * self.multiplier if batch == 0 else None
         if self.staircase:
-            return self.initial_lr * self._multiplier(epoch) if batch == 0 else None
+            return self.initial_lr * self.multiplier(epoch) if batch == 0 else None
         if not self.steps_per_epoch:
             raise ConfigError(
                 "steps_per_epoch is required: Keras does not report the number of batches per epoch."
             )
-        return self.initial_lr * self._multiplier(epoch + float(batch) / self.steps_per_epoch)
+        return self.initial_lr * self.multiplier(epoch + float(batch) / self.steps_per_epoch)
 
 
-def warmup(size: int, warmup_epochs: float) -> Callable[[float], float]:
-    """Return the multiplier that rises from 1/size to 1 over some epochs. Training starts with the learning
-    rate of one rank and reaches ``initial_lr``, which is that of one rank multiplied by the number of ranks
-    (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
+def warmup(size: int, warmup_epochs: float, epoch: float) -> float:
+    """Return the multiplier of an epoch, which rises from 1/size to 1 over some epochs. Training starts with
+    the learning rate of one rank and reaches ``initial_lr``, which is that of one rank multiplied by the
+    number of ranks (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
     """
-
-    def multiplier(epoch: float) -> float:
-        if not warmup_epochs:
-            return 1.0
-        return 1.0 / size * (epoch * (size - 1) / warmup_epochs + 1)
-
-    return multiplier
+    if not warmup_epochs:
+        return 1.0
+    return 1.0 / size * (epoch * (size - 1) / warmup_epochs + 1)
 
 
 def averaged(logs: Dict[str, Any], samples: Optional[int] = None) -> Dict[str, float]:

@@ -29,15 +29,12 @@ __all__ = [
     "NoneCompressor",
 ]  # fmt: skip
 
-# The dtype in which floating-point numbers are sent, by the name of the compression.
-WIRE_DTYPES: Dict[str, Optional[str]] = {"none": None, "fp16": "float16", "bf16": "bfloat16"}
-
 _WIDE = ("float32", "float64")
 
 
 def wire_dtype(compression: str, dtype: str) -> Optional[str]:
     """Return the dtype in which float32 and float64 are sent; None: their own."""
-    return WIRE_DTYPES.get(compression) if dtype in _WIDE else None
+    return {"fp16": "float16", "bf16": "bfloat16"}.get(compression) if dtype in _WIDE else None
 
 
 def dtype_name(tensor: Any) -> str:
@@ -221,13 +218,6 @@ class Residuals:
         """Forget all residuals, and log that in one line if there were any."""
         reset_all([self], why)
 
-    def clear(self) -> int:
-        """Forget all residuals; return how many parameters had one."""
-        lost = sum(1 for array in self._arrays.values() if array.any())
-        for array in self._arrays.values():
-            array[:] = 0
-        return lost
-
     def scale(self, factor: float) -> None:
         """Multiply all residuals, for example after the scale of losses has changed by that factor."""
         for array in self._arrays.values():
@@ -248,7 +238,10 @@ class Residuals:
 
 def reset_all(residuals: Sequence[Residuals], why: str) -> None:
     """Forget the residuals of several groups of parameters, and log that in one line if there were any."""
-    lost = sum(item.clear() for item in residuals)
+    arrays = [array for item in residuals for array in item._arrays.values()]
+    lost = sum(1 for array in arrays if array.any())
+    for array in arrays:
+        array[:] = 0
     if lost:
         logger.info("error feedback of %d parameters is dropped: %s", lost, why)
 
@@ -351,11 +344,9 @@ def _exposed_s(step: StepTime, reductions: Sequence[Tuple[float, float]], factor
 
 
 def fitted(name: str, nbytes: int, step: StepTime, links: Links, most: float = _MAX_CHANGE) -> Links:
-    """Return the links with which a step with this compression waits as long as it did. If it has not waited
-    at all: the slowest links with which it would not have. So from a compression that hides everything there
-    is no way back to float32, which may not. ``links`` is the present estimate, which stays if it explains
-    the wait to 5 % of the step; it changes at most by the factor ``most``. ``nbytes`` is the size of all
-    gradients in float32, and ``step`` the slowest rank's.
+    """Return the links with which a step with this compression waits as long as it did; the present ones if
+    they explain the wait to 5 % of the step. Without a wait: the slowest links with which it would not have
+    waited. So from a compression that hides everything there is no way back to float32, which may not.
     """
     reductions = _reductions(name, nbytes, step, links)
     if abs(_exposed_s(step, reductions) - step.wait_s) <= 0.05 * step.period_s:
@@ -430,10 +421,7 @@ class AutoCompression:
         self._arrivals.append((now_s - self._first_s, nbytes))
 
     def finished(self, nbytes: int, waited_from_s: float) -> bool:
-        """Take the end of a step's reductions; return whether :attr:`chosen` has changed. It chooses after
-        some steps, and checks the links now and then. ``nbytes`` is the size of all gradients in float32;
-        ``waited_from_s`` is when this rank began to wait, by ``time.perf_counter()``.
-        """
+        """Take the end of a step's reductions of ``nbytes`` of float32; return whether the choice changes."""
         now_s = time.perf_counter()
         if self._last_end_s:  # also a step in which this rank reduced nothing: all ranks count the same steps
             overlap_s = max(0.0, waited_from_s - self._first_s) if self._first_s else 0.0

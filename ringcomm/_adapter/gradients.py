@@ -31,18 +31,15 @@ class Gradient(NamedTuple):
     kind: Hashable  # dtype and device; the same for all gradients of a bucket
 
 
-def plan_buckets(
-    gradients: Sequence[Gradient],
-    first_bytes: int = FIRST_GRADIENTS_BYTES,
-    bucket_bytes: int = GRADIENTS_BYTES,
-) -> List[List[int]]:
+def plan_buckets(gradients: Sequence[Gradient]) -> List[List[int]]:
     """Divide gradients into buckets, in the order in which a backward pass computes them: last first."""
     buckets: List[List[int]] = []
     open_buckets: Dict[Hashable, List[int]] = {}
     filled: Dict[Hashable, int] = {}
     for index in reversed(range(len(gradients))):
         nbytes, kind = gradients[index]
-        limit = first_bytes if kind in open_buckets and open_buckets[kind] is buckets[0] else bucket_bytes
+        is_first = kind in open_buckets and open_buckets[kind] is buckets[0]
+        limit = FIRST_GRADIENTS_BYTES if is_first else GRADIENTS_BYTES
         if kind not in open_buckets or filled[kind] + nbytes > limit:
             open_buckets[kind] = []
             filled[kind] = 0
@@ -69,10 +66,9 @@ def plan_groups(parameters: Sequence[Any], groups: Union[int, Sequence[Sequence[
 def names_of(
     groups: Sequence[Sequence[Any]], named: Optional[Iterable[Any]], everything_named: bool = True
 ) -> Dict[int, str]:
-    """Return the name of every parameter, by ``id()``. ``groups`` are the optimizer's parameter groups,
-    ``named`` the caller's pairs (name, parameter). Without ``everything_named`` parameters may lack a name:
-    theirs then contain the first given one, so that they differ from those of other optimizers. ConfigError:
-    invalid pairs, or a name is missing or occurs twice.
+    """Return the name of every parameter, by ``id()``, from the caller's pairs (name, parameter). Without
+    ``everything_named`` parameters may lack a name: theirs then contain the first given one, so that they
+    differ from those of other optimizers.
     """
     own = {
         id(item): f"noname.{number}.{place}"
@@ -160,8 +156,7 @@ _reductions: WeakKeyDictionary[Context, Dict[str, int]] = WeakKeyDictionary()
 
 def check_start(process_set: ProcessSet, label: str, weights: Callable[[], Iterable[Array]]) -> None:
     """Count a reduction of gradients; before one of the first, warn once if the weights of ranks differ.
-    Averages of gradients do not make weights equal. Small differences are allowed: processors of different
-    kinds round differently. ``label`` names what is trained, the same on all ranks; ``weights`` returns at
+    Small differences are allowed: processors of different kinds round differently. ``weights`` returns at
     least the first elements of each weight, in order.
     """
     context = api.context()

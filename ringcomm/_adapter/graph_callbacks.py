@@ -88,10 +88,8 @@ class Operation(NamedTuple):
         return self.kind in ("allreduce", "broadcast")
 
     def start(self, arrays: Sequence[Array], urgent: bool = False, in_place: bool = False) -> AnyHandle:
-        """Submit it; the handle returns a list of arrays, or None for a barrier. Of an alltoall the list has
-        the received rows and their number by source rank (int32). ``urgent``: the caller waits for it next.
-        ``in_place`` overwrites the arrays, which are contiguous, if it :attr:`keeps_shapes`. ConfigError: row
-        counts do not fit. ShapeError: an array has no rows to divide.
+        """Submit it; the handle returns a list of arrays, or None for a barrier. ``urgent``: the caller waits
+        for it next. ``in_place`` overwrites the arrays, which are contiguous, if it :attr:`keeps_shapes`.
         """
         return _STARTS[self.kind](self, arrays, urgent, in_place)
 
@@ -316,12 +314,7 @@ def run_in_order(operation: Operation, arrays: Sequence[Array], site: Site) -> L
             label = _label([array.shape[1:] for array in arrays]) if len(arrays) > 1 else None
             return [context.allgather(array, label) for array in arrays]
         label = _label([array.shape for array in arrays]) if len(arrays) > 1 else None
-        how = operation.how
-        options = how.options._replace(
-            op=how.op, name=label, prescale_factor=how.prescale, postscale_factor=how.postscale,
-            compression=None,
-        )  # fmt: skip
-        return [context.reduced_rows(array, "", options) for array in arrays]
+        return [context.reduced_rows(array, "", operation.how.call(label)) for array in arrays]
 
 
 @contextmanager
@@ -406,9 +399,8 @@ Execute = Callable[[Operation, List[Any]], Sequence[Any]]
 
 class TreeCollectives:
     """Execute collectives on all arrays of a tree as one operation; without arrays it needs no other rank.
-    ``leaves`` returns a tree's arrays, and the function that joins results to a tree. ``execute`` runs an
-    operation on arrays of the framework; the weight of a reduction is the last input, in the form that
-    ``weights`` returns.
+    ``leaves`` returns a tree's arrays, and the function that joins results to a tree. The weight of a
+    reduction is the last input of ``execute``, in the form that ``weights`` returns.
     """
 
     def __init__(
@@ -556,9 +548,7 @@ def start_coded(
     weight: Optional[float] = None, state: Optional[CompressionState] = None, in_place: bool = False,
 ) -> Pending:  # fmt: skip
     """Start an allreduce: one operation to its callers, one engine operation for the arrays of each codec.
-    ``how`` has one of ringcomm's compressors. Without a name it is matched by its order. ``urgent``: the
-    caller waits for it next. ``state`` keeps gradients' residuals; None: the arrays are not gradients.
-    ``in_place`` overwrites the arrays, which are contiguous. The result is a list of arrays.
+    ``state`` keeps gradients' residuals; None: the arrays are not gradients.
     """
     pairs = [(array.reshape(-1), array.shape) if in_place else flat_copy(array) for array in arrays]
     auto = None if state is None else state.auto(how.compression)

@@ -442,8 +442,7 @@ class LocalSGD(OuterOptimizer):
         self._interval.load_state_dict(state["interval"])
 
     def restart(self) -> None:
-        """Take the present weights for those of all ranks, of a new view too; forget momentum and residuals.
-        """
+        """Take the present weights for those of all ranks, and forget momentum and residuals."""
         if self.view_changed():
             self._running.clear()
             self._context = api.context()
@@ -476,10 +475,8 @@ class Facts(NamedTuple):
 
 
 class Interval:
-    """The local steps of this rank until the next synchronization. ``sync_every`` is a number of steps, one
-    number per rank, or ``"auto"``: derived from the last exchanges; ``least`` is the fewest steps.
-    ``max_drift`` is the permitted distance, relative to the norm of the weights. ``drift`` is the distance at
-    the last exchange of which it is known, nan before. ConfigError: an argument is out of range.
+    """The local steps of this rank until the next synchronization, at least ``least``. ``max_drift`` is the
+    permitted distance, relative to the norm of the weights; ``drift`` is the last that is known, nan before.
     """
 
     def __init__(
@@ -533,9 +530,7 @@ class Interval:
         self._own = Facts(apart, norm, self._made)
 
     def send(self, began_s: float, made: int, weights: bool = True) -> List[float]:
-        """Return the numbers of the last exchange, which go with the one that begins, of ``weights`` or
-        gradients.
-        """
+        """Return the numbers of the last exchange, which go with the one that begins."""
         passed_s = max(0.0, began_s - self._sent_s - self._exchange_s)  # 0 with nan: it is the first one
         sent = self._own._replace(exchange_s=self._exchange_s, step_s=passed_s / max(1, made))
         self._sent_s, self._exchange_s, self._made, self._own = began_s, 0.0, made, Facts()
@@ -543,8 +538,7 @@ class Interval:
         return list(sent)
 
     def learn(self, means: Sequence[float]) -> str:
-        """Set the next interval from the averages of :meth:`send`; return a warning, once, if it is too long.
-        """
+        """Set the next interval from the averages of :meth:`send`; return a warning, or ""."""
         facts = Facts(*means)
         if facts.step_s > 0:
             self._costs.append(facts.exchange_s / facts.step_s)

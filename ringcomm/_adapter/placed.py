@@ -74,8 +74,7 @@ class RankOutcome(NamedTuple):
 
 class PlacedJob:
     """The driver's side of a job. ``hosts`` are those of the workers in rank order, or None if they are not
-    known yet; ``limit`` names what sets the time limit of the start. Ranks get the settings that are not the
-    default. StartupError: no address can be listened on. ConfigError: no certificate can be made.
+    known yet; ``limit`` names what sets the time limit of the start.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class PlacedJob:
         self.size = size
         self._slots = _slots(size, hosts)
         self._hosts = [f"a {system} worker"] * size if hosts is None else [host.name for host in hosts]
-        self._failed = threading.Event()
+        self.failed = threading.Event()  # the ranks have been aborted
         self._leaving = False
         self._embedded: Optional[EmbeddedRendezvous] = None
         self._when_failed: List[Callable[[], None]] = []
@@ -123,14 +122,14 @@ class PlacedJob:
             logger.log(logging.WARNING if notice.kind == "warning" else logging.INFO, "%s", notice.text)
         if notice.kind == "failed":
             self._leaving = bool(notice.detail.get("leaving")) or notice.culprit is None
-            self._failed.set()
+            self.failed.set()
             for callback in self._when_failed:
                 _start_thread(callback)
 
     def when_failed(self, callback: Callable[[], None]) -> None:
         """Register a function to be called when the ranks have been aborted, in a thread; perhaps twice."""
         self._when_failed.append(callback)
-        if self._failed.is_set():
+        if self.failed.is_set():
             _start_thread(callback)
 
     @property
@@ -151,8 +150,7 @@ class PlacedJob:
     def collect(self, poll: Callable[[float], Iterable[Tuple[int, RankOutcome]]]) -> List[Any]:
         """Return the ranks' results in rank order, when all have returned; RemoteError if one failed. After a
         failure the other ranks have :data:`ARRIVE_S` to return: then their processes can be ranks of the next
-        job, which the caller may start at once. ``poll`` waits at most the given seconds, and returns the
-        ranks that ended since its last call, with their outcomes.
+        job, which the caller may start at once. ``poll`` returns the ranks that ended since its last call.
         """
         outcomes: Dict[int, RankOutcome] = {}
         deadline: Optional[Deadline] = None
@@ -161,7 +159,7 @@ class PlacedJob:
                 outcomes[rank] = outcome
                 if not outcome.ok:
                     self.ended(rank, outcome.describe())
-            failed = self._failed.is_set()
+            failed = self.failed.is_set()
             if deadline is None and (failed or not all(item.ok for item in outcomes.values())):
                 deadline = Deadline(ARRIVE_S)
             only_lost = failed and not self._leaving and set(range(self.size)) - {*outcomes} == {self.culprit}
@@ -207,11 +205,10 @@ def _slots(size: int, hosts: Optional[Sequence[Host]]) -> List[Slot]:
     return slots
 
 
-def by_host(workers: Sequence[Any], host_of: Callable[[Any], Host]) -> List[Any]:
+def by_host(workers: Sequence[Any], identity_of: Callable[[Any], str]) -> List[Any]:
     """Return the workers, those of the same host next to each other, for their ranks."""
-    identities = dict.fromkeys(host_of(item).identity for item in workers)
-    order = {name: index for index, name in enumerate(identities)}
-    return sorted(workers, key=lambda item: order[host_of(item).identity])
+    order = {name: index for index, name in enumerate(dict.fromkeys(map(identity_of, workers)))}
+    return sorted(workers, key=lambda item: order[identity_of(item)])
 
 
 # ---- in the worker ----------------------------------------------------------------------------------------
@@ -254,9 +251,7 @@ def end(error: Optional[BaseException] = None) -> None:
 
 def call(ticket: Ticket, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Join the job as a rank, call a function, and leave the job; return the function's result. The job is
-    joined before the call, so that the errors of all ranks name a rank whose function fails at once. The
-    function may also call ``init()``. ConfigError: the process is a rank already. StartupError: the ranks did
-    not connect.
+    joined before the call, so that the errors of all ranks name a rank whose function fails at once.
     """
     enter(ticket)
     try:

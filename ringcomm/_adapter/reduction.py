@@ -84,10 +84,8 @@ class Reduction(NamedTuple):
     def prepared(
         self, tensors: Sequence[Any]
     ) -> Tuple[Reduction, List[Any], Callable[[Sequence[Any]], List[Any]]]:
-        """Split the compression into what the reduction executes and what converts tensors around it. Return
-        the reduction, with a compressor for which :func:`is_coded` holds or with none (reductions that do not
-        add are executed without codes); the tensors to send; and a function that converts the received
-        tensors. ConfigError: no compressor has the name.
+        """Split the compression: return the reduction with the part that it executes (reductions that do not
+        add are executed without codes), the tensors to send, and a function that converts received ones.
         """
         compressor, how = compressor_of(self.compression), self
         if is_coded(compressor):
@@ -145,9 +143,9 @@ class VariableReducer:
         self, gradients: Sequence[Any], variables: Sequence[Any], absent: Sequence[Any],
         *args: Any, **kwargs: Any,
     ) -> List[Any]:  # fmt: skip
-        """Reduce the gradients of some variables; other variables are ``absent`` in this step. The names of
-        operations contain those of ``absent``, so that a rank with other ones is a mismatch in this step:
-        operations of the same names in a later step would be matched otherwise.
+        """Reduce the gradients of some variables. The names of operations contain those of the variables
+        without gradients (``absent``), so that a rank with other ones is a mismatch in this step: operations
+        of the same names in a later step would be matched otherwise.
         """
         raise NotImplementedError
 
@@ -175,11 +173,7 @@ def of_gradients(
     weight: Optional[StepCursor] = None, sparse_as_dense: bool = False, groups: Groups = None,
     num_groups: int = 0, parameter_type: type = object, local_steps: bool = False,
 ) -> Reduction:  # fmt: skip
-    """Return the reduction for the arguments of a ``DistributedOptimizer``. ``gradient_predivide_factor``
-    divides before the sum, with Average. For ``Compression.none`` the settings decide. ``local_steps``: the
-    optimizer can make local steps. ConfigError: an argument is invalid, or the settings ask for local steps
-    that it cannot make.
-    """
+    """Return the reduction for the arguments of a ``DistributedOptimizer`` and the settings."""
     if not local_steps:
         refuse_local_steps()
     chosen = op_of(op)
@@ -195,11 +189,7 @@ def chosen_groups(groups: Groups, num_groups: int, parameter_type: type) -> Grou
     """Return the checked ``groups``, or ``num_groups``."""
     if groups is None:
         groups = num_groups or None
-    if groups is None:
-        return None
-    if isinstance(groups, int):
-        if groups <= 0:
-            raise ConfigError("groups should be a positive integer or a list of lists of parameters.")
+    if groups is None or isinstance(groups, int) and groups > 0:
         return groups
     if not isinstance(groups, (list, tuple)):
         raise ConfigError("groups should be a positive integer or a list of lists of parameters.")

@@ -64,10 +64,7 @@ class SetPosition(NamedTuple):
 
 
 def place_for(operation: Operation) -> Optional[SetPosition]:
-    """Return the place that a program is compiled for; None: it fits every number of ranks.
-    NotInitializedError: this process is not in a job. UnknownProcessSetError: the set is not registered, or
-    this rank is not a member.
-    """
+    """Return the place that a program is compiled for; None: it fits every number of ranks."""
     process_set = operation.how.process_set
     api.context().engine.sets.check_member(number_of(process_set))
     if operation.kind in ("reducescatter", "allgather", "alltoall"):
@@ -89,9 +86,7 @@ class HostCall(NamedTuple):
         return operation.keeps_shapes and not operation.has_weight and not operation.is_coded
 
     def run(self, arrays: Sequence[Array]) -> List[Array]:
-        """Execute it; return new arrays, or the given ones where these are not read any more. MismatchError:
-        the number of ranks has changed since the program was compiled.
-        """
+        """Execute it; return new arrays, or the given ones where these are not read any more."""
         operation, place = self.operation, self.place
         if place is None:
             return self._execute(arrays)
@@ -111,17 +106,10 @@ class HostCall(NamedTuple):
             return [self._execute([blocks, NO_SPLITS])[0].reshape(arrays[0].shape)]
         return self._execute(arrays)
 
-    @property
-    def is_in_order(self) -> bool:
-        """Return whether it is a call in order. Otherwise ranks match it by name."""
-        return can_be_in_order(self.operation)
-
     def run_now(self, arrays: Sequence[Array]) -> List[Array]:
-        """Execute it outside of compiled programs, where ranks may have different numbers of rows. Return the
-        results; if it :attr:`overwrites`, in the given arrays.
-        """
+        """Execute it outside of compiled programs, where ranks may have different numbers of rows."""
         if self.overwrites:
-            if self.is_in_order:
+            if can_be_in_order(self.operation):
                 overwrite_in_order(self.operation, arrays, self.site)
             else:
                 Batch([self.operation]).overwrite(arrays)
@@ -130,7 +118,7 @@ class HostCall(NamedTuple):
         return self._execute([*arrays, NO_SPLITS] if alone else arrays, None)
 
     def _execute(self, arrays: Sequence[Array], name: Optional[str] = SEQUENCE) -> List[Array]:
-        if self.is_in_order:
+        if can_be_in_order(self.operation):
             return run_in_order(self.operation, arrays, self.site)
         operation = self.operation if self.operation.name else self.operation._replace(name=name)
         return Batch([operation]).run(arrays)
@@ -187,10 +175,7 @@ effect = _effect()
 
 
 def bind(operation: Operation, operands: Sequence[Any]) -> List[Any]:
-    """Add a collective to the traced program, or execute it if none is traced; return its results.
-    NotInitializedError: this process is not in a job. UnknownProcessSetError: the set is not registered, or
-    this rank is not a member. ShapeError: an operand has no dimensions, and the operation needs rows.
-    """
+    """Add a collective to the traced program, or execute it if none is traced; return its results."""
     call = HostCall(operation, place_for(operation), this_site())
     results_of(call, [operand.shape for operand in operands])
     results: List[Any] = collective_p.bind(*operands, call=call)
@@ -236,9 +221,7 @@ def _execute(*operands: Any, call: HostCall) -> List[Any]:
 
 
 def run_outside(call: HostCall, arrays: Sequence[Any]) -> List[Any]:
-    """Execute a call on the host, after the programs that this thread has started. Arrays as for
-    :meth:`.HostCall.run_now`. RingcommError (or an error of JAX): it failed, or one of the programs has.
-    """
+    """Execute a call on the host, after the programs that this thread has started."""
     with with_causes():
         wait_for_programs()
     return call.run_now(arrays)
@@ -286,9 +269,7 @@ def aligned(shape: Any, dtype: Any) -> Any:
 
 
 def from_host(array: Any, like: Any) -> Any:
-    """Return a JAX array with the elements of a NumPy array, on the device of ``like``. The NumPy array must
-    not be written to after this.
-    """
+    """Return a JAX array, perhaps in the memory of the NumPy array, on the device of ``like``."""
     share = array.nbytes >= _SHARED_FROM_BYTES and array.dtype.kind in "iufc"
     result = jnp.from_dlpack(array) if share else jnp.asarray(array)
     device = getattr(like, "sharding", None)
@@ -302,9 +283,7 @@ def from_host(array: Any, like: Any) -> Any:
 
 
 def weights_of(weight: Any) -> List[Any]:
-    """Return the weight as the last operand of a reduction; none if it is None. Misuse: it is a number, and
-    negative or not finite.
-    """
+    """Return the weight as the last operand of a reduction; none if it is None."""
     if weight is None:
         return []
     if not isinstance(weight, jax.core.Tracer):
@@ -548,9 +527,7 @@ def _finish() -> None:
 
 
 def _programs_first() -> None:
-    """Wait for the programs that this thread has started: their collectives precede the next call.
-    RingcommError (or an error of JAX): one of these programs has failed.
-    """
+    """Wait for the programs that this thread has started: their collectives precede the next call."""
     if not is_in_order():
         with with_causes():
             wait_for_programs()

@@ -28,9 +28,7 @@ class GradientReducer(NamedTuple):
     name: Optional[str] = None
 
     def __call__(self, gradients: Any, weight: Any = None) -> Any:
-        """Return the reduced gradients, as a tree of the same structure, in which None stays None. ``weight``
-        is that of this rank in a weighted average; None: no weights.
-        """
+        """Return the reduced gradients, as a tree of the same structure, in which None stays None."""
         weights = weights_of(weight)
         leaves, structure = jax.tree_util.tree_flatten(gradients)
         arrays = [jnp.asarray(leaf) for leaf in leaves]
@@ -59,9 +57,7 @@ class GradientReducer(NamedTuple):
 def gradient_reducer(
     op: Any, compression: Any, gradient_predivide_factor: float, process_set: ProcessSet, share: float = 1.0
 ) -> GradientReducer:
-    """Return a reducer for the arguments of the public functions; ``share`` multiplies its results.
-    ConfigError: ``gradient_predivide_factor`` is given with an op other than Average.
-    """
+    """Return a reducer for the arguments of the public functions; ``share`` multiplies its results."""
     chosen = op_of(op)
     prescale, postscale = predivided(chosen, gradient_predivide_factor)
     how = Reduction(chosen, prescale, postscale * share, process_set, compression=compression)

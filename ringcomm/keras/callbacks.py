@@ -226,7 +226,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self, initial_lr: float, warmup_epochs: int = 5, momentum_correction: bool = True,
         steps_per_epoch: Optional[int] = None, verbose: int = 0,
     ) -> None:  # fmt: skip
-        multiplier: Multiplier = lambda epoch: warmup(api.size(), warmup_epochs)(epoch)  # noqa: E731
+        multiplier: Multiplier = lambda epoch: warmup(api.size(), warmup_epochs, epoch)  # noqa: E731
         super().__init__(
             initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch
         )

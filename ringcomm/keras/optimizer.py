@@ -104,9 +104,7 @@ def distributed_class(kind: type, how: Reduction, scale_local: bool) -> Any:
 
 
 def reducer_class() -> Type[VariableReducer]:
-    """Return the backend's reducer, which submits all gradients before it waits for any. NotImplementedError:
-    there is no adapter for the backend.
-    """
+    """Return the backend's reducer, which submits all gradients before it waits for any."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
         from ..tensorflow.gradients import GradientReducer
@@ -140,8 +138,7 @@ class _JaxReducer(VariableReducer):
 
 def check_not_scaled_outside(optimizer: Any) -> None:
     """Check, before training, that the optimizer is not distributed within one that scales losses. Custom
-    training loops are not checked: Keras does not tell an optimizer that another one wraps it. ConfigError:
-    it is, so each rank would leave out steps because of its own gradients.
+    training loops are not checked: Keras does not tell an optimizer that another one wraps it.
     """
     if isinstance(getattr(optimizer, "inner_optimizer", None), _Distributed):
         raise ConfigError(
@@ -153,9 +150,7 @@ def check_not_scaled_outside(optimizer: Any) -> None:
 
 
 def check_reached(optimizer: Any) -> None:
-    """Check after an epoch that Keras has called the method that reduces gradients. BrokenInvariantError: it
-    has not, so the models of the ranks have diverged.
-    """
+    """Check after an epoch that Keras has called the method that reduces gradients."""
     if isinstance(optimizer, _Distributed) and not optimizer._ringcomm_reached:
         raise BrokenInvariantError(
             f"Keras {keras.__version__} on {keras.backend.backend()} has trained with "
@@ -175,10 +170,7 @@ def samples_of(model: Any) -> Optional[int]:
 def make_distributed(
     optimizer: Any, how: Reduction, passes: int = 1, scale_local: bool = True, in_place: bool = False
 ) -> Any:
-    """Create a distributed optimizer with the configuration of another one. ``passes`` is the number of
-    batches per reduction. ``scale_local``: divide gradients of local variables by the number of ranks.
-    ``in_place``: change the class of ``optimizer``, which keeps its state.
-    """
+    """Create a distributed optimizer like another one, or (``in_place``) make it one, with its state."""
     kind = distributed_class(type(optimizer), how, scale_local)
     if in_place:
         return convert(optimizer, kind)

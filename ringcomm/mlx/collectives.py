@@ -216,9 +216,7 @@ def from_host(array: Array) -> mx.array:
 
 
 def evaluate(how: Any, arrays: Sequence[mx.array]) -> None:
-    """Compute arrays by ``mx.eval`` or ``mx.async_eval``. NotOfferedError: MLX is transforming the function
-    that has called the collective.
-    """
+    """Compute arrays by ``mx.eval`` or ``mx.async_eval``, except where MLX transforms a function."""
     try:
         how(*arrays)
     except (ValueError, RuntimeError) as problem:
@@ -231,9 +229,7 @@ def evaluate(how: Any, arrays: Sequence[mx.array]) -> None:
 
 
 class Blocks:
-    """Copies of arrays in new memory, which collectives overwrite. ``groups`` are indices of arrays that are
-    side by side in one block, with one dtype.
-    """
+    """Copies of arrays in new memory, which collectives overwrite: a block for each of ``groups``."""
 
     def __init__(self, arrays: Sequence[mx.array], groups: Sequence[Sequence[int]]) -> None:
         self._arrays, self._groups = arrays, groups

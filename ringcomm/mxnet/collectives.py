@@ -330,9 +330,7 @@ def dense(tensor: Any, what: str) -> mx.nd.NDArray:
 
 
 def flat_array(array: mx.nd.NDArray) -> Array:
-    """Return the elements of an NDArray when they are computed; on the CPU in the NDArray's memory.
-    mxnet.base.MXNetError: computing them has failed.
-    """
+    """Return the elements of an NDArray when they are computed; on the CPU in the NDArray's memory."""
     array.wait_to_read()
     if array.context.device_type not in HOST_MEMORY:
         staged: Array = array.asnumpy().reshape(-1)

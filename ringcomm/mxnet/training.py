@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from contextlib import suppress
 from functools import wraps
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -262,9 +263,7 @@ class GradientReducer:
         self, names: Sequence[str], gradients: Sequence[mx.nd.NDArray], weights: Sequence[mx.nd.NDArray]
     ) -> None:
         """Overwrite gradients with the average of all ranks' gradients. They are submitted in the order in
-        which a backward pass computes them, the last first, each bucket as soon as it is computed. ``names``
-        must be equal on all ranks; ranks that begin with different ``weights`` are warned. RingcommError: a
-        reduction failed; all of them have ended.
+        which a backward pass computes them, the last first, each bucket as soon as it is computed.
         """
         if not self.how.active() or not gradients:
             return
@@ -343,16 +342,22 @@ def broadcast_parameters(
         raise ConfigError(f"broadcast_parameters: prefix={prefix!r} is not a string.")
     if size_of(process_set) == 1:
         return
-    found = [_Found(str(name), value) for name, value in sorted(params.items())]
+    found: List[_Found] = []
+    problem = ""
+    try:
+        found += [_Found(str(name), value) for name, value in sorted(params.items())]
+    except (ConfigError, RuntimeError) as error:
+        problem = str(error)
     label = f"parameters.{prefix}" if prefix else "parameters"
-    own = (next(_calls), {item.name: item.report() for item in found})
-    gathered = allgather_object(own, label, process_set)
+    dtypes = {item.name: np.dtype(item.value.dtype).name for item in found}
+    late_here = [item.name for item in found if not item.arrays]
+    gathered = allgather_object((next(_calls), problem, dtypes, late_here), label, process_set)
     members = api.context().engine.sets.members(number_of(process_set))
-    reports = {rank: reported for rank, (_, reported) in zip(members, gathered)}
-    problem = _disagreement(reports)
-    if problem is not None:
-        raise ConfigError(f"broadcast_parameters: {problem}")
-    missing = {name for reported in reports.values() for name, report in reported.items() if not report.there}
+    numbers, problems, reported, late_names = zip(*gathered)
+    disagreement = _disagreement(members, problems, reported)
+    if disagreement is not None:
+        raise ConfigError(f"broadcast_parameters: {disagreement}")
+    missing = {name for names in late_names for name in names}
     now = [item for item in found if item.name not in missing]
     if now:
         operands = [NDArrayOperand(item.arrays[0]) for item in now]
@@ -360,7 +365,7 @@ def broadcast_parameters(
         for item in now:
             item.copy_to_other_contexts()
     # The number of the call: an earlier call's broadcasts of parameters of these names may be pending.
-    late = _LateBroadcasts(sorted(missing), root_rank, f"{label}.{gathered[0][0]}", process_set)
+    late = _LateBroadcasts(sorted(missing), root_rank, f"{label}.{numbers[0]}", process_set)
     for item in found:
         if not item.arrays:
             late.when_initialized(item.name, item.value)
@@ -373,65 +378,48 @@ def broadcast_parameters(
 _calls = itertools.count()  # of broadcast_parameters
 
 
-class _Report(NamedTuple):
-    """One rank's report about a parameter."""
-
-    dtype: str
-    there: bool  # it is initialized
-    problem: str  # why it cannot be broadcast; empty: it can
-
-
 class _Found:
     """One item of ``params``, with an NDArray for each context, or none if it is not initialized yet."""
 
     def __init__(self, name: str, value: Any) -> None:
         self.name = name
         self.value = value
-        self._problem = ""
         self.arrays: List[mx.nd.NDArray] = []
-        try:
+        with suppress(DeferredInitializationError):
             arrays = value.list_data() if isinstance(value, Parameter) else [value]
             self.arrays = [dense(array, f"the broadcast of {name!r}") for array in arrays]
-        except DeferredInitializationError:
-            pass
-        except (ConfigError, RuntimeError) as problem:
-            self._problem = str(problem)
-
-    def report(self) -> _Report:
-        dtype = np.dtype(self.value.dtype).name if not self._problem else ""
-        return _Report(dtype, bool(self.arrays), self._problem)
 
     def copy_to_other_contexts(self) -> None:
         for other in self.arrays[1:]:
             other[:] = self.arrays[0].as_in_context(other.context)
 
 
-def _disagreement(reports: Dict[int, Dict[str, _Report]]) -> Optional[str]:
-    """Return the error in the ranks' reports about their parameters, or None."""
-    for rank, reported in reports.items():
-        for report in reported.values():
-            if report.problem:
-                return f"rank {rank}: {report.problem}"
-    first, expected = next(iter(reports.items()))
-    for rank, reported in reports.items():
-        for name in sorted(set(expected) ^ set(reported)):
+def _disagreement(
+    ranks: Sequence[int], problems: Sequence[str], dtypes: Sequence[Dict[str, str]]
+) -> Optional[str]:
+    """Return the error in the ranks' problems, and dtypes of parameters by name, or None."""
+    for rank, problem in zip(ranks, problems):
+        if problem:
+            return f"rank {rank}: {problem}"
+    first, expected = ranks[0], dtypes[0]
+    for rank, own in zip(ranks, dtypes):
+        for name in sorted(set(expected) ^ set(own)):
             has, lacks = (first, rank) if name in expected else (rank, first)
             return (
                 f"rank {has} has a parameter {name!r}, rank {lacks} does not. All ranks need the same model, "
                 "with the same names: give layers a prefix or the model a name scope."
             )
-        for name, report in reported.items():
-            if report.dtype != expected[name].dtype:
-                there = f"{expected[name].dtype} on rank {first}"
-                return f"parameter {name!r} is {there}, {report.dtype} on rank {rank}."
+        for name, dtype in own.items():
+            if dtype != expected[name]:
+                there = f"{expected[name]} on rank {first}"
+                return f"parameter {name!r} is {there}, {dtype} on rank {rank}."
     return None
 
 
 class _LateBroadcasts:
-    """The broadcasts of parameters that ranks initialize at different times, each in its own sequence. A
-    broadcast waits for all ranks, so ranks with different sequences would wait for each other. Here the root
-    only sends, and does not wait; another rank requests all parameters with its first one, and then waits for
-    the root only. Each is an allgather to which the root contributes the values, others nothing.
+    """The broadcasts of parameters that each rank initializes in its own order: broadcasts, which wait for
+    all ranks, would wait for each other. Here the root only sends; another rank requests all parameters with
+    its first one, and then waits for the root only. Each is an allgather to which only the root contributes.
     """
 
     def __init__(self, names: Sequence[str], root_rank: int, label: str, process_set: ProcessSet) -> None:

@@ -19,7 +19,7 @@ import importlib
 import socket
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -358,9 +358,7 @@ def _poll(left: Dict[Any, int], timeout_s: float) -> List[Any]:
 
 
 def job_settings(given: Any) -> Settings:
-    """Return the driver's settings, with the given ones in place of them. ``given`` is :class:`MiniSettings`,
-    :class:`ringcomm.Settings`, an object with ``timeout_s`` and ``nics``, or None.
-    """
+    """Return the driver's settings, with those of a RayExecutor's argument in place of them."""
     if isinstance(given, Settings):
         return given
     nics = getattr(given, "nics", None)
@@ -371,6 +369,11 @@ def job_settings(given: Any) -> Settings:
 # ---- the workers of an executor ------------------------------------------------------------------
 
 
+def host_of_worker() -> Host:
+    """Return the host of a worker, on it."""
+    return Host(ray.get_runtime_context().get_node_id(), socket.gethostname())
+
+
 class Worker:
     """The actor of one rank: it keeps its process, and so its part in the job, between calls."""
 
@@ -378,11 +381,10 @@ class Worker:
         self._ticket: Optional[Ticket] = None
         self._executable: Any = None
 
-    def describe(self) -> WorkerFacts:
-        """Return the host and the GPUs of this worker."""
-        context = ray.get_runtime_context()
-        gpus = [str(item) for item in context.get_accelerator_ids().get("GPU", [])]
-        return WorkerFacts(Host(context.get_node_id(), socket.gethostname()), gpus)
+    def describe(self) -> Tuple[Host, List[str]]:
+        """Return the host of this worker, and the numbers of its GPUs."""
+        gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        return host_of_worker(), list(map(str, gpus))
 
     def export(self, variables: Mapping[str, str]) -> None:
         """Set environment variables."""
@@ -427,18 +429,9 @@ class Worker:
             raise
 
 
-class WorkerFacts(NamedTuple):
-    """The host of a worker, and the numbers of its GPUs."""
-
-    host: Host
-    gpus: List[str]
-
-
 class Placement:
-    """The workers and their hosts, in rank order, and the resources that are reserved for them. ``per_host``
-    is the number of workers on each host; None: Ray decides, on few hosts. ``cpus`` and ``gpus`` are those of
-    each worker. ``use_current``: use the placement group of the calling task or actor, if it has one.
-    StartTimeoutError: Ray has no such resources within ``timeout_s``.
+    """The workers and their hosts, in rank order, and the resources that are reserved for them, perhaps
+    those of the calling task. ``per_host`` is the number of workers on each host; None: Ray decides.
     """
 
     def __init__(
@@ -469,19 +462,19 @@ class Placement:
                     f"Ray has not started {count} workers within {timeout_s:g} s."
                 ) from None
             raise
-        self.workers: List[Any] = by_host(made, lambda item: facts[item].host)
-        self.hosts: List[Host] = [facts[item].host for item in self.workers]
+        self.workers: List[Any] = by_host(made, lambda item: facts[item][0].identity)
+        self.hosts: List[Host] = [facts[item][0] for item in self.workers]
         if gpus:
-            self._share_gpus(facts)
+            self._share_gpus([facts[item][1] for item in self.workers])
 
-    def _share_gpus(self, facts: Mapping[Any, WorkerFacts]) -> None:
+    def _share_gpus(self, gpus: Sequence[List[str]]) -> None:
         """Let every worker see all GPUs of its host's workers, so that the local rank is a GPU's index."""
         by_node: Dict[str, List[str]] = {}
-        for item in self.workers:
-            by_node.setdefault(facts[item].host.identity, []).extend(facts[item].gpus)
+        for host, own in zip(self.hosts, gpus):
+            by_node.setdefault(host.identity, []).extend(own)
         ray.get([
-            item.export.remote({"CUDA_VISIBLE_DEVICES": ",".join(by_node[facts[item].host.identity])})
-            for item in self.workers
+            item.export.remote({"CUDA_VISIBLE_DEVICES": ",".join(by_node[host.identity])})
+            for item, host in zip(self.workers, self.hosts)
         ])  # fmt: skip
 
     def remove(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from typing import Any, Dict, Optional
 from weakref import WeakKeyDictionary
@@ -10,8 +9,9 @@ from weakref import WeakKeyDictionary
 import ray
 from ray.train.backend import Backend, BackendConfig
 
-from .._adapter.placed import Host, PlacedJob, enter, settings_for
+from .._adapter.placed import PlacedJob, enter, settings_for
 from ..config import Settings
+from . import host_of_worker
 
 # The jobs by their groups of workers: Ray makes one backend for all trainers of a process.
 _jobs: WeakKeyDictionary[Any, PlacedJob] = WeakKeyDictionary()
@@ -48,7 +48,7 @@ class _RingcommBackend(Backend):
         """Give every worker its rank. Ray calls it again when it has replaced lost workers."""
         _close(worker_group)
         settings = backend_config.settings or settings_for()
-        hosts = worker_group.execute(_host)
+        hosts = worker_group.execute(host_of_worker)
         job = _jobs[worker_group] = PlacedJob("ray-train", len(worker_group), settings, hosts)
         ray.get([
             worker_group.execute_single_async(rank, enter, ticket) for rank, ticket in enumerate(job.tickets)
@@ -63,8 +63,3 @@ def _close(worker_group: Any) -> None:
     job = _jobs.pop(worker_group, None)
     if job is not None:
         job.close()
-
-
-def _host() -> Host:
-    """Return the host of a worker, on it."""
-    return Host(ray.get_runtime_context().get_node_id(), socket.gethostname())

@@ -49,9 +49,8 @@ def run(
     shapes: Sequence[Shape],
     before: Callable[[], None] = lambda: None,
 ) -> List[tf.Tensor]:
-    """Return the results of collectives, in order; all are submitted before any is waited for. ``dtypes`` and
-    ``shapes`` are those of the results; None for a length that is unknown when the graph is built. ``before``
-    is called before each run, except in TensorFlow 1 graphs, whose order is not defined.
+    """Return the results of collectives, in order; all are submitted before any is waited for. ``before`` is
+    called before each run, except in TensorFlow 1 graphs, whose order is not defined.
     """
     if tf.executing_eagerly():
         return _run_eagerly(Batch(operations, before), inputs, dtypes)

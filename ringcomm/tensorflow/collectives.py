@@ -304,9 +304,8 @@ def dense(tensors: Sequence[Any], what: str) -> List[tf.Tensor]:
 def reduce(
     how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weight: Optional[tf.Tensor] = None
 ) -> Tensors:
-    """Reduce tensors in one operation. Its gradient is the same reduction of the gradients. With a weight
-    (float64) it is a weighted average. Its gradient is the sum of the gradients, times this rank's share of
-    all weights.
+    """Reduce tensors in one operation. Its gradient is the same reduction of the gradients; that of a
+    weighted average is the sum of the gradients, times this rank's share of all weights.
     """
 
     def backward(*gradients: tf.Tensor) -> Any:
@@ -322,8 +321,8 @@ def reduce(
 def scatter(
     how: Reduction, name: Optional[str], tensors: Sequence[tf.Tensor], weight: Optional[tf.Tensor] = None
 ) -> Tensors:
-    """Reduce tensors and keep this rank's rows (reducescatter); with a weight of a weighted average. The
-    gradient is an allgather of the ranks' gradients, with a weight relative to the mean of the weights.
+    """Reduce tensors and keep this rank's rows (reducescatter). The gradient is an allgather of the ranks'
+    gradients, with a weight relative to the mean of the weights.
     """
 
     def backward(*gradients: tf.Tensor) -> Any:

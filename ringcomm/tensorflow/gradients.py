@@ -37,10 +37,8 @@ class GradientReducer(VariableReducer):
         self, gradients: Sequence[Any], variables: Sequence[Any], absent: Sequence[Any],
         scope: str = "gradients", name: Name = variable_name,
     ) -> List[Any]:  # fmt: skip
-        """Reduce tensors or ``tf.IndexedSlices`` of variables that all ranks have. Gradients are reduced in
-        the order of the variables' names. If these are distinct, the variables may be in another order on
-        each rank. ``scope`` is the prefix of the operations' names, to distinguish several reductions of one
-        program; ``name`` returns the name of a variable.
+        """Reduce tensors or ``tf.IndexedSlices`` in the order of the variables' names. If these are distinct,
+        the variables may be in another order on each rank. ``scope`` is the prefix of the operations' names.
         """
         chosen = sorted(range(len(variables)), key=lambda index: name(variables[index]))
         lacking = without(sorted(name(variable) for variable in absent))
@@ -151,8 +149,7 @@ class ReducingOptimizer:
 
 class Accumulator:
     """The sums of gradients of several batches, in eager mode, ``tf.function`` and TensorFlow 1 graphs.
-    ``average``: divide them by ``passes``, the number of batches per step. Without ``sparse_as_dense``,
-    ``tf.IndexedSlices`` are refused. Horovod's own tests read ``counter``, the number of batches in the sums.
+    Horovod's own tests read ``counter``, the number of batches in the sums.
     """
 
     def __init__(self, passes: int, average: bool, sparse_as_dense: bool) -> None:
@@ -255,8 +252,7 @@ class _Keras2Optimizer(OptionsInClass, ReducingOptimizer):
     """Mixin that adds the reduction to the class of the user's Keras 2 optimizer. Both ``model.fit`` and
     custom training loops call ``apply_gradients()``. It reduces gradients before they are clipped (optimizers
     of ``tf_keras.optimizers.legacy`` clip them before). Methods that compute gradients return reduced ones,
-    as in Horovod, and the next ``apply_gradients()`` does not reduce them again. With several passes per step
-    the sums are reduced, in ``apply_gradients()``.
+    as in Horovod, and the next ``apply_gradients()`` does not reduce them again.
     """
 
     _agg_helper: Optional[Accumulator] = None
@@ -318,10 +314,7 @@ def make_for_keras_2(
     optimizer: Any, how: Reduction, passes: int = 1, average: bool = False, scale_local: bool = True,
     in_place: bool = False,
 ) -> Any:  # fmt: skip
-    """Create a distributed optimizer with the configuration of another one of ``tf_keras``. ``passes`` is the
-    number of batches per step, whose gradients are summed or with ``average`` averaged. ``in_place``: change
-    the class of ``optimizer``, which keeps its state.
-    """
+    """Create a distributed optimizer like one of ``tf_keras``, or (``in_place``) make it one."""
     own = type(optimizer)
     bases = (own,) if issubclass(own, _Keras2Optimizer) else (_Keras2Optimizer, own)
     kind = derive(bases, (how, passes, average, scale_local))

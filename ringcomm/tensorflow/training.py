@@ -259,9 +259,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         self._process_set = process_set
 
     def _moments(self, inputs: Any, *details: Any, **named: Any) -> Any:
-        """Return the mean and variance that Keras normalizes with during training. ``details`` are in Keras 3
-        the mask; in Keras 2 the axes, whether to keep them, and the mask.
-        """
+        """Return mean and variance. ``details``: the mask; in Keras 2 also axes and whether to keep them."""
         if size_of(self._process_set) == 1:
             return super()._moments(inputs, *details, **named)
         if not _KERAS_2:

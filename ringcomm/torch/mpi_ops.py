@@ -74,11 +74,9 @@ def dense(tensor: Any, what: str) -> torch.Tensor:
 def operand_of(
     tensor: Any, what: str, in_place: bool = False, read: bool = True, rows: bool = False, waits: bool = False
 ) -> Operand:
-    """Return a tensor as the argument of a collective of the engine, named ``what`` in errors. ``in_place``:
-    the result overwrites the tensor. ``read``: the collective reads it on this rank. ``rows``: the result has
-    other rows; :meth:`Operand.deliver` makes it. ``waits``: the caller waits for the result, so that a tensor
-    of the CPU need not be copied; only with ``rows``. ConfigError: not a dense tensor. UnsupportedDtypeError:
-    its elements cannot be sent.
+    """Return a tensor as the argument of a collective of the engine, named ``what`` in errors. ``read``: the
+    collective reads it on this rank. ``rows``: the result has other rows. ``waits`` (only with ``rows``): the
+    caller waits for the result, so that a tensor of the CPU need not be copied.
     """
     if device_kind(dense(tensor, what)) is not None:
         return submitted(api.context().staging, tensor, what if in_place else "", read, rows)

@@ -134,7 +134,7 @@ class _Distributed(OwnOptimizer):
             self._reducer.synchronized = False
             return own_step(self, _Distributed, closure, options)
         if self._reducer.synchronized and not self._reducer.fresh:
-            if self._reducer.hooked and not self._for_scaler:
+            if self._reducer.hooks and not self._for_scaler:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
                     "optimizer.synchronize(). The gradients are not reduced again.",
@@ -142,22 +142,20 @@ class _Distributed(OwnOptimizer):
                 )
         elif closure is None or self._reducer.started:  # also if a dropped batch is being reduced
             self.synchronize()
-        if closure is not None:
-            closure = self._then_synchronize(closure)
         self._reducer.synchronized = False
-        return own_step(self, _Distributed, closure, options)
+        if closure is None:
+            return own_step(self, _Distributed, None, options)
 
-    # Otherwise torch would wrap it when an optimizer is unpickled, and hooks on steps would run twice.
-    step.hooked = True  # type: ignore[attr-defined]
-
-    def _then_synchronize(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def compute_and_synchronize() -> Any:
             with torch.enable_grad():
                 loss = closure()
             self._wait()
             return loss
 
-        return compute_and_synchronize
+        return own_step(self, _Distributed, compute_and_synchronize, options)
+
+    # Otherwise torch would wrap it when an optimizer is unpickled, and hooks on steps would run twice.
+    step.hooked = True  # type: ignore[attr-defined]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset all gradients, to None or to zeros; AssertionError if reductions are in progress."""
@@ -212,13 +210,12 @@ class _AdasumDistributed(OwnOptimizer):
     """Mixin for Adasum: every rank makes its step, and the steps (deltas) are combined."""
 
     _compression: Any
-    _passes: int
     _named: Optional[Named]
     _option = "op=Adasum"
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Ignore the number of backward passes per step: the steps are reduced."""
-        self._passes = checked_passes(passes)
+        checked_passes(passes)
 
     def synchronize(self) -> None:
         """Do nothing: the steps are reduced, not the gradients."""
@@ -371,7 +368,7 @@ def DistributedOptimizer(
         names_of(parameters_of(optimizer), named)  # refuses wrong ones
         delta: Any = wrapped(_AdasumDistributed, optimizer, but="step")
         delta._compression = Compression.none if is_coded(reduction.compression) else reduction.compression
-        delta._passes, delta._named = passes, named
+        delta._named = named
         return delta
     made = wrapped(_Distributed, optimizer, but="step")
     made._distribute(reduction, named, passes)

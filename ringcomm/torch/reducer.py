@@ -31,7 +31,7 @@ from .._adapter.compression import (
 from .._adapter.gradients import Gradient, bucket_name, check_start, group_name, plan_buckets, plan_groups
 from .._adapter.graph_callbacks import state_of
 from .._adapter.reduction import Reduction, VariableReducer, is_coded
-from .._adapter.submit import finish_earlier
+from .._adapter.submit import finish_earlier, run_all
 from ..arrays.kinds import device_kind
 from ..arrays.operands import Operand, mirrors
 from ..arrays.torch_tensors import elements_of
@@ -68,14 +68,10 @@ _current_pass: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", l
 
 
 class GradientReducer:
-    """The hooks on parameters, and the buckets in which their gradients are reduced. ``parameters`` must be
-    in the same order, and ``names`` (by ``id()``) equal, on all ranks. ``residuals`` are those of a reducer
-    that this one replaces. ``fresh``: gradients have been computed since the last :meth:`synchronize`, also
-    without other ranks; ``started``: with other ranks. ``synchronized``: the gradients are already reduced
-    for the next step. Before the first step ranks do not know which gradients are sparse. They tell each
-    other at its end, and then form the buckets; from the second step on buckets are reduced during the
-    backward pass. A gradient that no rank had so far counts as a dense one, until the end of the step in
-    which a rank has it.
+    """The hooks on parameters, and the buckets in which their gradients are reduced. Before the first step
+    ranks do not know which gradients are sparse. They tell each other at its end, and then form the buckets;
+    from the second step on buckets are reduced during the backward pass. A gradient that no rank had so far
+    counts as a dense one, until the end of the step in which a rank has it.
     """
 
     def __init__(
@@ -91,6 +87,7 @@ class GradientReducer:
         self.residuals = Residuals() if residuals is None else residuals
         self.passes = passes
         self.passes_left = [passes] * len(self.parameters)
+        # since the last synchronize(): there are gradients; they are being reduced; they have been
         self.fresh = self.started = self.synchronized = False
         self._pass = -1  # the backward pass that has begun the step
         self.buckets: List[Bucket] = []
@@ -99,7 +96,7 @@ class GradientReducer:
         self._unseen: List[int] = []  # parameters of which no rank has had a gradient yet
         self._context: Any = None
         self._is_included = False
-        self._hooks: List[Any] = []
+        self.hooks: List[Any] = []  # none if a later reducer has the parameters
         if isinstance(api.placed(), Context):  # otherwise this process joins its job later
             self._read_context()
         for other in list(_alive):
@@ -201,7 +198,7 @@ class GradientReducer:
             first = len(self.parameters)
             self.parameters += unfrozen
             self.passes_left += [self.passes] * len(unfrozen)
-            if self._hooks:
+            if self.hooks:
                 self._hook_from(first)
 
     # ---- hooks, and the beginning of a step --------------------------------------------------
@@ -212,18 +209,13 @@ class GradientReducer:
             parameter, hook = self.parameters[index], _hook(owner, index)
             register = getattr(parameter, "register_post_accumulate_grad_hook", None)
             handle = _OnAccumulator(parameter, hook) if register is None else register(hook)
-            self._hooks.append(handle)
+            self.hooks.append(handle)
 
     def remove_hooks(self) -> None:
         """Remove the hooks: gradients are then reduced in :meth:`synchronize` only."""
-        for handle in self._hooks:
+        for handle in self.hooks:
             handle.remove()
-        self._hooks.clear()
-
-    @property
-    def hooked(self) -> bool:
-        """Return whether this reducer has the hooks: no later one has its parameters."""
-        return bool(self._hooks)
+        self.hooks.clear()
 
     def _read_context(self) -> None:
         self._context = api.context()
@@ -269,10 +261,7 @@ class GradientReducer:
     # ---- the end of a step -------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Reduce the remaining gradients (absent ones as zeros), and wait for all reductions. RingcommError:
-        a reduction failed; all others have ended. ConfigError: another reducer has a parameter of this one,
-        and is reducing its gradient.
-        """
+        """Reduce the remaining gradients (absent ones as zeros), and wait for all reductions to end."""
         self.fresh = False
         if not self._is_active():
             self._end_step()
@@ -286,7 +275,7 @@ class GradientReducer:
             label = f"{first} of {len(self.parameters)}"
             check_start(self.reduction.process_set, label, lambda: map(first_elements, self.parameters))
             layouts = self._own_layouts(self._unseen)
-            self._finish_all()
+            run_all([bucket.finish for bucket in self.buckets])
             if self._unseen:
                 self._see_first_gradients(layouts)
         except BaseException:
@@ -321,22 +310,8 @@ class GradientReducer:
                     bucket.take(place)
                 self.submit(bucket)
 
-    def _finish_all(self) -> None:
-        """Complete all buckets; raise the first error once no operation is pending."""
-        problem: Optional[Exception] = None
-        for bucket in self.buckets:
-            try:
-                bucket.finish()
-            except Exception as error:  # noqa: BLE001 - raised below
-                bucket.reset()
-                problem = problem or error
-        if problem is not None:
-            raise problem
-
     def reset(self, passes: Optional[int] = None) -> None:
-        """Drop all reductions in progress, once they have ended on all ranks: their names are free then.
-        ``passes`` is the new number of backward passes per step; None: unchanged.
-        """
+        """Drop all reductions in progress, once they have ended on all ranks: their names are free then."""
         if self._is_under_way():
             without = [item for item in self.parameters if item.grad is None]
             with suppress(RingcommError):
@@ -582,9 +557,8 @@ class FlatBucket(Bucket):
         return flat
 
     def _is_reusable(self, flat: torch.Tensor) -> bool:
-        """Return whether the memory may be overwritten. A tensor that is still a parameter's ``.grad`` may
-        be: gradients change in place. After ``zero_grad(set_to_none=True)`` the program may hold references
-        to the old gradients.
+        """Return whether the memory may be overwritten. That of a ``.grad`` may: gradients change in place.
+        After ``zero_grad(set_to_none=True)`` the program may hold references to the old gradients.
         """
         start, stop = flat.data_ptr(), flat.data_ptr() + flat.numel() * flat.element_size()
         for parameter in self.parameters:

@@ -104,9 +104,9 @@ def _is_strided(value: Any) -> bool:
 
 
 def _install(optimizer: torch.optim.Optimizer, state: Any, stays: Mapping[int, bool]) -> None:
-    """Load a state into the optimizer, with its dtypes unchanged. ``load_state_dict`` would convert dtypes to
-    the parameters', and replace the parameter groups, to which schedulers may hold references. ``stays``
-    says, by ``id()``, whether a tensor stays on the CPU when the parameter is elsewhere.
+    """Load a state into the optimizer. ``load_state_dict`` would convert dtypes to the parameters', and
+    replace the parameter groups, to which schedulers may hold references. ``stays`` says, by ``id()``,
+    whether a tensor stays on the CPU when the parameter is elsewhere.
     """
     if set(state) != {"state", "param_groups"} or len(state["param_groups"]) != len(optimizer.param_groups):
         optimizer.load_state_dict(state)

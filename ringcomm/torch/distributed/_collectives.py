@@ -81,10 +81,8 @@ def inside(value: Any, name: str) -> Any:
 
 
 class GroupOperand(TensorOperand):
-    """A CPU tensor that the result of an operation overwrites. ``moved_as`` is its dtype as text if
-    :attr:`flat` has another dtype of the same size, else "". ``arithmetic``: the elements are computed with,
-    not only moved. Misuse: the tensor is sparse or not on the CPU. UnsupportedDtypeError: the elements cannot
-    be sent, or not be computed with.
+    """A CPU tensor that the result of an operation overwrites. ``arithmetic``: the elements are computed
+    with, not only moved. ``moved_as`` is its dtype as text if :attr:`flat` has another dtype, else "".
     """
 
     __slots__ = ("_arithmetic", "element", "moved_as")
@@ -140,9 +138,7 @@ class Parts:
 
 
 def _parts_of(tensor: torch.Tensor, rows: Sequence[Any], size: int) -> Tuple[int, ...]:
-    """Return the boundaries of parts of so many rows, or (no ``rows``) of equal parts; Misuse if they do not
-    divide the tensor.
-    """
+    """Return the boundaries of parts of so many rows, or (no ``rows``) of equal parts."""
     if rows:
         check_rows("alltoall", [tensor.shape])
         return cumulative(row_counts(int(tensor.shape[0]), rows, size), prod(tensor.shape[1:]))
@@ -183,16 +179,15 @@ class GroupReduction(NamedTuple):
         if found is not None:
             return found
         if kind == _KIND.PREMUL_SUM:
+            if getattr(op.factor, "numel", lambda: 1)() != 1:
+                raise Misuse("PREMUL_SUM needs one factor for the whole tensor, not a tensor of factors.")
             # All ranks must multiply; the factors may differ.
-            return cls(ReduceOp.SUM, _number(op.factor), "PREMUL_SUM")
+            return cls(ReduceOp.SUM, float(op.factor), "PREMUL_SUM")
         raise Misuse(f"{op!r} is not a reduction that the backend 'ringcomm' supports.")
 
     def labelled(self, label: str) -> GroupReduction:
         """Return the same reduction with a label appended to its name."""
         return self._replace(name=f"{self.name} {label}".strip())
-
-    def prepare(self, contribution: Array) -> None:
-        multiply(contribution, self.factor)
 
 
 _KIND = dist.ReduceOp.RedOpType
@@ -202,12 +197,6 @@ _KNOWN: Dict[Any, GroupReduction] = {
     _KIND.PRODUCT: GroupReduction(ReduceOp.PRODUCT), _KIND.BAND: GroupReduction(Bitwise.BAND),
     _KIND.BOR: GroupReduction(Bitwise.BOR), _KIND.BXOR: GroupReduction(Bitwise.BXOR),
 }  # fmt: skip
-
-
-def _number(factor: Any) -> float:
-    if getattr(factor, "numel", lambda: 1)() != 1:
-        raise Misuse("PREMUL_SUM needs one factor for the whole tensor, not a tensor of factors.")
-    return float(factor)
 
 
 class Packed(NamedTuple):
@@ -250,7 +239,7 @@ class Collectives:
         operand.finish()
 
     def _reduce(self, data: Array, how: GroupReduction, intent: Optional[Signature] = None) -> None:
-        how.prepare(data)
+        multiply(data, how.factor)
         if intent is None:
             call = direct_call(Collective.ALLREDUCE, data, how.name, data.shape, int(how.op))
         else:
@@ -297,7 +286,7 @@ class Collectives:
             raise Misuse("sparse tensors can be summed and averaged only.")
         mine = tensor.coalesce()
         values, indices = mine.values().contiguous(), mine.indices()
-        how.prepare(GroupOperand(values, arithmetic=True).flat)
+        multiply(GroupOperand(values, arithmetic=True).flat, how.factor)
         operand = GroupOperand(values)
         label = " ".join(filter(None, ("sparse", f"in {mine.sparse_dim()} dimensions", operand.moved_as)))
         ahead = ahead_of(Collective.ALLREDUCE, operand.dtype, label, tuple(tensor.shape), int(how.op))
@@ -326,7 +315,7 @@ class Collectives:
         if data.nbytes <= _REDUCE_ALL_BYTES:
             self._reduce(data, how, intent)
         else:
-            how.prepare(data)
+            multiply(data, how.factor)
             bounds = even_bounds(data.size, self.size)
             self.runner.reduce_scatter(data, intent.on(data, bounds))
             own = data[bounds[self.rank] : bounds[self.rank + 1]]
@@ -343,7 +332,7 @@ class Collectives:
         own = parts.part(self.rank)
         _check_room("output", target.element, target.flat, parts.element, own)
         data = parts.load()
-        how.prepare(data)
+        multiply(data, how.factor)
         intent = _divided(Collective.REDUCESCATTER, how.labelled(label).name, parts, int(how.op))
         self.runner.reduce_scatter(data, intent.on(data))
         target.flat[...] = own
@@ -424,9 +413,8 @@ class Collectives:
         self, tensors: Divided, arithmetic: bool = False, copied: bool = False, rows: Sequence[int] = (),
         index: int = 0,
     ) -> Parts:  # fmt: skip
-        """Return one part for each rank: equal parts (or ``rows``) of a tensor, or one of as many tensors.
-        ``arithmetic``: the elements are computed with. ``copied``: also copy a single tensor to scratch
-        memory, of which ``index`` is the number.
+        """Return one part for each rank: equal parts (or ``rows``) of a tensor, or one of as many tensors;
+        several tensors, and with ``copied`` one, are copied to the scratch memory ``index``.
         """
         if not isinstance(tensors, torch.Tensor):
             if len(tensors) != self.size:
@@ -494,8 +482,8 @@ class _Shadow:
 
 class Staged:
     """The tensors of one operation on a device; ``arguments`` becomes the same with host memory. The calling
-    thread makes it, so that copies come after the queue of its current stream. ``arguments`` may hold
-    (nested) lists and tuples of tensors; ``in_place``: the operation also reads the ``written`` tensors.
+    thread makes it, so that copies come after the queue of its current stream. ``in_place``: the operation
+    also reads the ``written`` tensors.
     """
 
     def __init__(self, pool: StagingPool, arguments: Sequence[Any], written: Tensors, in_place: bool) -> None:

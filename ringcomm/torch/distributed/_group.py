@@ -29,7 +29,7 @@ from ...errors import (
 from ...group.message_channel import Address
 from ._collectives import Collectives, Divided, GroupReduction, Packed, Tensors
 from ._group_transport import GroupTransport
-from ._operations import Operations, RingcommWork, uncompiled
+from ._operations import Operations, RingcommWork, Together, uncompiled
 from ._rendezvous import SCHEME, group_settings
 
 BACKEND = "ringcomm"
@@ -69,20 +69,17 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         """Return the backend's name."""
         return BACKEND
 
+    # C++ calls these four.
     def getGroupName(self) -> str:
-        """Return the group's name, for C++."""
         return self._name
 
     def setGroupName(self, name: str) -> None:
-        """Set the group's name, from C++."""
         self._name = name
 
     def getGroupDesc(self) -> str:
-        """Return the group's description, for C++."""
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:
-        """Set the group's description, from C++."""
         self._desc = desc
 
     name = _get_backend_name = getBackendName
@@ -275,10 +272,11 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         return self._operations.receive(single(tensors), None, address_of(tag))
 
     def _start_coalescing(self, device: Any = None) -> None:
-        self._operations.start_coalescing()
+        self._operations.coalesced = []
 
     def _end_coalescing(self, device: Any = None) -> RingcommWork:
-        return self._operations.end_coalescing()
+        works, self._operations.coalesced = self._operations.coalesced or [], None
+        return Together(works)
 
     # ---- the end -----------------------------------------------------------------------------
 

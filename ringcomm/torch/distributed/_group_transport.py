@@ -23,7 +23,6 @@ from ...engine.peer_channels import HeartbeatThread, SilenceLimits
 from ...errors import RingcommError
 from ...group.failures import GroupWatch
 from ...group.group import Group, Peer
-from ...rendezvous.client import Joined
 from ...transport.base import Channels
 from ...transport.memory import memory_channels
 from ._collectives import tensors_in
@@ -35,20 +34,16 @@ _default: Optional[weakref.ref[GroupTransport]] = None  # of the newest default 
 
 
 class GroupTransport:
-    """Connect the ranks of a group, and monitor the links; StartupError if they do not connect. ``ranks`` are
-    ranks of the whole job, ``rank`` is this process's in the group. The ``default`` group, made by
-    ``init_process_group``, writes the timeline. Without an engine, *direct* carries collectives, *background*
-    point-to-point messages, *control* heartbeats. ``watch`` aborts waits on the links when the group's
-    rendezvous reports a failure, or after ``end``, which ends communication on this rank with an error.
+    """Connect the ranks of a group, and monitor the links; the ``default`` group writes the timeline. Without
+    an engine, *direct* carries collectives, *background* point-to-point messages, *control* heartbeats.
+    ``watch`` aborts waits on the links when the group's rendezvous reports a failure, or after ``end``.
     """
-
-    watch: GroupWatch
 
     def __init__(
         self, store: Any, rank: int, ranks: Sequence[int], name: str, settings: Settings, default: bool
     ) -> None:
         global _default
-        numbers, self._group_name = ", ".join(map(str, ranks)), name
+        numbers = ", ".join(map(str, ranks))
         self._name = "the default process group" if default else f"process group {name} (ranks {numbers})"
         self._rendezvous: Optional[GroupRendezvous] = None
         joined, channels = None, memory_channels(1)[0]
@@ -59,33 +54,28 @@ class GroupTransport:
             channels, peers = joined.channels, joined.peers
             joined.control.server = self._rendezvous.server
         with self.telling_shortages():
-            self._begin(joined, channels, peers, settings, ranks, default)
+            of_all = None if default or _default is None else _default()
+            control = None if joined is None else joined.control
+            watch = GroupWatch(control, ranks, None if of_all is None else of_all.watch)
+            self.watch: GroupWatch = watch
+            group = self.group = Group(channels, peers, settings, joined, watch, ranks)
+            # Not a bound method: the detector's thread must not keep an unused group alive.
+            self.end = _failure_handler(watch, channels)
+            self.source: EventSource = OwnTrace()
+            if joined is not None:
+                with _lock:
+                    _transports.add(self)
+                # A late rank is reported by the operation's own time limit, which the program may have set.
+                limits = SilenceLimits(settings.dead_after_s, settings.stall_warning_s, 0.0)
+                progress = group.runner.progress
+                self.source = HeartbeatThread(
+                    channels.control, group.hosts, limits, watch, progress, self.end, self._name, _waits_for
+                )
+            group.record(self.source, f"group {name}", steps=optimizer_steps())
+            if default and settings.timeline and not api.is_initialized():
+                group.recording.start(settings.timeline)
         if default:
             _default = weakref.ref(self)
-
-    def _begin(
-        self, joined: Optional[Joined], channels: Channels, peers: Sequence[Peer], settings: Settings,
-        ranks: Sequence[int], default: bool,
-    ) -> None:  # fmt: skip
-        of_all = None if default or _default is None else _default()
-        control = None if joined is None else joined.control
-        watch = self.watch = GroupWatch(control, ranks, None if of_all is None else of_all.watch)
-        group = self.group = Group(channels, peers, settings, joined, watch, ranks)
-        # Not a bound method: the detector's thread must not keep an unused group alive.
-        self.end = _failure_handler(watch, channels)
-        self.source: EventSource = OwnTrace()
-        if joined is not None:
-            with _lock:
-                _transports.add(self)
-            # A late rank is reported by the operation's own time limit, which the program may have set.
-            limits = SilenceLimits(settings.dead_after_s, settings.stall_warning_s, 0.0)
-            progress = group.runner.progress
-            self.source = HeartbeatThread(
-                channels.control, group.hosts, limits, watch, progress, self.end, self._name, _waits_for
-            )
-        group.record(self.source, f"group {self._group_name}", steps=optimizer_steps())
-        if default and settings.timeline and not api.is_initialized():
-            group.recording.start(settings.timeline)
 
     @contextmanager
     def telling_shortages(self) -> Iterator[None]:
@@ -97,9 +87,7 @@ class GroupTransport:
             raise
 
     def tell_shortage(self, problem: BaseException) -> None:
-        """Report to all ranks, which end the group, that this process lacks something for it: raise
-        StartupError. Do nothing if ``problem`` is something else.
-        """
+        """Report to all ranks, which end the group, if this process lacks something for it: StartupError."""
         met = self._rendezvous
         shortage = None if met is None else met.joined.control.report_shortage(problem)
         if met is not None and shortage is not None:

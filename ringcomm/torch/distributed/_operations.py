@@ -79,10 +79,9 @@ def _outside(method: Callable[..., Any]) -> Callable[..., Any]:
 
 @uncompiled()
 class RingcommWork(dist.Work):
-    """A collective or a point-to-point message. Any thread may run it, once; any number may wait for it.
-    ``run`` executes it, in the thread that calls :meth:`perform`. Each waiting thread calls ``helper``, which
-    may run queued works, before it sleeps, and ``interrupted``, which ends the group, if it is interrupted
-    (for example by Ctrl-C). ``on_device`` has the tensors, if a device holds them.
+    """A collective or a point-to-point message. Any thread may run it, once; any number may wait for it. Each
+    waiting thread calls ``helper``, which may run queued works, before it sleeps, and ``interrupted``, which
+    ends the group, if it is interrupted (for example by Ctrl-C).
     """
 
     any_made = False
@@ -299,15 +298,14 @@ class Operations:
         self._transport = transport
         self._staging = StagingPool()
         self._idleness = Idleness()
-        self._coalesced: Optional[List[RingcommWork]] = None
+        self.coalesced: Optional[List[RingcommWork]] = None  # works that will be one
 
     def start(
         self, what: str, result: Any, opts: Any, do: Callable[..., None], *arguments: Any,
         reads: bool = False,
     ) -> RingcommWork:  # fmt: skip
-        """Start a collective: ``do`` gets ``arguments``, with host copies of a device's tensors. ``result``
-        are the tensors that it writes, in (nested) lists; ``reads``: it also reads them. ``opts`` of PyTorch
-        have its time limit, and whether the caller waits.
+        """Start a collective: ``do`` gets ``arguments``, with host copies of a device's tensors, and writes
+        (with ``reads``, also reads) the tensors in ``result``.
         """
         inner = tensors_inside(arguments)
         if inner:
@@ -400,15 +398,8 @@ class Operations:
         return self._ranks[peer]
 
     def _note(self, work: RingcommWork) -> None:
-        if self._coalesced is not None:
-            self._coalesced.append(work)
-
-    def start_coalescing(self) -> None:
-        self._coalesced = []
-
-    def end_coalescing(self) -> Together:
-        works, self._coalesced = self._coalesced or [], None
-        return Together(works)
+        if self.coalesced is not None:
+            self.coalesced.append(work)
 
 
 # ---- what PyTorch's dispatcher and compiler need -----------------------------------------------------------

@@ -104,8 +104,7 @@ def _job_of(store: Any) -> Optional[Tuple[Membership, int]]:
 class JobEntry:
     """A group's entry at the job's rendezvous; the methods are those of :class:`StoreEntry`."""
 
-    grace_s = 0.0
-    hint = ""
+    watched = None  # every connection has its own entry, so rank 0 never replaces it
 
     def __init__(self, membership: Membership, title: str, epoch: int) -> None:
         self._membership = membership
@@ -128,23 +127,19 @@ class JobEntry:
     def read(self, settings: Settings) -> str:
         return await_entry(self._membership, self._entry, settings.start_timeout_s)
 
-    def moved(self) -> bool:
-        """Return False: every connection has its own entry, so rank 0 never replaces it."""
-        return False
-
 
 class StoreEntry:
-    """A group's entry in PyTorch's store, which processes outside of the job may read and change. ``title``
-    is the same on all ranks of the group. ``key`` signs the entry; b"": no key. ``grace_s`` is the time for
-    which ranks look for a newer entry, while its address does not answer.
+    """A group's entry in PyTorch's store, which processes outside of the job may read and change. ``key``
+    signs it, if there is one; for ``grace_s`` ranks look for a newer entry while its address does not answer.
     """
 
     def __init__(self, store: Any, title: str, key: bytes, grace_s: float) -> None:
-        self.grace_s = grace_s
-        self.hint = (
+        hint = (
             f" The address is that of the entry {_ENTRY} in PyTorch's store, which may be left from an "
             "earlier start: does rank 0 of this start run, and with the same store?"
         )
+        self.watched = Watched(self._moved, grace_s, hint)
+        self.watched = Watched(self._moved, grace_s, hint)
         self._store = store
         self._title = title
         self._signer = Signer(key, "process groups of torch.distributed") if key else None
@@ -172,7 +167,7 @@ class StoreEntry:
             )
         return text
 
-    def moved(self) -> bool:
+    def _moved(self) -> bool:
         """Return whether rank 0 has replaced the entry since: then the entry was an earlier group's."""
         latest = bytes(self._store.get(_ENTRY))
         return latest != self._current and self._text_of(latest) is not None
@@ -192,10 +187,7 @@ Entry = Union[JobEntry, StoreEntry]
 
 
 def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Settings) -> GroupRendezvous:
-    """Connect to the other ranks of a group; all of them must call it. ``ranks`` are ranks of the whole job,
-    ``rank`` is this process's in the group; ``store`` is the group's part of PyTorch's. StartupError: the
-    ranks did not connect. ConfigError: encryption is on, but there is no key file with a certificate.
-    """
+    """Connect to the other ranks of a group, of whose ``ranks`` in the job this process's is at ``rank``."""
     open_standard_descriptors()
     secret = key_from_environment()
     title = f"process group {name} of ranks {', '.join(map(str, ranks))}"
@@ -233,9 +225,8 @@ def meet(store: Any, rank: int, ranks: Sequence[int], name: str, settings: Setti
     while True:
         left = replace(settings, start_timeout_s=max(1.0, deadline.remaining_s()))
         membership = _membership(_notice_of(entry.read(left), title), rank, ranks, secret)
-        watched = Watched(entry.moved, entry.grace_s, entry.hint)
         try:
-            return GroupRendezvous(join(membership, left, watched=watched), None)
+            return GroupRendezvous(join(membership, left, watched=entry.watched), None)
         except Moved:
             continue  # The entry was of a group that has ended.
 
@@ -362,9 +353,8 @@ def ringcomm_rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> It
 
 
 def _view() -> Context:
-    """Return the job of the default group. In an elastic job a second group begins a new view. A program that
-    has destroyed its process group and makes another one has lost a rank, or goes on with other ranks; all
-    ranks of the job do that together.
+    """Return the job of the default group. In an elastic job a second group begins a new view: a program that
+    makes another one has lost a rank, or goes on with other ranks; all ranks of the job do that together.
     """
     global _last_view
     api.init()

@@ -11,6 +11,7 @@ from typing import Any, Dict
 
 import pytest
 
+from ringcomm._adapter.placed import by_host
 from ringcomm.errors import ConfigError, RemoteError
 from tests.adapters.clusters.programs_run import check_jobs, check_ranks, facts_of, run_program
 
@@ -84,6 +85,5 @@ def test_when_spark_gives_up_that_is_the_error(context: Any, monkeypatch: pytest
 
 
 def test_tasks_of_a_host_have_successive_ranks() -> None:
-    from ringcomm.spark import rank_of
-
-    assert [rank_of(number, ["b", "a", "b", "c", "a"]) for number in range(5)] == [0, 2, 1, 4, 3]
+    hosts = ["b", "a", "b", "c", "a"]
+    assert by_host(range(5), hosts.__getitem__) == [0, 2, 1, 4, 3]

@@ -169,11 +169,11 @@ class TestStoreEntries:
         entry(store).write("where it is", LONG)
         reader = entry(store)
         assert reader.read(LONG) == "where it is"
-        assert not reader.moved()
+        assert not reader.watched.moved()
         entry(store).write("elsewhere", LONG)
-        assert reader.moved() and reader.read(LONG) == "elsewhere"
+        assert reader.watched.moved() and reader.read(LONG) == "elsewhere"
         store.set("ringcomm/rendezvous", "nonsense")
-        assert not reader.moved(), "what rank 0 has not signed is no new entry"
+        assert not reader.watched.moved(), "what rank 0 has not signed is no new entry"
         entry(store, key=b"").write("where it is", LONG)
         assert entry(store, "another group", key=b"").read(LONG) == "where it is", "without a key"
 

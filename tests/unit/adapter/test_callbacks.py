@@ -44,11 +44,10 @@ def test_the_initial_rate_is_needed() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_a_warm_up_rises_from_that_of_one_rank_to_that_of_all(size: int) -> None:
-    multiplier = warmup(size, 5)
-    assert multiplier(0) == pytest.approx(1 / size)
-    assert multiplier(5) == pytest.approx(1)
-    assert multiplier(2.5) == pytest.approx((1 / size + 1) / 2)
-    assert warmup(size, 0)(3) == 1
+    assert warmup(size, 5, 0) == pytest.approx(1 / size)
+    assert warmup(size, 5, 5) == pytest.approx(1)
+    assert warmup(size, 5, 2.5) == pytest.approx((1 / size + 1) / 2)
+    assert warmup(size, 0, 3) == 1
 
 
 PROGRAM = """

@@ -90,7 +90,8 @@ class TestResiduals:
         assert found == {"a": [1.5, 1.5], "b": [2]}
         residuals.drop(["a", "never there"])
         assert list(residuals.state()) == ["b"] and residuals.of("a", 2).tolist() == [0, 0]
-        assert residuals.clear() == 1 and residuals.clear() == 0
+        residuals.reset("of a test")
+        assert residuals.of("b", 1).tolist() == [0]
 
 
 def test_decompression_restores_the_dtype():

@@ -15,6 +15,7 @@ from ringcomm._adapter.gradients import (
     plan_groups,
     variable_name,
 )
+from ringcomm.configuration.settings import FIRST_GRADIENTS_BYTES, GRADIENTS_BYTES
 from ringcomm.errors import ConfigError
 
 
@@ -23,12 +24,14 @@ def sizes(*nbytes: int, kind: str = "float32"):
 
 
 def test_the_first_bucket_is_small_and_none_is_overfull():
-    assert plan_buckets(sizes(*[4] * 7), first_bytes=4, bucket_bytes=12) == [[6], [5, 4, 3], [2, 1, 0]]
+    whole = GRADIENTS_BYTES // FIRST_GRADIENTS_BYTES
+    found = plan_buckets(sizes(*[FIRST_GRADIENTS_BYTES] * (2 * whole + 1)))
+    assert list(map(len, found)) == [1, whole, whole] and sum(found, []) == list(range(2 * whole, -1, -1))
 
 
 def test_a_bucket_has_one_kind_and_kinds_may_alternate():
     mixed = [Gradient(1, "a"), Gradient(1, "b"), Gradient(1, "a"), Gradient(1, "b")]
-    assert plan_buckets(mixed, 10, 10) == [[3, 1], [2, 0]]
+    assert plan_buckets(mixed) == [[3, 1], [2, 0]]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
