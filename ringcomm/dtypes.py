@@ -120,8 +120,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
         except ImportError:
             raise UnsupportedDtypeError("bfloat16 needs ml_dtypes: pip install ml_dtypes") from None
         name = ml_dtypes.bfloat16
-    dtype: np.dtype[Any] = np.dtype(name)
-    return dtype
+    return np.dtype(name)
 
 
 def joined_shape(counts: Iterable[Any], inner: Sequence[int]) -> Tuple[int, ...]:

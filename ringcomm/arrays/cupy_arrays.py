@@ -124,8 +124,7 @@ class CupyKind(DeviceKind):
         if not _shares_cached_memory(int(flat.device.id)):
             return None
         memory = (ctypes.c_uint8 * flat.nbytes).from_address(flat.data.ptr)  # one address for both
-        shared: Array = np.frombuffer(memory, np.uint8).view(np.dtype(flat.dtype))
-        return shared
+        return np.frombuffer(memory, np.uint8).view(np.dtype(flat.dtype))
 
     def assign(self, target: Any, source: Any) -> None:
         with target.device:

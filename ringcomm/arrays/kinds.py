@@ -201,8 +201,7 @@ def _kind_of_type(cls: type) -> Optional[DeviceKind]:
 
 def load_kind(file: str, name: str = "KIND") -> DeviceKind:
     """Return a kind of this package."""
-    kind: DeviceKind = getattr(import_module(f"{__package__}.{file}"), name)
-    return kind
+    return getattr(import_module(f"{__package__}.{file}"), name)
 
 
 # -- mirrors ------------------------------------------------------------------------------------------

@@ -36,8 +36,7 @@ class Operand(ABC):
     @property
     def dtype(self) -> np.dtype[Any]:
         """Return the element type."""
-        dtype: np.dtype[Any] = self.flat.dtype
-        return dtype
+        return self.flat.dtype
 
     @abstractmethod
     def finish(self, shape: Optional[_Shape] = None) -> Array:
@@ -137,8 +136,7 @@ class InPlace(Operand):
         """Write the copy back, if there is one, and return the caller's own array."""
         if not self._shared:
             self._array[...] = self.flat.reshape(self.shape)
-        owner: Array = self._owner
-        return owner
+        return self._owner
 
 
 class DeviceOperand(Operand):
@@ -208,8 +206,7 @@ class DeviceOperand(Operand):
                 kind.assign(self._value, kind.reshaped(self.on_device, self.shape))
             return self._value
         flat = kind.reshaped(self.target, self.shape if shape is None else shape)
-        result: Array = kind.result(flat, self._value)
-        return result
+        return kind.result(flat, self._value)
 
     def finish_rows(self, first: int, last: int) -> Array:
         if self._in_place:

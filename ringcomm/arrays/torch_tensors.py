@@ -136,8 +136,7 @@ class TorchEngine(CopyEngine):
 
     def locked(self, nbytes: int) -> Array:
         torch = _torch()
-        made: Array = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
-        return made
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
 
     def mark(self) -> Done:
         event = _torch().cuda.Event()

@@ -7,7 +7,6 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 from .. import api
 from ..docstrings import documented
-from ..dtypes import Array
 from ..errors import ConfigError
 from ..job.context import Context
 from .pace import Pace
@@ -124,8 +123,7 @@ class Balanced:
             self._exhausted = True
 
     def _item(self, epoch: int, step: int) -> Any:
-        indices: Array = self.pace.take(epoch, step)
-        return indices
+        return self.pace.take(epoch, step)
 
     def state_dict(self) -> Dict[str, Any]:
         """The position in the data: it does not depend on the number of ranks.
@@ -197,8 +195,7 @@ class BalancedBatches(Balanced):
         indices = self.pace.take(epoch, step)
         if not indices.size:
             indices = self.pace.division.batch(epoch, step)[:PLACEHOLDERS]
-        listed: List[int] = indices.tolist()
-        return listed
+        return indices.tolist()
 
     @contextmanager
     def within_memory(self) -> Iterator[None]:

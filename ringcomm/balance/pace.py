@@ -261,8 +261,7 @@ def weight_of_steps(
             "batches=... weights the average of one global batch: use it with op=Average and "
             "backward_passes_per_step=1 (a larger global_batch is accumulated over ranks already)."
         )
-    cursor: StepCursor = batches.pace.leader if shared else batches.pace.cursor()
-    return cursor
+    return batches.pace.leader if shared else batches.pace.cursor()
 
 
 class StepCursor:

@@ -192,8 +192,7 @@ def epoch_order(count: int, seed: int, epoch: int, shuffle: bool = True) -> Arra
     mixed_seed = int(_mixed(np.array([seed & _MASK], np.uint64))[0])
     start = _mixed(np.array([(mixed_seed + epoch * _GOLDEN) & _MASK], np.uint64))
     keys = _mixed(indices.astype(np.uint64) * np.uint64(_GOLDEN) + start)
-    order: Array = np.argsort(keys, kind="stable").astype(np.int64)
-    return order
+    return np.argsort(keys, kind="stable").astype(np.int64)
 
 
 def _mixed(state: Any) -> Any:

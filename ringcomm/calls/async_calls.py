@@ -333,8 +333,7 @@ def grouped_allreduce(arrays: Sequence[Any], options: Options) -> List[Array]:
     Raises:
         {call_errors}
     """
-    result: List[Array] = start_allreduce(all_submitted(arrays), options, grouped=True).wait()
-    return result
+    return start_allreduce(all_submitted(arrays), options, grouped=True).wait()
 
 
 @takes("allreduce", texts="core")
@@ -355,8 +354,7 @@ def grouped_allreduce_(arrays: Sequence[Array], options: Options) -> List[Array]
         {call_errors}
     """
     operands = all_submitted(arrays, "grouped_allreduce_")
-    result: List[Array] = start_allreduce(operands, options, grouped=True).wait()
-    return result
+    return start_allreduce(operands, options, grouped=True).wait()
 
 
 @takes("reducescatter", texts="core")
@@ -394,8 +392,7 @@ def grouped_reducescatter(arrays: Sequence[Any], options: Options) -> List[Array
         {call_errors}
     """
     operands = all_submitted(arrays, rows=True)
-    result: List[Array] = start_reducescatter(operands, options, grouped=True).wait()
-    return result
+    return start_reducescatter(operands, options, grouped=True).wait()
 
 
 @documented
@@ -434,8 +431,7 @@ def grouped_allgather(
     Raises:
         {call_errors}
     """
-    result: List[Array] = grouped_allgather_async(arrays, name, process_set).wait()
-    return result
+    return grouped_allgather_async(arrays, name, process_set).wait()
 
 
 # ---- messages between two ranks, matched by tag ------------------------------------------------------------
@@ -511,8 +507,7 @@ def recv(
         {message_errors}
     """
     operand = submitted(api.context().staging, array, "recv", read=False)
-    received: Array = _start_message(operand, source, api.rank(), tag, name, process_set, True).wait()
-    return received
+    return _start_message(operand, source, api.rank(), tag, name, process_set, True).wait()
 
 
 @documented
@@ -570,8 +565,7 @@ def join() -> int:
         PeerLostError: a rank ended, or is silent for too long.
         {not_initialized}
     """
-    last: int = api.context().engine.join().wait()
-    return last
+    return api.context().engine.join().wait()
 
 
 @documented

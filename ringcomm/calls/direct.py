@@ -48,8 +48,7 @@ def allreduce(array: Any, options: Options) -> Array:
     """
     if options.process_set is None or not number_of(options.process_set):
         return api.context().reduced(array, "", options)
-    result: Array = start_allreduce(all_submitted([array]), options).wait()
-    return result
+    return start_allreduce(all_submitted([array]), options).wait()
 
 
 @takes("allreduce", DIRECT_ORDER, "direct")
@@ -61,8 +60,7 @@ def allreduce_(array: Array, options: Options) -> Array:
     """
     if options.process_set is None or not number_of(options.process_set):
         return api.context().reduced(array, "allreduce_", options)
-    result: Array = start_allreduce(all_submitted([array], "allreduce_"), options).wait()
-    return result
+    return start_allreduce(all_submitted([array], "allreduce_"), options).wait()
 
 
 @takes("reducescatter", texts="direct")
@@ -76,8 +74,7 @@ def reducescatter(array: Any, options: Options) -> Array:
     """
     if options.process_set is None or not number_of(options.process_set):
         return api.context().reduced_rows(array, "", options)
-    result: Array = start_reducescatter(all_submitted([array], rows=True), options).wait()
-    return result
+    return start_reducescatter(all_submitted([array], rows=True), options).wait()
 
 
 @takes("reducescatter", texts="direct")
@@ -105,8 +102,7 @@ def allgather(array: Any, name: Optional[str] = None, process_set: Optional[Proc
     """
     if process_set is None or not number_of(process_set):
         return api.context().allgather(array, name)
-    result: Array = allgather_async(array, name, process_set).wait()
-    return result
+    return allgather_async(array, name, process_set).wait()
 
 
 @documented
@@ -139,8 +135,7 @@ def broadcast(
     """
     if process_set is None or not number_of(process_set):
         return api.context().broadcast(array, root_rank, name)
-    result: Array = broadcast_async(array, root_rank, name, process_set).wait()
-    return result
+    return broadcast_async(array, root_rank, name, process_set).wait()
 
 
 @documented
@@ -154,8 +149,7 @@ def broadcast_(
     """
     if process_set is None or not number_of(process_set):
         return api.context().broadcast_(array, root_rank, name)
-    result: Array = broadcast_async_(array, root_rank, name, process_set).wait()
-    return result
+    return broadcast_async_(array, root_rank, name, process_set).wait()
 
 
 @documented

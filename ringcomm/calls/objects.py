@@ -164,14 +164,12 @@ def pack_error(error: BaseException, skip: int = 0) -> bytes:
         "traceback": "".join(traceback.format_exception(type(error), error, trace)),
         "exception": _pickled(error),
     }
-    data: bytes = cloudpickle.dumps(facts)
-    return data
+    return cloudpickle.dumps(facts)
 
 
 def unpack(data: bytes) -> Dict[str, Any]:
     """Return the facts from a trusted process's :func:`pack_value` or :func:`pack_error`."""
-    facts: Dict[str, Any] = unpickled(data)
-    return facts
+    return unpickled(data)
 
 
 def remote_error(facts: Dict[str, Any], rank: int, host: str) -> RemoteError:

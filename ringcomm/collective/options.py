@@ -91,8 +91,7 @@ def whole_numbers(what: str, splits: Any) -> List[int]:
             f"{what}: splits={splits!r:.200} is not a list of whole numbers, one per rank: the rows that "
             "each rank gets."
         )
-    listed: List[int] = numbers.tolist()
-    return listed
+    return numbers.tolist()
 
 
 def names_of(kind: str, order: str = "", without: str = "") -> List[str]:
@@ -150,8 +149,7 @@ def _maker_of(first: Sequence[str], names: Sequence[str]) -> Callable[..., Any]:
     if "splits" in names:
         values["splits"] = "splits if splits is None else tuple(whole_numbers('reducescatter', splits))"
     passed = ", ".join([*first, f"_new(Options, ({', '.join(values.values())}))"])
-    maker: Callable[..., Any] = eval(f"lambda body: lambda {', '.join([*first, *names])}: body({passed})")
-    return maker
+    return eval(f"lambda body: lambda {', '.join([*first, *names])}: body({passed})")
 
 
 _new = tuple.__new__

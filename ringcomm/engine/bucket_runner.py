@@ -49,8 +49,7 @@ class FusionBuffer:
 
             shared = shared_room(nbytes)
             self._bytes = np.empty(nbytes, np.uint8) if shared is None else shared
-        room: Array = self._bytes[:nbytes].view(dtype)
-        return room
+        return self._bytes[:nbytes].view(dtype)
 
 
 def bucket_text(bucket: Sequence[Work]) -> str:
@@ -538,8 +537,7 @@ def combine(a: Array, b: Array, by: Optional[Tuple[float, float]] = None) -> Arr
     wide: Array = factor_a * a.astype(np.float64) + factor_b * b.astype(np.float64)
     # Which NaN an operation gives depends on the processor, and several ranks compute the same element.
     wide[np.isnan(wide)] = np.nan
-    result: Array = wide.astype(a.dtype)
-    return result
+    return wide.astype(a.dtype)
 
 
 def adasum(runner: Runner, data: Array, prescale: float = 1.0, postscale: float = 1.0) -> None:

@@ -272,8 +272,7 @@ class Engine:
 
     def _change_sets(self, change: str) -> int:
         signature = self._signature(Collective.PROCESS_SET, [], [], change, GLOBAL_SET)
-        number: int = self._submit(signature, [], urgent=True).wait()
-        return number
+        return self._submit(signature, [], urgent=True).wait()
 
     @contextmanager
     def pause(self, reason: str) -> Iterator[None]:

@@ -449,8 +449,7 @@ class HeartbeatThread:
         self._watch = fabric.watch = StoppableWatch(reporter)
 
         def lost(peer: int, why: str, kind: str) -> BaseException:
-            error: BaseException = reporter.report_lost(peer, self._peers.doing(), why, kind)
-            return error
+            return reporter.report_lost(peer, self._peers.doing(), why, kind)
 
         self._peers = PeerChannels(fabric, hosts, limits, lost, lambda: (progress(), Progress()), monotonic)
         reporter.heard_and_silent = self._peers.divided

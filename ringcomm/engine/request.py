@@ -339,8 +339,7 @@ def _numbers(signature: Signature, text: str, rank: int) -> Array:
             f"rank {rank} sent {len(data)} bytes along with {signature.describe(named=False)}, "
             f"which has {signature.nbytes}"
         )
-    numbers: Array = np.frombuffer(data, dtype_named(signature.dtypes[0]))
-    return numbers
+    return np.frombuffer(data, dtype_named(signature.dtypes[0]))
 
 
 class OperationHistory:

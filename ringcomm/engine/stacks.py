@@ -75,8 +75,7 @@ def _temporary() -> int:
     """A descriptor of a file without a name."""
     if hasattr(os, "memfd_create"):
         try:
-            descriptor: int = os.memfd_create("ringcomm-stacks", os.MFD_CLOEXEC)  # type: ignore[attr-defined,unused-ignore]
-            return descriptor
+            return os.memfd_create("ringcomm-stacks", os.MFD_CLOEXEC)  # type: ignore[attr-defined,unused-ignore]
         except OSError:
             pass  # A sandbox may have the call but forbid it.
     with tempfile.TemporaryFile() as file:

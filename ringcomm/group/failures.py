@@ -112,8 +112,7 @@ class GroupWatch(Watch):
     @property
     def heard_and_silent(self) -> Optional[HeardFrom]:
         """The function that returns the ranks heard from and not heard from, for the rendezvous."""
-        asked: Optional[HeardFrom] = self._reporter.heard_and_silent
-        return asked
+        return self._reporter.heard_and_silent
 
     @heard_and_silent.setter
     def heard_and_silent(self, ask: Optional[HeardFrom]) -> None:

@@ -292,8 +292,7 @@ class RingcommCluster(ClusterEnv):
             with socket.socket() as probe:
                 probe.bind(("", 0))
                 found = f"{host}:{probe.getsockname()[1]}"
-        address: str = broadcast_object(found, 0)
-        return address
+        return broadcast_object(found, 0)
 
     @classmethod
     def get_process_count(cls) -> int:

@@ -178,8 +178,7 @@ def bind(operation: Operation, operands: Sequence[Any]) -> List[Any]:
     """Add a collective to the traced program, or execute it if none is traced; return its results."""
     call = HostCall(operation, place_for(operation), this_site())
     results_of(call, [operand.shape for operand in operands])
-    results: List[Any] = collective_p.bind(*operands, call=call)
-    return results
+    return collective_p.bind(*operands, call=call)
 
 
 @collective_p.def_effectful_abstract_eval

@@ -34,8 +34,7 @@ def allreduce(value: Any, options: Options) -> np.ndarray[Any, Any]:
         UnsupportedDtypeError: the op does not support the dtype.
         {rank_errors}
     """
-    reduced: np.ndarray[Any, Any] = _values.allreduce(value, options)
-    return reduced
+    return _values.allreduce(value, options)
 
 
 @takes("reducescatter", "name op process_set prescale_factor postscale_factor")
@@ -57,8 +56,7 @@ def reducescatter(value: Any, options: Options) -> np.ndarray[Any, Any]:
         UnsupportedDtypeError: the dtype cannot be reduced.
         {rank_errors}
     """
-    reduced: np.ndarray[Any, Any] = _values.reducescatter(value, options)
-    return reduced
+    return _values.reducescatter(value, options)
 
 
 @documented
@@ -79,8 +77,7 @@ def allgather(
         ShapeError: the value has no dimensions.
         {rank_errors}
     """
-    gathered: np.ndarray[Any, Any] = _values.allgather(value, name, process_set)
-    return gathered
+    return _values.allgather(value, name, process_set)
 
 
 @documented
@@ -101,8 +98,7 @@ def broadcast(
     Raises:
         {rank_errors}
     """
-    sent: np.ndarray[Any, Any] = _values.broadcast(value, root_rank, name, process_set)
-    return sent
+    return _values.broadcast(value, root_rank, name, process_set)
 
 
 @documented

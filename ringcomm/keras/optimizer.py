@@ -132,8 +132,7 @@ class _JaxReducer(VariableReducer):
         from ..jax.training import GradientReducer
 
         name, state = group_name(variables, scope, absent), state_of([*variables, *absent][0])
-        results: List[Any] = GradientReducer(self.how, state, name)(list(gradients))
-        return results
+        return GradientReducer(self.how, state, name)(list(gradients))
 
 
 def check_not_scaled_outside(optimizer: Any) -> None:

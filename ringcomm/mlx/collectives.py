@@ -178,8 +178,7 @@ def _with_gradient(operation: Operation, given: List[Any]) -> Sequence[mx.array]
         del primals, outputs
         return _overwritten(operation._replace(name=name), cotangents)
 
-    reduced: Sequence[mx.array] = forward(*given)
-    return reduced
+    return forward(*given)
 
 
 def _overwritten(operation: Operation, given: Sequence[Any]) -> List[mx.array]:
@@ -384,8 +383,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         )
     made: Any = wrapped(_Distributed, optimizer)
     made._reducer = _Reducer(of_gradients(op, gradient_predivide_factor, process_set, compression))
-    distributed: mlx.optimizers.Optimizer = made
-    return distributed
+    return made
 
 
 @documented

@@ -116,8 +116,7 @@ def grouped_allreduce_(tensors: Sequence[mx.nd.NDArray], options: Options) -> Li
 def _reduce(operands: Operands, options: Options) -> List[mx.nd.NDArray]:
     if not operands:
         return []
-    reduced: List[mx.nd.NDArray] = submit.start_allreduce(operands, options, True, True).wait()
-    return reduced
+    return submit.start_allreduce(operands, options, True, True).wait()
 
 
 @takes("reducescatter", _SCATTER, "mx")
@@ -167,8 +166,7 @@ def _scatter(tensors: Sequence[mx.nd.NDArray], options: Options) -> List[mx.nd.N
         return []
     operands = [copy_of(dense(tensor, "reducescatter")) for tensor in tensors]
     called = how.call(options.name, options.weight, how.compression)
-    parts: List[mx.nd.NDArray] = submit.start_reducescatter(operands, called, True, True).wait()
-    return parts
+    return submit.start_reducescatter(operands, called, True, True).wait()
 
 
 @documented
@@ -217,8 +215,7 @@ def grouped_allgather(
     if not tensors:
         return []
     operands = [NDArrayOperand(dense(tensor, "allgather"), rows=True) for tensor in tensors]
-    gathered: List[mx.nd.NDArray] = submit.start_allgather(operands, name, process_set, True, True).wait()
-    return gathered
+    return submit.start_allgather(operands, name, process_set, True, True).wait()
 
 
 @documented
@@ -333,8 +330,7 @@ def flat_array(array: mx.nd.NDArray) -> Array:
     """Return the elements of an NDArray when they are computed; on the CPU in the NDArray's memory."""
     array.wait_to_read()
     if array.context.device_type not in HOST_MEMORY:
-        staged: Array = array.asnumpy().reshape(-1)
-        return staged
+        return array.asnumpy().reshape(-1)
     dtype = np.dtype(array.dtype)
     items = array.size
     if not items:

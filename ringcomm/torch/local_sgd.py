@@ -233,5 +233,4 @@ class LocalSGD(OuterOptimizer):
 def _host_array(tensor: torch.Tensor) -> Array:
     """Return a NumPy array for a tensor's values; float32 for half types."""
     dtype = getattr(torch, host_dtype(dtype_name(tensor)))
-    array: Array = torch.empty(tensor.shape, dtype=dtype).copy_(tensor.detach()).numpy()
-    return array
+    return torch.empty(tensor.shape, dtype=dtype).copy_(tensor.detach()).numpy()

@@ -426,8 +426,7 @@ def grouped_allreduce_(tensors: Tensors, options: Options) -> List[torch.Tensor]
 
     {tensor_call_raises}
     """
-    results: List[torch.Tensor] = start_reduction(tensors, options, "grouped_allreduce_", True, True).wait()
-    return results
+    return start_reduction(tensors, options, "grouped_allreduce_", True, True).wait()
 
 
 @takes("reducescatter", "name compression op process_set prescale_factor postscale_factor")
@@ -590,8 +589,7 @@ def join(device: int = -1) -> int:
         PeerLostError: a rank ended, or is silent for too long.
         {not_initialized}
     """
-    last: int = api.context().engine.join().wait()
-    return last
+    return api.context().engine.join().wait()
 
 
 # ---- the collectives as autograd functions: the forward pass and its gradient ------------------------------

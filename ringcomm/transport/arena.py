@@ -109,8 +109,7 @@ class Arena:
             block = _Block(offset, length, ctypes.addressof(owner), memory)
             self._replace((*self._index[1], block))
             weakref.finalize(owner, self._give_back, block).atexit = False
-        memory_of: Array = np.frombuffer(owner, np.uint8, nbytes)  # type: ignore[call-overload]
-        return memory_of
+        return np.frombuffer(owner, np.uint8, nbytes)  # type: ignore[call-overload]
 
     def _give_back(self, block: _Block) -> None:
         """Called by Python, perhaps while this very thread allocates."""

@@ -189,8 +189,7 @@ def weighted_average_hook(
         return buffer
 
     assert work is not None
-    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(finish)
-    return averaged
+    return work.get_future().then(finish)
 
 
 # PyTorch compares annotations with its own classes, and here they are texts.

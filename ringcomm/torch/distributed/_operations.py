@@ -222,7 +222,7 @@ class RingcommWork(dist.Work):
 
     def result(self) -> List[torch.Tensor]:
         """Return the tensors that hold the result."""
-        return self._result  # type: ignore[no-any-return]
+        return self._result
 
     def source_rank(self) -> int:
         """Return the sender's rank in the group, of a received message; -1 otherwise."""
