@@ -265,6 +265,8 @@ def reset_all(residuals: Sequence[Residuals], why: str) -> None:
 MIN_GAIN = 0.05
 STEPS = 6  # steps without compression before the choice; the first is not timed
 AGAIN = 50  # steps between two checks of the links, after the choice
+FAR_S, FAR_BYTE_S = 0.005, 1 / 6.25e6  # latency, and time of a byte, of links that leave a building
+_MUCH = 0.7  # a step must be this part of what it was for users to be told
 CHANGED = 1.5  # least factor of a change of the links for another choice
 COMPRESSORS = {"none": Compression.none, "bf16": Compression.bf16, "int8": Compression.int8}
 _MAX_CHANGE = 4096.0
@@ -386,11 +388,12 @@ def choose_again(
 
 
 class AutoCompression:
-    """Time the first steps of an optimizer, then choose for all ranks."""
+    """Time the first steps of an optimizer, then choose for all ranks; ``advises``: only tell the user."""
 
     kind = "auto"
 
-    def __init__(self, process_set: ProcessSet) -> None:
+    def __init__(self, process_set: ProcessSet, advises: bool = False) -> None:
+        self._advises = advises
         self.chosen: Any = Compression.none
         self.choice: Optional[Choice] = None  # the prediction, once it is chosen
         self._process_set = process_set
@@ -422,6 +425,8 @@ class AutoCompression:
 
     def finished(self, nbytes: int, waited_from_s: float) -> bool:
         """Take the end of a step's reductions of ``nbytes`` of float32; return whether the choice changes."""
+        if self._advises and self.choice is not None:
+            return False
         now_s = time.perf_counter()
         if self._last_end_s:  # also a step in which this rank reduced nothing: all ranks count the same steps
             overlap_s = max(0.0, waited_from_s - self._first_s) if self._first_s else 0.0
@@ -441,10 +446,23 @@ class AutoCompression:
         self._other_s = max(0.0, step.wait_s - exposed_s("none", nbytes, step, self._links))
         step = step._replace(wait_s=step.wait_s - self._other_s)
         choice = self.choice = choose(nbytes, step, self._links, self._rates)
+        if self._advises:
+            self._advise(step, choice)
+            return False
         self.chosen = COMPRESSORS[choice.name]
         if api.rank() == 0:
             logger.warning("compression=auto chooses %s", choice.describe())
         return choice.name != "none"
+
+    def _advise(self, step: StepTime, choice: Choice) -> None:
+        if api.rank() == 0 and choice.steps_s[choice.name] < _MUCH * choice.steps_s["none"]:
+            text = (
+                f"the links between hosts are slow: ranks wait for {step.wait_s:.2g} s in each step. With "
+                f"--compress auto they would choose {choice.describe()}. With --local-steps auto they would "
+                f"exchange less often: down to {step.period_s - step.wait_s:.2g} s per step. Both change "
+                "results a little (docs/slow_links.md); --compress none ends this advice."
+            )
+            api.context().announce("slow links", text)
 
     def _look_again(self, nbytes: int, step: StepTime) -> bool:
         step = step._replace(wait_s=max(0.0, step.wait_s - self._other_s))
@@ -491,6 +509,15 @@ class AutoCompression:
             [array], ReduceOp.MAX, name, process_set=number_of(self._process_set), urgent=True
         ).wait()
         return [float(number) for number in array]
+
+
+def adviser(compression: Any, process_set: ProcessSet) -> Optional[AutoCompression]:
+    """Return what tells the user of slow links, if these are and nothing says how gradients are sent."""
+    links = links_of(api.context().cost_model, size_of(process_set))
+    if compression is not Compression.none or api.placed().settings.compression:
+        return None
+    is_far = links.latency_s > FAR_S or links.byte_s > FAR_BYTE_S
+    return AutoCompression(process_set, advises=True) if is_far else None
 
 
 def configured(compression: Any, process_set: ProcessSet) -> Any:

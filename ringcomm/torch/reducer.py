@@ -23,6 +23,7 @@ from .._adapter.compression import (
     AutoCompression,
     NoneCompressor,
     Residuals,
+    adviser,
     codec_for,
     dtype_name,
     is_elementwise,
@@ -220,6 +221,8 @@ class GradientReducer:
     def _read_context(self) -> None:
         self._context = api.context()
         self._is_included = included_in(self.reduction.process_set)
+        if self._auto is None and self._is_included:
+            self._auto = adviser(self.reduction.compression, self.reduction.process_set)
 
     def _is_active(self) -> bool:
         """Return whether there are other ranks to reduce with, in the current job, or steps to be counted."""

@@ -206,6 +206,16 @@ class TestAutoCompression:
         assert program.steps(STEPS + 1, 10_000, 5.0) == [False] * (STEPS + 1)
         assert program.auto.chosen is Compression.none and program.auto.choice.name == "none"
 
+    def test_it_may_only_advise(self, program, caplog):
+        program.auto, program.calibrated_mbit = AutoCompression(global_process_set, advises=True), 20
+        with caplog.at_level(logging.WARNING):
+            assert program.steps(3 * STEPS, 20, 1.0) == [False] * 3 * STEPS
+        assert program.auto.chosen is Compression.none
+        (record,) = caplog.records
+        assert "ranks wait for 53 s in each step" in record.getMessage()
+        assert "--compress auto they would choose int8: step 54" in record.getMessage()
+        assert "down to 1 s per step" in record.getMessage()
+
     def test_it_looks_at_the_links_again(self, program, caplog):
         program.steps(STEPS + 1, 100, 0.01)
         with caplog.at_level(logging.WARNING):
