@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any, Callable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import cloudpickle
 
@@ -40,17 +40,6 @@ def pack_call(call: Call, path: Sequence[str]) -> bytes:
     return json.dumps({"path": list(path)}).encode() + b"\n" + pickled
 
 
-def carries_bytecode(payload: bytes) -> bool:
-    """Return whether a pickle holds functions by value, which only the same minor Python can load."""
-    return b"CodeType" in payload
-
-
-def unpack_call(payload: bytes) -> Tuple[List[str], Callable[[], Call]]:
-    """Return the directories to add to ``sys.path``, and a function that then unpickles the call."""
-    head, _, pickled = payload.partition(b"\n")
-    return json.loads(head.decode())["path"], lambda: Call(*unpickled(pickled))
-
-
 def _unpicklable(call: Call) -> str:
     """Return the part of a call that cannot be pickled, for a message."""
     parts = [(f"args[{index}]", value) for index, value in enumerate(call.args)]
@@ -75,11 +64,11 @@ def main(payload_descriptor: int, result_descriptor: int) -> None:
         payload = verified(file.read(), signer, *ABOUT_CALL)
     if payload is None:
         raise Misuse("The function that this process received is not signed with the job's key.")
-    path, unpickle = unpack_call(payload)
-    sys.path += [item for item in path if item not in sys.path]
+    head, _, pickled = payload.partition(b"\n")
+    sys.path += [item for item in json.loads(head.decode())["path"] if item not in sys.path]
     with open(result_descriptor, "wb") as results:
         try:
-            call = unpickle()
+            call = Call(*unpickled(pickled))
             results.write(signed(pack_value(call.fn(*call.args, **call.kwargs)), signer, *about))
         except Exception as error:
             results.write(signed(pack_error(error, skip=1), signer, *about))
