@@ -241,7 +241,7 @@ class JobFolder:
         self._lock = -1
 
     def prepare(self, archive: bytes) -> Dict[str, Any]:
-        """Make the directory with the contents in `archive`; return a problem, or the digests that it lacks."""
+        """Make the directory with the contents in `archive`; return a problem, or the digests that lack."""
         if not self.files or self.path is not None:
             return {}
         try:

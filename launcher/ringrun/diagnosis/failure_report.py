@@ -190,13 +190,6 @@ def _others(failure: FirstFailure, cause: Cause, alike: Sequence[int]) -> str:
     return "\n".join(lines)
 
 
-def problems_box(problems: Mapping[str, str], waiting: Sequence[str], failed: int, hosts: int) -> str:
-    """Return the box of a job that did not start: one paragraph per host."""
-    title = "the job did not start" + (f": {failed} of {hosts} hosts failed" if hosts > 1 else "")
-    silent = [f"Not heard of until then: {', '.join(waiting)}."] if waiting else []
-    return box(title, [*problems.values(), *silent], "exit code 1")
-
-
 _PROBLEMS = {
     "cwd": "there is no directory {path}{here}. Ranks start in the directory that ringrun was started in. "
     "Make it, send it along with --ship, or name another one with --cwd {host}=PATH, or with cwd=PATH in "
@@ -232,7 +225,7 @@ _PROBLEMS = {
 """Problems of hosts by kind (:mod:`ringrun.agent.checks`), with remedies."""
 
 
-def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Callable[[str], str]) -> str:
+def host_problem(host: str, facts: Dict[str, Any], is_local: bool) -> str:
     """Return an agent's ``problem`` event as a paragraph with a remedy."""
     kind, found = facts["problem"], facts.get("found", {})
     python, missing = found.get("python") or facts["path"], found.get("missing")
@@ -248,8 +241,10 @@ def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Call
     if kind == "check":
         values.update(_trial_run(facts))
     values.update(
-        host=host, here="" if is_local else " over there", python=python, install=install(python),
-        other_python=other_python(host),
+        host=host, here="" if is_local else " over there", python=python, other_python=other_python(host),
+        # No package index has it.
+        install="Install this machine's version there, from its folder or wheel: "
+        f"`{python} -m pip install PATH`.",
     )  # fmt: skip
     return f"{host}: {_PROBLEMS[chosen].format_map(values)}"
 

@@ -16,7 +16,7 @@ from ringcomm.engine.deadlocks import behind, waiting_for_each_other
 from ringcomm.engine.stacks import Frame
 from ringcomm.errors import ProtocolError
 
-from ..reach.incoming import fields, flag, items, json_of, maybe, number, one_of, row, table, whole
+from ..reach.incoming import decoded, fields, flag, items, maybe, number, one_of, row, table, whole
 from .first_failure import ranks_text
 
 MAX_LINES = 12
@@ -425,7 +425,7 @@ _RECORD = fields(
 def parse_record(data: bytes) -> Dict[str, Any]:
     """Return the JSON of a flight record; ValueError if it is not valid."""
     try:
-        content = json_of(data)
+        content = decoded(data, lambda value: value)  # read_report checks it
     except ProtocolError as problem:
         raise ValueError(str(problem)) from None
     if not isinstance(content, dict):

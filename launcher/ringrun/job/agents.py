@@ -214,7 +214,7 @@ class Agents:
             self._take_down(host)
             self._handler.policy.confused(host, f"{host.name}: its agent sent invalid data: {problem}.")
             return
-        if link.at_end:
+        if not link.alive:
             self._forget(host.index, "stdout")
             self._exiting[host.index] = self._loop.clock()
 
@@ -302,20 +302,17 @@ class Agents:
 
     def not_ready(self, host: HostJob) -> str:
         """Return the problem of a host that is not ready in time."""
-        return not_ready_text(host, self.links[host.index], self.job.settings.start_timeout_s)
-
-
-def not_ready_text(host: HostJob, link: AgentLink, limit_s: float) -> str:
-    """Return the problem of a host that is not ready in time."""
-    if not link.answered:
-        doing = f"{link.argv[0]} had not answered: a login that waits, or a host that is slow to start Python"
-    elif link.outgoing_bytes > _IN_PIPES_BYTES:
-        doing = f"{link.outgoing_bytes / 1e6:.1f} MB were still to be sent to it: the network is slow"
-    else:
-        doing = "its agent was still preparing the job: a slow disk or download, or a busy host"
-    said = last_lines(link.stderr_text + "\n" + link.noise)
-    printed = "" if said == NOTHING else f" It printed: {said}."
-    return f"{host.name}: not ready within {limit_s:g} s (--start-timeout): {doing}.{printed}"
+        link, limit_s = self.links[host.index], self.job.settings.start_timeout_s
+        if not link.answered:
+            doing = f"{link.argv[0]} had not answered: a login that waits, or a host that is slow to start "
+            doing += "Python"
+        elif link.outgoing_bytes > _IN_PIPES_BYTES:
+            doing = f"{link.outgoing_bytes / 1e6:.1f} MB were still to be sent to it: the network is slow"
+        else:
+            doing = "its agent was still preparing the job: a slow disk or download, or a busy host"
+        said = last_lines(link.stderr_text + "\n" + link.noise)
+        printed = "" if said == NOTHING else f" It printed: {said}."
+        return f"{host.name}: not ready within {limit_s:g} s (--start-timeout): {doing}.{printed}"
 
 
 def failed_start(

@@ -82,11 +82,14 @@ def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> 
     texts = {host.name: problems[host.index] for host in job.hosts if host.index in problems}
     told = {name: _shadowed(job, text) or text for name, text in texts.items()}
     silent = [host.name for host in hosts if host.index not in known and host.name not in texts]
+    title, paragraphs = "the job did not start", list(told.values())
     if len(hosts) > 1:
+        title += f": {len(texts)} of {len(hosts)} hosts failed"
         names = ",".join(host.planned.spec.target for host in hosts)
-        told[""] = f"ringrun doctor -H {names} examines these hosts and the network between them."
-    text = failure_report.problems_box(told, silent, len(texts), len(hosts))
-    return Outcome(1, visible(text), "start")
+        paragraphs.append(f"ringrun doctor -H {names} examines these hosts and the network between them.")
+    if silent:
+        paragraphs.append(f"Not heard of until then: {', '.join(silent)}.")
+    return Outcome(1, visible(failure_report.box(title, paragraphs, "exit code 1")), "start")
 
 
 def ended(

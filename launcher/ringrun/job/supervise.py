@@ -24,7 +24,6 @@ from ..diagnosis.first_failure import Exit, FirstFailure, ranks_text, signal_nam
 from ..elastic.job import ElasticJob
 from ..plan.hosts import crowding
 from ..plan.job import HostJob, Job
-from ..reach.base import how_to_install
 from ..reach.incoming import Incoming
 from ..reach.protocol import AgentLink, Frame
 from ..show.output import STDERR, STDOUT, Console, Printer
@@ -398,7 +397,7 @@ _FRAMES: Mapping[int, Callable[[Supervisor, HostJob, Frame], object]] = {
 _EVENTS: Mapping[str, Callable[[Supervisor, HostJob, int, Facts], None]] = {
     "ready": Supervisor._is_ready,
     "problem": lambda it, host, _, facts: it.policy.problem(
-        host, host_problem(host.name, facts, host.is_local, how_to_install)
+        host, host_problem(host.name, facts, host.is_local)
     ),
     "lacks": lambda it, host, _, facts: it.supply.send(host, facts),
     "needs": lambda it, host, _, facts: it.supply.provision(host, facts),

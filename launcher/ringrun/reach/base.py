@@ -83,11 +83,6 @@ def other_python(host: str) -> str:
     return f"Choose another interpreter with --python {host}=PATH, or with python=PATH in the hostfile."
 
 
-def how_to_install(python: str) -> str:
-    """Return instructions to install this machine's ringcomm, which no package index has."""
-    return f"Install this machine's version there, from its folder or wheel: `{python} -m pip install PATH`."
-
-
 class Reach:
     """One way to start programs on hosts: it makes command lines and explains their failures. `host` is the
     name that the user gave, `argv` the command line on this machine, `python` the interpreter on the host,

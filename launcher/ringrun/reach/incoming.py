@@ -150,11 +150,6 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def json_of(data: bytes) -> Any:
-    """Return JSON of a host whose form the caller checks; ProtocolError if it is not JSON."""
-    return decoded(data, lambda value: value)
-
-
 # -- agents' reports --------------------------------------------------------------------------------------
 
 _VERSION = text(12, r"\d{1,2}(\.\d{1,3}){1,2}")
