@@ -56,8 +56,7 @@ def failure_box(
     pythons: Optional[Mapping[str, str]] = None, first: Sequence[str] = (),
 ) -> str:  # fmt: skip
     """Return the report: the rank that failed first, where, how, its last traceback; the others in one line.
-    `hosts` and `tails` (the end of stderr) are by rank, `host_names` in the plan's order, `pythons` (known
-    interpreters) by host name. The paragraphs `first` come before all others.
+    `hosts` and `tails` are by rank, `host_names` in the plan's order, `pythons` by host name.
     """
     cause = failure.cause()
     assert cause is not None
@@ -170,9 +169,7 @@ def _alike(failure: FirstFailure, cause: Cause, tails: Mapping[int, Sequence[str
 
 
 def _others(failure: FirstFailure, cause: Cause, alike: Sequence[int]) -> str:
-    """Return one line for the ranks that stopped because of the cause, and one for those that failed
-    separately; `alike` failed with the same error.
-    """
+    """Return a line for the ranks that stopped because of the cause, and lines for the others."""
     exits, victims = failure.exits, failure.secondary() - {cause.rank}
     failed = {rank for rank, end in exits.items() if rank != cause.rank and not end.ok} - failure.past
     alone = {rank for rank in failed - victims if not exits[rank].sent}
@@ -272,9 +269,7 @@ def _starts(lines: Sequence[str]) -> List[int]:
 
 
 def traceback_lines(lines: Sequence[str]) -> List[str]:
-    """Return the lines of the last traceback on a rank's stderr, or none. The error ends the program, so the
-    lines after it are its text, in which TensorFlow has empty lines.
-    """
+    """Return the last traceback, or none; the lines after it are the error's, in which some may be empty."""
     starts = _starts(lines)
     if not starts:
         return []
@@ -332,9 +327,8 @@ def is_shown_whole(lines: Sequence[str]) -> bool:
 
 
 def without_inner_frames(lines: Sequence[str]) -> List[str]:
-    """Return a traceback without the frames inside ringcomm, if it ends in an error of
-    :mod:`ringcomm.errors`. Such an error is about the program that called ringcomm; another one may be a
-    defect of ringcomm, for which all frames count.
+    """Return a traceback without the frames inside ringcomm if it ends in one of ringcomm's errors, which are
+    about the program that called it; another error may be a defect of ringcomm, for which all frames count.
     """
     if not shared_error(lines):
         return list(lines)
@@ -358,9 +352,7 @@ def shared_error(lines: Sequence[str]) -> str:
 
 
 def origin(lines: Sequence[str]) -> Tuple[str, str]:
-    """Return the innermost frame and the class of the last traceback; ("", "") without one, or if ringcomm
-    raised an error in it, which may be another rank's fault.
-    """
+    """Return the last traceback's innermost frame and class; two "" for ringcomm's errors, of other ranks."""
     frames, error = _parts(traceback_lines(lines))
     files = [line for line in frames if line.startswith("  File ")]
     if not files or any(line.startswith(ERRORS) for line in lines):
@@ -456,9 +448,7 @@ _MODULE = re.compile(
 
 
 def shadow_hint(text: str, folder: Path) -> str:
-    """Return a paragraph if an error with its traceback comes from a file named like another module, or "";
-    `folder` is the script's, where Python looks for modules first.
-    """
+    """Return a paragraph if an error comes from a file beside the script with the name of a module, or ""."""
     names = {name for found in _MODULE.finditer(text) for name in found.groups() if name}
     for name in sorted(names):
         for path in (folder / f"{name}.py", folder / name / "__init__.py"):

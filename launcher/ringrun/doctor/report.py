@@ -202,11 +202,9 @@ FILES_SPARE, FILES_PER_RANK = 64, 14
 
 
 class Finding(NamedTuple):
-    """One problem, with the numbers in its text and the command in its remedy. The level is ``bad`` if jobs
-    fail or hang, ``slow`` if they are slower than possible, ``note`` for a hint (exit code 0).
-    """
+    """One problem, with the numbers in its text and the command in its remedy."""
 
-    level: str
+    level: str  # jobs fail or hang (bad), or are slower than possible (slow); or it is a note (exit code 0)
     check: str  # one of CHECKS
     hosts: Tuple[int, ...]  # indices
     text: str

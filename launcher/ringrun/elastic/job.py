@@ -218,9 +218,7 @@ def run_script(command: str, limit_s: float, stopped: threading.Event) -> str:
 
 
 class Discovery:
-    """The thread that runs the script. All callbacks run in it: `listed` after every successful run, `warned`
-    with a line for the user, `failed` if the first run fails, which is then the last.
-    """
+    """The thread that runs the script, and calls one of the three functions after each run."""
 
     def __init__(
         self, command: str, slots: int, listed: Callable[[Sequence[HostSpec]], None],

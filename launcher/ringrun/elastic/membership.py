@@ -1,8 +1,7 @@
-"""An elastic job's hosts and processes as a state machine: events and the time go in, actions come out.
+"""An elastic job's hosts and processes as a state machine: events and the time go in, actions come out. Pure.
 
-It decides where processes run: on which hosts an agent is started, in which slots a process, when a failed
-slot or host is used again, and when the job cannot continue. The rendezvous decides which of these processes
-are the ranks: it publishes the views. Pure.
+It decides where processes run, when a failed slot or host is used again, and when the job cannot continue.
+The rendezvous decides which of these processes are the ranks: it publishes the views.
 """
 
 from __future__ import annotations
@@ -226,13 +225,11 @@ def change_of(detail: Mapping[str, Any]) -> Change:
 
 
 class ChangeLog:
-    """Makes lines of every change, and keeps them in `lines` as (seconds since the start, text). `known` has
-    every process that was ever started, by member; `excluded` the hosts and slots in lines of exclusions.
-    """
+    """Makes lines of every change; `known` has every process that was ever started, by member."""
 
     def __init__(self, began_s: float, known: Mapping[int, Process]) -> None:
-        self.lines: List[Tuple[float, str]] = []
-        self.excluded: List[str] = []
+        self.lines: List[Tuple[float, str]] = []  # (seconds since the start, text)
+        self.excluded: List[str] = []  # the hosts and slots in lines of exclusions
         self._began_s, self._known = began_s, known
         self._used: Set[Tuple[str, int]] = set()  # hosts and slots of which a process has been a rank
         self._members: Optional[Tuple[int, ...]] = None  # of the last view

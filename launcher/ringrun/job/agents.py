@@ -320,8 +320,7 @@ def failed_start(
     endless: bool = True,
 ) -> Optional[str]:  # fmt: skip
     """Return the problem of a host whose agent ended before it answered; None to try again with
-    ``link.argv``, which may have changed. `endless` permits retries without limit where the host may still
-    appear; `printed` is its output unless the link has read it.
+    ``link.argv``, which may have changed: if `endless`, without limit where the host may still appear.
     """
     said = link.stderr_text or link.noise or printed
     second = link.argv == list(host.fallback)

@@ -219,9 +219,7 @@ _FACTS = fields({
 
 
 def jobs_of(folder: Path) -> Tuple[List[RunningJob], List[str]]:
-    """Return the running jobs with a socket in this directory, oldest first, and problems with others;
-    sockets of killed jobs are removed. ConfigError if the directory cannot be read or others can write it.
-    """
+    """Return the running jobs of a directory, oldest first, and problems; remove sockets of killed jobs."""
     try:
         check_folder(folder)
         names = sorted(path.stem for path in folder.iterdir() if path.suffix == _SUFFIX)

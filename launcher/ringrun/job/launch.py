@@ -54,9 +54,8 @@ def prepare(
     joined: Sequence[Tuple[HostSpec, Reach]] = (), say: Callable[[str], None] = lambda text: None,
 ) -> Job:  # fmt: skip
     """Return a job made from options. Host names are resolved to find this machine; no host is contacted.
-    `payload` is read by the ranks; `local_env` has more variables for ranks on this machine; `joined` are the
-    machines that the options invite; `say` gets a line, in another thread, if counting files takes long.
-    ConfigError names an invalid option and the valid values.
+    `local_env` has more variables for ranks on this machine; `joined` are the machines that the options
+    invite; `say` gets a line, in another thread, if counting files takes long.
     """
     environ = os.environ if environ is None else environ
     refuse_without_effect(options)
@@ -226,10 +225,7 @@ def invited(options: Options) -> Tuple[int, List[str], int]:
 
 
 def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> List[HostSpec]:
-    """Return the hosts of ``-H`` (with lists expanded, :mod:`ringrun.reach.named_hosts`), ``--hostfile`` or
-    the scheduler; empty means this machine. ConfigError if both options are given, a file or list cannot be
-    read, or an item is malformed.
-    """
+    """Return the hosts of ``-H`` (with its lists), ``--hostfile`` or the scheduler; none: this machine."""
     if options.hosts is not None and options.hostfile is not None:
         raise ConfigError("-H and --hostfile are both given. Use one of them.")
     specs: List[HostSpec] = []

@@ -96,8 +96,8 @@ def ended(
     job: Job, failure: FirstFailure, ending: str, signum: int, tails: Mapping[int, List[str]],
     diagnosis: Diagnosis = NO_DIAGNOSIS, pythons: Optional[Mapping[str, str]] = None, first: str = "",
 ) -> Outcome:  # fmt: skip
-    """Return the outcome of ranks that had started. `ending` is why the launcher ended them, "" if all ended
-    without it; `pythons` has known interpreters by host; `first` is put before all other paragraphs.
+    """Return the outcome of ranks that had started. `ending` is why the launcher ended them, or "";
+    `pythons` has known interpreters by host; `first` is put before all other paragraphs.
     """
     exits = dict(failure.exits)
     if ending == "pipe":
@@ -126,9 +126,8 @@ def with_changes(
     outcome: Outcome, failure: Optional[str], changes: Sequence[Tuple[float, str]],
     excluded: Sequence[str] = (), tail: Sequence[str] = (),
 ) -> Outcome:  # fmt: skip
-    """Return the outcome of an elastic job from that of its last processes (:func:`ended`). `failure` is why
-    the job could not continue, None if it succeeded; `changes` are (seconds since the start, text), of which
-    `excluded` are exclusions of hosts and slots; `tail` is the end of the last failed rank's stderr.
+    """Return the outcome of an elastic job from that of its last processes. `failure` is why the job could
+    not continue, or None; `excluded` are the hosts and slots in `changes`; `tail` is of the last failed rank.
     """
     if outcome.reason in ("interrupt", "pipe"):
         return outcome
@@ -261,9 +260,7 @@ class Inquiry:
         self._print(self._text(self._complete()))
 
     def conclude(self, names_calls: bool) -> str:
-        """Return the last paragraph of the failed job's box, which perhaps `names_calls` that differ; ""
-        without a record of an operation.
-        """
+        """Return the last paragraph of the failed job's box; "" without a record of an operation."""
         contents = self._complete()
         return self._text(contents, names_calls) if has_operations(contents) else ""
 

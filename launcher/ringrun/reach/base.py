@@ -412,8 +412,8 @@ class Doors:
 
 
 def allocation_of(environ: Mapping[str, str], needed: bool) -> Optional[Allocation]:
-    """Return the surrounding job of a scheduler, or None. ConfigError if it cannot be parsed; unless `needed`
-    for hosts, it then counts as none: a finished job may have left variables and files.
+    """Return the surrounding job of a scheduler, or None; also None if it cannot be parsed, which is an error
+    if it is `needed` for hosts: a finished job may have left variables and files.
     """
     try:
         return find_allocation(environ, read_text)
@@ -459,10 +459,9 @@ def own_addresses() -> FrozenSet[Numeric]:
 def find_local(
     specs: Sequence[HostSpec], more_names: Sequence[str], by_name: Callable[[HostSpec], bool]
 ) -> List[bool]:
-    """Return whether each host is this machine; names are resolved in parallel. A host with another user
-    before the @ counts as remote, because its ranks need a login. `more_names` are further names of this
-    machine; `by_name` tells whether a host's name alone decides, as for containers, whose names are not in
-    the network.
+    """Return whether each host is this machine. A host with another user before the @ counts as remote,
+    because its ranks need a login. `more_names` are further names of this machine; `by_name` tells whether a
+    host's name alone decides, as for containers, whose names are not in the network.
     """
     hostname, user, own = socket.gethostname(), own_user(), own_addresses()
 

@@ -311,9 +311,7 @@ class History:
         }  # fmt: skip
 
     def slowest(self, hosts: Mapping[int, str], now: bool = False) -> Optional[Slowest]:
-        """Return the rank that the others wait for in the present window (`now`), or have waited for in the
-        whole epoch; `hosts` are by process.
-        """
+        """Return the rank that the others wait for in the present window, or have waited for in the epoch."""
         waits: Dict[int, Waits] = {}
         names, period_s = {}, 0.0
         for rank, number in self.present().items():

@@ -39,9 +39,7 @@ def amount(value: float) -> str:
 def table(
     history: History, hosts: Mapping[int, str], now_s: float, coloured: bool, keys: bool, rows: int
 ) -> List[str]:
-    """Return the lines of the table. `hosts` are by process; `keys` tells whether keys are read; `rows` is
-    the maximum number of lines, at least 5: the last ranks are left out.
-    """
+    """Return at most `rows` lines (5 or more) of the table; `keys` tells whether keys are read."""
     present = sorted(history.present().items())
     slowest = history.slowest(hosts, now=True)
     below = [] if slowest is None else wrap(
