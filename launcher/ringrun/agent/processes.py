@@ -159,7 +159,7 @@ def run_guard(child: int, job: str, host_index: int) -> NoReturn:
 def limit_threads(
     env: Dict[str, str], wanted: str, ranks: int, cores: Optional[float] = None
 ) -> Dict[str, Any]:
-    """Add the variables for `wanted` threads per rank (AUTO: an equal share of the cores if there are several)
+    """Add the variables for `wanted` threads per rank (AUTO: an equal share of the cores of several ranks)
     to the ranks' environment. Return ``threads`` (0: nothing was set), ``kept`` (those with other values).
     """
     cores = available_cores() if cores is None else cores

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from ringcomm.configuration.membership import Limits
@@ -21,7 +21,7 @@ from ..plan.environment import horovod_rank_variables
 from ..plan.hosts import HostSpec, parse_host
 from ..plan.job import HostJob, Job
 from ..plan.options import ELASTIC, Options, table
-from ..plan.ranks import Place, Plan, PlannedHost
+from ..plan.ranks import Place, PlannedHost
 
 MAX_HOSTS = 1024
 """More hosts in one output are an error of the script."""
@@ -112,18 +112,8 @@ class ElasticJob(Job):
     specs: Tuple[HostSpec, ...] = ()
     maker: Any = None
 
-    @property
-    def is_elastic(self) -> bool:
-        return True
-
-    @property
-    def all_local(self) -> bool:
-        """False: hosts of other machines may be added at any time."""
-        return False
-
-    def fresh(self) -> ElasticJob:
-        """Return the same job before its start."""
-        return replace(self, plan=Plan([], []), hosts=[])
+    is_elastic = True
+    all_local = False  # hosts of other machines may be added at any time
 
     def open_host(self, agent: int, spec: HostSpec, slots: int, is_local: bool) -> HostJob:
         """Add a host, whose agent has the next number, for up to `slots` processes."""

@@ -67,7 +67,6 @@ class Exclude(NamedTuple):  # by the rendezvous, at the next commit or step
 
 class ReportExit(NamedTuple):  # to the rendezvous: a process is lost with its host
     member: int
-    how: str
 
 
 class Say(NamedTuple):  # to the user
@@ -392,7 +391,7 @@ class Membership:
         host.problem = text
         actions: List[Action] = [Say(text)] if is_shown else []
         for process in list(host.processes.values()):
-            actions.append(ReportExit(process.member, "lost with its host"))
+            actions.append(ReportExit(process.member))
             actions += self._gone(process, "lost with its host", 255, now_s)
         possible = sum(other.capacity(now_s) for other in self.hosts.values())
         if self._started:

@@ -214,7 +214,7 @@ class Agents:
             self._take_down(host)
             self._handler.policy.confused(host, f"{host.name}: its agent sent invalid data: {problem}.")
             return
-        if not link.alive:
+        if link.at_end:
             self._forget(host.index, "stdout")
             self._exiting[host.index] = self._loop.clock()
 

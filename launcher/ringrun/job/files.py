@@ -516,7 +516,7 @@ class FetchedFiles:
             why = f"it has control characters, or more than {MAX_PARTS} components"
             self._give_up(host, path, f"{host}: {quoted(str(path)[:200])} is not taken: {why}")
             return
-        if not any(_matches(path.parts, _components(pattern)) for pattern in patterns):
+        if not any(_matches(path.parts, PurePosixPath(pattern).parts) for pattern in patterns):
             raise ProtocolError(f"a file {str(path)[:200]!a}, which this job does not fetch")
         if "error" in facts:
             self._give_up(host, path, f"{host}: {quoted(str(path))} could not be read: {facts['error']}")
@@ -592,10 +592,6 @@ class FetchedFiles:
 def _name(host: str) -> str:
     """Return the directory name of a host."""
     return host.replace("/", "_")
-
-
-def _components(pattern: str) -> Sequence[str]:
-    return [part for part in pattern.split("/") if part not in ("", ".")]
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:

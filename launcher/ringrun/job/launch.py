@@ -304,19 +304,15 @@ class HostMaker:
         gets_code = not is_local and not cwd
         if gets_code and self.shipped is not None:
             command = in_tree(command, self.shipped, Path(working_directory(self.environ)))
-        package = own_package().digest if self.ship_self and not (is_local and _is_own(python)) else ""
+        # Links are not resolved: they make virtual environments.
+        is_own = is_local and os.path.abspath(python) == os.path.abspath(sys.executable)  # noqa: PTH100
+        package = own_package().digest if self.ship_self and not is_own else ""
         other = () if is_local or chosen else tuple(reach.argv(spec, ANY_PYTHON))
         return HostJob(
             index, planned, is_local, reach, python, cwd or working_directory(self.environ), command, env,
             tuple(reach.argv(spec, python)), other, package, gets_code=gets_code,
             finder=finder(python, os.path.expanduser("~")) if other else b"",  # noqa: PTH111
         )  # fmt: skip
-
-
-def _is_own(python: str) -> bool:
-    """Return whether a path is that of the interpreter that runs ringrun."""
-    # Links are not resolved: they make virtual environments.
-    return os.path.abspath(python) == os.path.abspath(sys.executable)  # noqa: PTH100
 
 
 def per_host(option: str, values: Sequence[str], hosts: Optional[Sequence[str]]) -> Dict[Optional[str], str]:

@@ -334,7 +334,7 @@ class ElasticRanks:
         self._supervisor.agents.send(self._job.host_of(action.member), command)
 
     def _report_exit(self, action: actions.ReportExit) -> None:
-        self.rendezvous.process_exited(action.member, action.how, False)
+        self.rendezvous.process_exited(action.member, "lost with its host", False)
         self._supervisor.printer.ended(action.member, False)
         self._ended_members.add(action.member)
 

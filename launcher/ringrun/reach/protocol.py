@@ -265,6 +265,11 @@ class AgentLink:
         return self._reader.started
 
     @property
+    def at_end(self) -> bool:
+        """Whether its stdout has ended."""
+        return not self.alive
+
+    @property
     def stderr_text(self) -> str:
         """The last 16 KiB that the process wrote to stderr."""
         return self._stderr.decode("utf-8", "replace")

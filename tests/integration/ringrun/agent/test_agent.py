@@ -258,7 +258,7 @@ def test_a_process_that_does_not_read_is_killed_with_its_group(linked: Callable[
     assert link.process.wait(20.0) == -signal.SIGKILL
     link.kill()  # again, which has no effect
     link.close()
-    assert not link.alive and [link.descriptor(name) for name in ("stdin", "stdout", "stderr")] == [-1] * 3
+    assert link.at_end and [link.descriptor(name) for name in ("stdin", "stdout", "stderr")] == [-1] * 3
 
 
 def test_a_process_that_has_ended_takes_nothing(linked: Callable[..., AgentLink]) -> None:
@@ -268,4 +268,4 @@ def test_a_process_that_has_ended_takes_nothing(linked: Callable[..., AgentLink]
     link.process.wait(20.0)
     assert link.has_outgoing
     link.write()
-    assert not link.has_outgoing and link.read() == [] and not link.alive and link.poll() == 0
+    assert not link.has_outgoing and link.read() == [] and link.at_end and link.poll() == 0
