@@ -54,10 +54,6 @@ MARKER_OF_RECORDS = ".ringrun-records"
 _held: Dict[Tuple[int, int], int] = {}
 
 
-class NoPlace(OSError):
-    """No directory of this host can hold the packages; the text says why, for each that was tried."""
-
-
 def digest(files: Iterable[Tuple[str, bytes]]) -> str:
     """Return a package's identifier, 32 hexadecimal digits, from each file's path (with "/") and content."""
     whole = hashlib.sha256()
@@ -104,7 +100,7 @@ def hold(folder: int) -> None:
 
 
 def in_first_place(environ: Mapping[str, str], fill: Callable[[str, int], Any]) -> Any:
-    """Return ``fill(directory, descriptor)`` for the first trusted directory where that works, or raise."""
+    """Return ``fill(directory, descriptor)`` for the first trusted one where it works; OSError names each."""
     reasons = []
     for place in places(environ):
         try:
@@ -113,7 +109,7 @@ def in_first_place(environ: Mapping[str, str], fill: Callable[[str, int], Any]) 
                 return fill(place, folder)
         except OSError as problem:
             reasons.append(f"{place}: {problem.strerror or problem}")
-    raise NoPlace("; ".join(reasons))
+    raise OSError("; ".join(reasons))
 
 
 def find(wanted: str, environ: Mapping[str, str]) -> Optional[str]:
@@ -152,7 +148,7 @@ def prepend_module_path(env: Dict[str, str], folder: str) -> None:
 
 
 def unpack(data: bytes, wanted: str, environ: Mapping[str, str]) -> str:
-    """Unpack a zip file into the cache and return its directory; NoPlace or ValueError if it cannot be."""
+    """Unpack a zip file into the cache and return its directory; OSError or ValueError if it cannot be."""
     content = unzipped(data)
     if not DIGEST.fullmatch(wanted) or digest(content.items()) != wanted:
         raise ValueError("its content is not what the launcher announced")

@@ -18,7 +18,7 @@ from ringcomm.config import key_from_environment, place_from_environment
 from ringcomm.errors import ConfigError, Misuse
 from ringcomm.wire.auth import Signer
 
-from ..plan.job import ABOUT_CALL, about_result, signed, verified
+from ..plan.job import signed, verified
 
 
 class Call(NamedTuple):
@@ -59,9 +59,9 @@ def main(payload_descriptor: int, result_descriptor: int) -> None:
     if key is None:
         raise ConfigError("The job's key is missing: ringrun.agent.worker can be started by ringrun only.")
     job, place = place_from_environment()
-    signer, about = Signer(key[0], job), about_result(place)
+    signer, about = Signer(key[0], job), ("result", *(place or ()))
     with open(payload_descriptor, "rb") as file:
-        payload = verified(file.read(), signer, *ABOUT_CALL)
+        payload = verified(file.read(), signer, "function")
     if payload is None:
         raise Misuse("The function that this process received is not signed with the job's key.")
     head, _, pickled = payload.partition(b"\n")

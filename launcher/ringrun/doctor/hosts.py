@@ -28,7 +28,7 @@ from ..plan.job import HostJob, parse_command
 from ..plan.options import Options
 from ..plan.ranks import PlannedHost
 from ..reach import incoming
-from ..reach.base import AT_ONCE, Doors, SshOptions, quoted, retry_delay_s
+from ..reach.base import AT_ONCE, Doors, quoted, retry_delay_s
 from ..reach.incoming import Form, amount, fields, items, maybe, one_of, row, said, table, text, whole
 from ..reach.named_hosts import list_names, with_lists
 from ..reach.protocol import AgentLink, with_reader
@@ -253,8 +253,7 @@ def _hosts(options: Options) -> List[HostJob]:
     specs = read_hosts(options) or with_lists([HostSpec(name) for name in list_names(os.environ)], os.environ)
     specs = list({spec.target.lower(): spec for spec in specs}.values())
     pythons = per_host("--python", options.python, [spec.name for spec in specs])
-    ssh = SshOptions(options.ssh, options.ssh_port, options.ssh_identity_file)
-    doors = Doors(options.via, ssh, None)
+    doors = Doors(options, None)
     by_host: Mapping[str, Mapping[Optional[str], str]] = {"python": pythons, "cwd": {}, "iface": {}}
     maker = HostMaker(parse_command(["true"]), os.environ, doors, by_host, ship_self=False)
     local = doors.find_local(specs)

@@ -172,12 +172,8 @@ def parse_discovered(text: str, slots: int = 1) -> List[HostSpec]:
     return list(found.values())
 
 
-class ScriptError(Exception):
-    """A run of the script has failed; the text says how."""
-
-
 def run_script(command: str, limit_s: float, stopped: threading.Event) -> str:
-    """Run a discovery script by the shell and return its stdout; setting `stopped` ends it."""
+    """Run a discovery script by the shell; ConfigError if it fails. Setting `stopped` ends it."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command, shell=True, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
@@ -196,15 +192,15 @@ def run_script(command: str, limit_s: float, stopped: threading.Event) -> str:
         errors.seek(0)
         data, said = output.read(OUTPUT_LIMIT_BYTES + 1), errors.read(4096).decode("utf-8", "replace").strip()
     if code is None:
-        raise ScriptError(f"{command} has not ended within {limit_s:g} s")
+        raise ConfigError(f"{command} has not ended within {limit_s:g} s")
     if code != 0:
-        raise ScriptError(f"{command} ended with exit code {code}{': ' + said if said else ''}")
+        raise ConfigError(f"{command} ended with exit code {code}{': ' + said if said else ''}")
     if len(data) > OUTPUT_LIMIT_BYTES:
-        raise ScriptError(f"{command} has written more than {OUTPUT_LIMIT_BYTES} bytes")
+        raise ConfigError(f"{command} has written more than {OUTPUT_LIMIT_BYTES} bytes")
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise ScriptError(f"{command} has written bytes that are not text in UTF-8") from None
+        raise ConfigError(f"{command} has written bytes that are not text in UTF-8") from None
 
 
 class Discovery:
@@ -238,7 +234,7 @@ class Discovery:
         try:
             text = run_script(self._command, SCRIPT_LIMIT_S, self._stopped)
             self._listed(parse_discovered(text, self._slots))
-        except (ScriptError, ConfigError, OSError) as problem:
+        except (ConfigError, OSError) as problem:
             why = str(problem)
             if self._stopped.is_set():
                 return False

@@ -42,7 +42,7 @@ from ringcomm.version import __version__
 
 from ..agent import framing
 from ..agent.checks import PROVISIONED
-from ..agent.shipped import NoPlace, digest, in_first_place
+from ..agent.shipped import digest, in_first_place
 from ..plan.job import HostJob, Job
 from ..reach.base import last_lines, quoted
 from ..reach.incoming import decoded, fields, flag, maybe, said, text, whole
@@ -157,7 +157,7 @@ def fetch_wheels(
 
     try:
         in_first_place(os.environ if environ is None else environ, fill)
-    except NoPlace as problem:
+    except OSError as problem:
         raise ConfigError(f"--provision: no directory can hold the wheels: {problem}.") from None
     files: Dict[str, bytes] = {}
     for data in (wheels[wheel] for wheel in sorted(wheels)):

@@ -37,15 +37,13 @@ from ..plan.hosts import Allocation, HostSpec, parse_hostfile, parse_hosts, refu
 from ..plan.job import Command, HostJob, Job, in_tree, parse_command, with_interpreter
 from ..plan.options import Options
 from ..plan.ranks import Plan, PlannedHost, make_plan
-from ..reach.base import Doors, Reach, SshOptions, allocation_of, read_text
+from ..reach.base import Doors, Reach, allocation_of, read_text
 from ..reach.named_hosts import lists_in, with_lists
 from ..reach.protocol import finder
 from .files import SourceTree, own_package, position
 
 SLOW_S = 2.0
 """Seconds after which a line names the slow step."""
-ANY_PYTHON = "python3"
-"""The interpreter of a host that lacks the one that runs ringrun."""
 
 
 def prepare(
@@ -72,8 +70,7 @@ def prepare(
     env = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
     if options.horovod:
         env.update(horovod_counted(environ))
-    ssh = SshOptions(options.ssh, options.ssh_port, options.ssh_identity_file)
-    doors = Doors(options.via, ssh, allocation, {spec.name: reach for spec, reach in joined})
+    doors = Doors(options, allocation, {spec.name: reach for spec, reach in joined})
     maker = HostMaker(
         parsed, environ, doors, by_host, env, local_env or {},
         {} if options.no_env else of_the_shell(environ), options.ship_self,
@@ -307,7 +304,8 @@ class HostMaker:
         # Links are not resolved: they make virtual environments.
         is_own = is_local and os.path.abspath(python) == os.path.abspath(sys.executable)  # noqa: PTH100
         package = own_package().digest if self.ship_self and not is_own else ""
-        other = () if is_local or chosen else tuple(reach.argv(spec, ANY_PYTHON))
+        # A host may lack the interpreter that runs ringrun.
+        other = () if is_local or chosen else tuple(reach.argv(spec, "python3"))
         return HostJob(
             index, planned, is_local, reach, python, cwd or working_directory(self.environ), command, env,
             tuple(reach.argv(spec, python)), other, package, gets_code=gets_code,

@@ -143,15 +143,6 @@ def verified(data: bytes, signer: Signer, *about: object) -> Optional[bytes]:
     return rest if signer.verifies(rest, signature, "ringrun", *about) else None
 
 
-ABOUT_CALL = ("function",)
-"""The purpose that the payload's signature is bound to."""
-
-
-def about_result(place: Optional[Slot]) -> Tuple[object, ...]:
-    """Return the purpose that the signature of a rank's result is bound to, with the rank's slot."""
-    return ("result", *(place or ()))
-
-
 @dataclass(frozen=True)
 class HostJob:
     """The part of a job on one host: how its agent is started, and what its ranks run."""
@@ -240,11 +231,11 @@ class Job:
 
     def signed_payload(self) -> Optional[bytes]:
         """Return the payload with this attempt's signature, or None without a payload."""
-        return None if self.payload is None else signed(self.payload, self._signer, *ABOUT_CALL)
+        return None if self.payload is None else signed(self.payload, self._signer, "function")
 
     def verified_result(self, rank: int, data: bytes) -> Optional[bytes]:
         """Return the result that a rank wrote to its descriptor; None if its signature is not valid."""
-        return verified(data, self._signer, *about_result(self.slot_of(rank)))
+        return verified(data, self._signer, "result", *self.slot_of(rank))
 
     @property
     def _signer(self) -> Signer:
