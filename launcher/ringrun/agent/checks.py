@@ -66,10 +66,9 @@ def find_problem(
         return {"problem": "interpreter" if config["python"] else "program", "path": program}
     if script and not os.path.exists(os.path.join(cwd, script)):
         return {"problem": "script", "path": os.path.join(cwd, script)}
-    for option, path in config["writes"]:
-        why = _why_unwritable(os.path.join(cwd, path))
-        if why:
-            return {"problem": "write", "path": os.path.join(cwd, path), "option": option, "why": why}
+    why = _why_unwritable(os.path.join(cwd, config["timeline"])) if config["timeline"] else ""
+    if why:
+        return {"problem": "write", "path": os.path.join(cwd, config["timeline"]), "why": why}
     if config["horovod"] and config["python"]:
         for name in ("horovod.py", os.path.join("horovod", "__init__.py")):
             if os.path.exists(os.path.join(beside, name)):

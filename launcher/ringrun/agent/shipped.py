@@ -29,8 +29,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 
 from ringcomm.storage import files, folders
 
-UNUSED_S = 30 * 24 * 3600.0
-"""Packages that no job has used for this time are removed, in seconds."""
+UNUSED_S = 30 * 24 * 3600.0  # packages that no job has used for so long are removed
 SHARED_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 """Used where the home directory cannot be written or trusted."""
 DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -38,11 +37,9 @@ PACKAGE = re.compile(r"[0-9a-f]{32}|\.?[0-9a-f]{32}\.[0-9a-f]+|wheels-[\w.-]+")
 """Names from this module and :mod:`ringrun.job.files`: packages, also incomplete; folders of wheels."""
 IN_USE = "in-use.lock"
 """The file in a cache that every job locks, so that `ringrun clean` leaves the cache as it is."""
-LOCK_S = 5.0
-"""Seconds that cleaning a cache, or the exit of the previous attempt's agent, may take."""
+LOCK_S = 5.0  # for cleaning a cache, or the exit of the previous attempt's agent
 KEPT_JOBS = 3
-CACHE_BYTES = 1 << 30
-"""Above this size the least recently used contents are removed."""
+CACHE_BYTES = 1 << 30  # above it the least recently used contents are removed
 JOB = re.compile(r"[\w-]+")
 """The names of job directories; the lock of a directory is its name with ``.lock``."""
 PIECE_BYTES = 1 << 18

@@ -200,7 +200,7 @@ _PROBLEMS = {
     "program path": "{path} is no program{here}: no such file, a directory, or one without chmod +x.",
     "shadow": "{path} is next to what the ranks run, so `import horovod` would find that and not ringcomm. "
     "Move or rename it, or leave out --horovod.",
-    "write": "{option}: {path} cannot be written: {why}. Name another file.",
+    "write": "--timeline: {path} cannot be written: {why}. Name another file.",
     "package": "what was sent to it could not be unpacked: {why}. Make room in one of these directories.",
     "start": "{path} could not be started: {why}.",
     "start too long": "{path} could not be started: {why}. --no-env passes none of this shell's variables, "

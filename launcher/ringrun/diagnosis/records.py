@@ -22,8 +22,7 @@ from .waiting import LOST_WITH_HOST, diagnose, has_failed, has_met_another_call,
 PATTERN = "flight.*.json"
 _WRITTEN = re.compile(r"flight\.\d+\.json")
 _FOLDER = re.compile(rf"{RECORDS}\w+")
-KEPT_FOLDERS = 10
-"""Number of temporary folders of records that stay, this job's included."""
+KEPT_FOLDERS = 10  # temporary ones, with this job's
 FILE_LIMIT_BYTES = 16 << 20
 KEPT_ERRORS, ERROR_CHARACTERS = 16, 20_000
 """Number of errors per rank that are kept, and of characters of each."""

@@ -23,10 +23,8 @@ from ..plan.job import HostJob, Job
 from ..plan.options import ELASTIC, Options, table
 from ..plan.ranks import Place, PlannedHost
 
-MAX_HOSTS = 1024
-"""More hosts in one output are an error of the script."""
-INTERVAL_S = 1.0
-"""Seconds between two runs of the script."""
+MAX_HOSTS = 1024  # in one output
+INTERVAL_S = 1.0  # between two runs of the script
 SCRIPT_LIMIT_S = 60.0
 OUTPUT_LIMIT_BYTES = 1 << 20
 

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, DefaultDict, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ..plan.hosts import HostSpec
+from ..plan.ranks import counted
 from .job import HostLimits, failed_text, host_key, timeout_text
 
 FIRST_PAUSE_S = 1.0
@@ -20,10 +21,8 @@ QUICK_FAILURES = 3
 """After this number of consecutive failures before joining, a slot is not used again."""
 NEVER = float("inf")
 MAX_PAUSE_S = 30.0
-SHOWN_S = 1.0
-"""Shorter exclusions are not reported."""
-LEAVE_S = 60.0
-"""Time that a process of a removed host has to leave before it is ended."""
+SHOWN_S = 1.0  # shorter exclusions are not reported
+LEAVE_S = 60.0  # for a process of a removed host, before it is ended
 _IN_SHORT = re.compile(r"uncaught [^\n]*|no heartbeat for [\d.]+ s|no answer for [\d.]+ s")
 """The part of a root cause for a line."""
 NO_HOST_REMAINS = "No hosts from previous set remaining, unable to broadcast state."
@@ -263,7 +262,7 @@ class ChangeLog:
     def _describe(
         self, change: Change, lost: List[Process], left: Sequence[Process], joined: Sequence[Process]
     ) -> List[str]:
-        size = _count(len(change.members))
+        size = counted(len(change.members), "rank")
         lines: List[str] = []
         if lost:
             lost.sort(key=lambda item: item.rank)
@@ -281,11 +280,8 @@ class ChangeLog:
 def _hosts_of(processes: Sequence[Process]) -> str:
     """Return the hosts of processes, with their number of processes unless it is one."""
     counts = Counter(item.host.name for item in processes)
-    return ", ".join(name if count == 1 else f"{name} ({_count(count)})" for name, count in counts.items())
-
-
-def _count(count: int) -> str:
-    return f"{count} rank{'' if count == 1 else 's'}"
+    parts = [(name, "" if count == 1 else f" ({counted(count, 'rank')})") for name, count in counts.items()]
+    return ", ".join(map("".join, parts))
 
 
 def describe_history(changes: Sequence[Tuple[float, str]], most: int = 40) -> str:

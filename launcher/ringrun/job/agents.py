@@ -24,13 +24,10 @@ from ..reach.protocol import AgentLink
 if TYPE_CHECKING:
     from .supervise import Supervisor
 
-LINGER_S = 3.0
-"""Seconds that an agent's ssh may take to end after ``done``."""
-FORCE_S = 1.2
-"""Seconds that an agent may take to report ``done`` after the last signal."""
+LINGER_S = 3.0  # for an agent's ssh to end after ``done``
+FORCE_S = 1.2  # for an agent to report ``done`` after the last signal
 PING_S = 10.0
-EXIT_S = 1.0
-"""Seconds that an agent's process may take to exit after the end of its stdout."""
+EXIT_S = 1.0  # for an agent's process to exit after the end of its stdout
 _IN_PIPES_BYTES = 1 << 16
 """Unsent bytes up to this number do not mean that the network is slow."""
 Steps = Sequence[Tuple[int, float]]

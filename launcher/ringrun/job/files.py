@@ -48,8 +48,7 @@ from ..reach.base import last_lines, quoted
 from ..reach.incoming import decoded, fields, flag, maybe, said, text, whole
 from .agents import Agents, Loop
 
-_DATE = (1980, 1, 1, 0, 0, 0)
-"""The date of every member, so that equal files give equal archives."""
+_DATE = (1980, 1, 1, 0, 0, 0)  # of every member, so that equal files give equal archives
 
 
 class Package:
@@ -214,10 +213,8 @@ def _download(target: Target, folder: str, names: Sequence[str]) -> None:
 # -- the user's files -----------------------------------------------------------------------------
 
 LIMIT_BYTES = 50 * 10**6
-COUNT_S = 2.0
-"""Time for counting a tree that is too large, to name its largest files."""
-MAX_NAMED = 5
-"""Maximum number of ignored files and directories in a message."""
+COUNT_S = 2.0  # for counting a tree that is too large, to name its largest files
+MAX_NAMED = 5  # ignored files and directories in a message
 IGNORE_FILE = ".ringignore"
 FETCHED = "fetched"
 """The directory into which ``--fetch`` brings files back; it is never sent."""
@@ -407,17 +404,12 @@ def describe_sent(host: str, sent: Tuple[int, int, int], ignored: Sequence[str])
 
 # -- what hosts request --------------------------------------------------------------------------
 
-MAX_HOST_BYTES = 100 * 10**9
-"""Maximum bytes from one host."""
+MAX_HOST_BYTES = 100 * 10**9  # from one host, as of files
 MAX_HOST_FILES = 100_000
-MAX_PARTS = 64
-"""Maximum components of a path."""
-MAX_PROBLEMS = 100
-"""Further problems are not reported."""
-MIN_FREE_BYTES = 1 << 30
-"""Free space that stays in the file system."""
-Wanted = Tuple[Target, Tuple[str, ...]]
-"""The target of wheels, and the packages."""
+MAX_PARTS = 64  # of a path
+MAX_PROBLEMS = 100  # that are reported
+MIN_FREE_BYTES = 1 << 30  # that stay free in the file system
+Wanted = Tuple[Target, Tuple[str, ...]]  # and the packages
 
 
 class Supply:

@@ -36,14 +36,13 @@ from ..plan.environment import (
 from ..plan.hosts import Allocation, HostSpec, parse_hostfile, parse_hosts, refuse_many_launchers
 from ..plan.job import Command, HostJob, Job, in_tree, parse_command, with_interpreter
 from ..plan.options import Options
-from ..plan.ranks import Plan, PlannedHost, make_plan
+from ..plan.ranks import Plan, PlannedHost, counted, make_plan
 from ..reach.base import Doors, Reach, allocation_of, read_text
 from ..reach.named_hosts import lists_in, with_lists
 from ..reach.protocol import finder
 from .files import SourceTree, own_package, position
 
-SLOW_S = 2.0
-"""Seconds after which a line names the slow step."""
+SLOW_S = 2.0  # after which a line names the slow step
 
 
 def prepare(
@@ -364,11 +363,11 @@ def describe(job: Job) -> str:
 
 def _plan_lines(job: Job) -> List[str]:
     plan: Plan = job.plan
-    lines = [f"{_count(plan.size, 'rank')} on {_count(len(plan.hosts), 'host')}:"]
+    lines = [f"{counted(plan.size, 'rank')} on {counted(len(plan.hosts), 'host')}:"]
     for host in job.hosts:
         ranks = ranks_text([place.rank for place in plan.on_host(host.index)])
         how = host.reach.description
-        lines.append(f"  {host.name} ({how}): {ranks}, {_count(host.planned.slots, 'slot')}")
+        lines.append(f"  {host.name} ({how}): {ranks}, {counted(host.planned.slots, 'slot')}")
         lines.append(f"    in {host.cwd}: {host.command.text(host.python)}")
         lines += _variables(host.env)
         lines.append(f"    started by: {shlex.join(host.argv)}")
@@ -379,14 +378,14 @@ def _elastic_plan(job: ElasticJob) -> List[str]:
     limits, maker = job.limits, job.maker
     most = "any number of" if limits.max_np is None else f"at most {limits.max_np}"
     lines = [
-        f"An elastic job: it starts with {_count(limits.start_np, 'slot')} or more, runs with at least "
-        f"{_count(limits.min_np, 'rank')} and {most}.",
+        f"An elastic job: it starts with {counted(limits.start_np, 'slot')} or more, runs with at least "
+        f"{counted(limits.min_np, 'rank')} and {most}.",
     ]
     if limits.script:
         lines.append(f"  hosts: as {limits.script} prints them")
     for spec, is_local in zip(job.specs, maker.doors.find_local(job.specs)):
         how = maker.doors.of(spec, is_local).description
-        lines.append(f"  {spec.target} ({how}): {_count(spec.slots or limits.slots, 'slot')}")
+        lines.append(f"  {spec.target} ({how}): {counted(spec.slots or limits.slots, 'slot')}")
     lines += _variables(maker.variables(is_local=False))
     return [*lines, f"  command: {job.command.text('python')}"]
 
@@ -394,7 +393,3 @@ def _elastic_plan(job: ElasticJob) -> List[str]:
 def _variables(env: Mapping[str, str]) -> List[str]:
     """Return a line with the names of variables; their values may be secrets."""
     return [f"    with {', '.join(sorted(env))} in its environment"] if env else []
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

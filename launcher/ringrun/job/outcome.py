@@ -42,10 +42,8 @@ from .agents import READ, Loop
 
 ANSWER_S = 1.8
 """Seconds to wait for the agents' records; see :data:`ringrun.agent.framing.ANSWER_S`."""
-ASK_S = 1.0
-"""Seconds between two requests for counters."""
-LINE_S = 30.0
-"""Seconds between two lines about counters without a terminal."""
+ASK_S = 1.0  # between two requests for counters
+LINE_S = 30.0  # between two lines about counters without a terminal
 BROKEN_PIPE = 141
 """The exit code after the output's reader has ended, as for SIGPIPE in a shell."""
 REFUSALS_SHOWN = 20

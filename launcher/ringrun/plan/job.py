@@ -245,7 +245,6 @@ class Job:
         """Return the first message to a host's agent, for JSON. It has the key: send it over stdin only."""
         places = self.plan.on_host(host.index)
         ranks = [{"rank": place.rank, "env": self._rank_env(host, place)} for place in places]
-        timeline = self.settings.timeline
         own = {
             "RINGCOMM_JOB": self.id,
             "RINGCOMM_SIZE": str(self.plan.size),
@@ -280,8 +279,7 @@ class Job:
             "bytecode": self.bytecode,
             "silence_s": None if host.is_local else SILENCE_S,
             "horovod": self.horovod,
-            # The files that an option makes the first host's ranks write: the option and the path.
-            "writes": [["--timeline", timeline]] if timeline and not host.index else [],
+            "timeline": "" if host.index else self.settings.timeline,  # the first host's ranks write it
             "threads": self.settings.threads,
         }
 

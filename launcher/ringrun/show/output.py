@@ -28,10 +28,8 @@ STDOUT, STDERR = 1, 2
 MAX_LINE_BYTES = 64 * 1024
 PROGRESS_INTERVAL_S = 1.0
 """Time between two lines with states of progress bars, of all ranks together, without a terminal."""
-STATE_INTERVAL_S = 0.1
-"""Minimum time between two states of progress bars at the bottom of a terminal."""
-HOLD_S = 2.0
-"""Time after which the traceback of a rank that continues is shown."""
+STATE_INTERVAL_S = 0.1  # between two states of progress bars at the bottom of a terminal
+HOLD_S = 2.0  # after which the traceback of a rank that continues is shown
 TAIL_LINES, TAIL_BYTES = 200, 256 * 1024
 _BACKSPACES = re.compile(rb"\x08+")
 _CURSOR = re.compile(rb"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")

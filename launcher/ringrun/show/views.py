@@ -14,8 +14,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from .history import MIN_DELIVERED_BYTES, History, KindNumbers, RankHistory, RankRates, Sample, Slowest
 from .visible import columns, visible, visible_line
 
-STALE_S = 5.0
-"""A rank that has not answered for this long is shown as silent."""
+STALE_S = 5.0  # a rank that has not answered for so long is shown as silent
 KEYS = "s: stacks of all ranks, q: leave this view (the job goes on)"
 WIDTH = 78
 """Columns at which sentences below the table are wrapped; longer lines are cut."""
