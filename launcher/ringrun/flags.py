@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    Sequence,
-    Tuple,
-    TypeVar,
-)
+import re
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple, TypeVar
 
 import click
 
@@ -126,7 +116,8 @@ def _settings() -> Iterator[click.Option]:
             continue
         shown = "" if default == "" or default is False else f" [{shown_value(item.name, default)}]"
         more: Dict[str, Any] = {"purpose": options.SETTINGS, "brief": item.metadata["brief"]}
-        more["help"] = options.summary(item.metadata["doc"]) + shown
+        first = re.split(r"(?<=\.) (?=[A-Z`'-])|(?<=[a-z]): ", item.metadata["doc"], maxsplit=1)[0]
+        more["help"] = f"{first.replace('`', '').rstrip('.:')}.{shown}"
         if isinstance(default, bool):
             yield Flag([f"{flag}/--no-{flag[2:]}", f"tunable_{item.name}"], default=None, **more)
         else:

@@ -18,19 +18,14 @@ from ringcomm.calls.objects import remote_error, unpack
 from ringcomm.configuration.settings import SettingValue, nearest
 from ringcomm.errors import ConfigError, RemoteError
 
-from .agent.worker import Call, carries_bytecode, pack_call
+from .agent.worker import Call, pack_call
 from .job.launch import prepare
 from .job.outcome import Outcome
 from .job.supervise import Attempts
 from .plan import options as kinds
 from .plan.environment import from_values
 from .plan.job import Job
-from .plan.options import (
-    Option,
-    Options,
-    table,
-    takes_options,
-)
+from .plan.options import Option, Options, table, takes_options
 from .show.output import Console
 
 
@@ -76,7 +71,8 @@ def run(
     chosen = options_of(options, from_values(more))
     job = prepare(chosen, ["-m", "ringrun.agent.worker"], payload=b"", local_env=_import_path())
     payload = _pack(Call(fn, tuple(args), dict(kwargs or {})), by_value=not job.all_local)
-    bytecode = "{}.{}".format(*sys.version_info) if carries_bytecode(payload) else ""
+    # Functions in it by value, which only the same minor version can load.
+    bytecode = "{}.{}".format(*sys.version_info) if b"CodeType" in payload else ""
     job = replace(job, payload=payload, bytecode=bytecode)
     attempts = Attempts(job, chosen.restarts, console or Console())
     outcome = attempts.run()

@@ -52,7 +52,8 @@ def with_project(
     """Return the values of flags, with those of the project file where the command line has none."""
     path = None
     with contextlib.suppress(FileNotFoundError):  # the working directory is gone, which the job says
-        path = find_file(Path.cwd())
+        here = Path.cwd()
+        path = next((at / NAME for at in (here, *here.parents) if os.path.lexists(at / NAME)), None)
     content = None if path is None else read_trusted(path, say)
     if path is None or content is None:
         return dict(given)
@@ -99,11 +100,6 @@ def _is_known(folder: Path, digest: str) -> bool:
             return bool(read_at(opened, digest, LIMIT_BYTES))
     except OSError:
         return False
-
-
-def find_file(folder: Path) -> Optional[Path]:
-    """Return the nearest project file, in a folder (absolute) or above it."""
-    return next((at / NAME for at in (folder, *folder.parents) if os.path.lexists(at / NAME)), None)
 
 
 def read_trusted(path: Path, say: Callable[[str], None]) -> Optional[str]:

@@ -49,7 +49,7 @@ from ringrun.diagnosis.records import Records, explain, has_operations
 from ringrun.diagnosis.waiting import diagnose, parse_record, read_report
 from ringrun.job.launch import prepare
 from ringrun.plan.hosts import parse_hostfile, parse_hosts
-from ringrun.plan.job import ABOUT_CALL, about_result, signed, verified
+from ringrun.plan.job import signed, verified
 from ringrun.plan.options import Options
 from ringrun.reach.incoming import event_facts
 from ringrun.reach.protocol import FRAME_LIMIT_BYTES, FrameReader
@@ -474,9 +474,9 @@ def signed_objects(rng: Random) -> None:
     if data != right or (source, name) != (0, "n"):
         with pytest.raises(ProtocolError):
             Objects(SIGNER, 1).verified(data, source, "broadcast_object", name)
-    payload = signed(right, SIGNER, *ABOUT_CALL)
-    assert verified(damage(rng, payload) + b"x", SIGNER, *ABOUT_CALL) is None
-    assert verified(payload, SIGNER, *about_result(None)) is None
+    payload = signed(right, SIGNER, "function")
+    assert verified(damage(rng, payload) + b"x", SIGNER, "function") is None
+    assert verified(payload, SIGNER, "result") is None
 
 
 WORDS = [shm.WRITTEN, shm.READ, shm.WRITER_STATE, shm.READER_STATE, shm.LENT, shm.LOANS_READ]

@@ -1,9 +1,8 @@
 """The agent: starts, monitors and ends the ranks of one host. The launcher sends this file over stdin.
 
 It uses the standard library and the modules that are sent with it, so that a host with only Python 3.8
-can report what it lacks. The agent reads frames (kind, length) from stdin: the job as JSON, a payload for the
-ranks if there is one, then commands and packages. After :data:`MARKER` it writes frames (kind, rank, length)
-to stdout, each followed by :data:`FRAME_END`: the output of ranks, their results, and events as JSON.
+can report what it lacks. Its frames (:mod:`.framing`) are on stdin the job as JSON, perhaps a payload for the
+ranks, commands and packages; on stdout the output of ranks, their results, and events as JSON.
 
 When stdin ends (the launcher or its ssh died), the agent ends every process of the job: by process group, by
 descent (orphans become this process's children), and by the job's identifier in their environment. A guard,

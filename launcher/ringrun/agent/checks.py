@@ -58,9 +58,7 @@ def find_program(program: str, cwd: str, path: Optional[str]) -> Optional[str]:
 def find_problem(
     config: Mapping[str, Any], program: str, cwd: str, path: Optional[str]
 ) -> Optional[Dict[str, Any]]:
-    """Return the facts (``problem``, ``path``) of the first directory, program, script or output file that is
-    missing or not usable; None if all are usable. `config` is :meth:`ringrun.plan.job.Job.agent_config`'s.
-    """
+    """Return the facts of the first directory, program, script or output file that is not usable, or None."""
     script, beside = config["script"], _import_folder(config, cwd)
     if not os.path.isdir(cwd):
         return {"problem": "cwd", "path": cwd}
@@ -68,10 +66,9 @@ def find_problem(
         return {"problem": "interpreter" if config["python"] else "program", "path": program}
     if script and not os.path.exists(os.path.join(cwd, script)):
         return {"problem": "script", "path": os.path.join(cwd, script)}
-    for option, path in config["writes"]:
-        why = _why_unwritable(os.path.join(cwd, path))
-        if why:
-            return {"problem": "write", "path": os.path.join(cwd, path), "option": option, "why": why}
+    why = _why_unwritable(os.path.join(cwd, config["timeline"])) if config["timeline"] else ""
+    if why:
+        return {"problem": "write", "path": os.path.join(cwd, config["timeline"]), "why": why}
     if config["horovod"] and config["python"]:
         for name in ("horovod.py", os.path.join("horovod", "__init__.py")):
             if os.path.exists(os.path.join(beside, name)):
@@ -131,9 +128,8 @@ Step = Tuple[str, Dict[str, Any]]
 
 
 class Preparation:
-    """The preparation of one job on this host. It adds the module path to `env`, and :meth:`use` changes
-    `config`. `limits` are the facts about threads for the event ``ready``; `cwd` becomes the job's own
-    directory if its code is sent.
+    """The preparation of one job on this host. It changes `env` (the module path) and `config`; `cwd` becomes
+    the job's own directory if its code is sent.
     """
 
     def __init__(

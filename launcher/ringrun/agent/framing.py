@@ -146,9 +146,7 @@ class Output:
 
 
 class Recorder:
-    """One rank's socket and pipe, named in its environment `env`; `ends` are the rank's ends, which the
-    caller closes after the fork. Records, counters and the event ``asked`` go to `output`.
-    """
+    """One rank's socket and pipe, named in its environment; the caller closes `ends` after the fork."""
 
     def __init__(
         self, rank: int, env: Dict[str, str], selector: selectors.BaseSelector, output: Output

@@ -80,9 +80,8 @@ class InheritedBytes:
 
 
 def strays(job: str, host_index: int, root: int = 0) -> List[int]:
-    """Return the sorted ids of a job's running processes on this host, except for this one (Linux; none
-    elsewhere). They have the job's identifier in their environment, or descend from the process `root` (0:
-    none).
+    """Return the ids of a job's processes on this host but this one (Linux; none elsewhere). They have the
+    job's identifier in their environment, or descend from the process `root` (0: none).
     """
     required = {b"RINGCOMM_JOB=" + job.encode(), b"RINGCOMM_SLOT=%d:" % host_index}
     parents: Dict[int, int] = {}
@@ -160,10 +159,8 @@ def run_guard(child: int, job: str, host_index: int) -> NoReturn:
 def limit_threads(
     env: Dict[str, str], wanted: str, ranks: int, cores: Optional[float] = None
 ) -> Dict[str, Any]:
-    """Add the variables to the environment `env` of a host's ranks, except for those that are set. `wanted`
-    is a number of threads per rank, :data:`NONE`, or :data:`AUTO` for an equal share of the cores between
-    several ranks. Return ``threads`` per rank (0: nothing was set), ``cores``, ``ranks``, and ``kept``,
-    variables set before to other values.
+    """Add the variables for `wanted` threads per rank (AUTO: an equal share of the cores of several ranks)
+    to the ranks' environment. Return ``threads`` (0: nothing was set), ``kept`` (those with other values).
     """
     cores = available_cores() if cores is None else cores
     if wanted == NONE or (wanted == AUTO and ranks < 2):

@@ -24,13 +24,12 @@ import sys
 import tempfile
 import time
 import zipfile
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ringcomm.storage import files, folders
 
-UNUSED_S = 30 * 24 * 3600.0
-"""Packages that no job has used for this time are removed, in seconds."""
+UNUSED_S = 30 * 24 * 3600.0  # packages that no job has used for so long are removed
 SHARED_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
 """Used where the home directory cannot be written or trusted."""
 DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -38,11 +37,9 @@ PACKAGE = re.compile(r"[0-9a-f]{32}|\.?[0-9a-f]{32}\.[0-9a-f]+|wheels-[\w.-]+")
 """Names from this module and :mod:`ringrun.job.files`: packages, also incomplete; folders of wheels."""
 IN_USE = "in-use.lock"
 """The file in a cache that every job locks, so that `ringrun clean` leaves the cache as it is."""
-LOCK_S = 5.0
-"""Seconds that cleaning a cache, or the exit of the previous attempt's agent, may take."""
+LOCK_S = 5.0  # for cleaning a cache, or the exit of the previous attempt's agent
 KEPT_JOBS = 3
-CACHE_BYTES = 1 << 30
-"""Above this size the least recently used contents are removed."""
+CACHE_BYTES = 1 << 30  # above it the least recently used contents are removed
 JOB = re.compile(r"[\w-]+")
 """The names of job directories; the lock of a directory is its name with ``.lock``."""
 PIECE_BYTES = 1 << 18
@@ -52,10 +49,6 @@ RECORDS = "ringrun-flight-"
 MARKER_OF_RECORDS = ".ringrun-records"
 """The file that marks such a folder: another folder may have a similar name."""
 _held: Dict[Tuple[int, int], int] = {}
-
-
-class NoPlace(OSError):
-    """No directory of this host can hold the packages; the text says why, for each that was tried."""
 
 
 def digest(files: Iterable[Tuple[str, bytes]]) -> str:
@@ -103,8 +96,8 @@ def hold(folder: int) -> None:
         pass  # a read-only or full file system, from which little can be removed either
 
 
-def in_first_place(environ: Mapping[str, str], fill: Callable[[str, int], str]) -> str:
-    """Return ``fill(directory, descriptor)`` for the first trusted directory where that works, or raise."""
+def in_first_place(environ: Mapping[str, str], fill: Callable[[str, int], Any]) -> Any:
+    """Return ``fill(directory, descriptor)`` for the first trusted one where it works; OSError names each."""
     reasons = []
     for place in places(environ):
         try:
@@ -113,7 +106,7 @@ def in_first_place(environ: Mapping[str, str], fill: Callable[[str, int], str]) 
                 return fill(place, folder)
         except OSError as problem:
             reasons.append(f"{place}: {problem.strerror or problem}")
-    raise NoPlace("; ".join(reasons))
+    raise OSError("; ".join(reasons))
 
 
 def find(wanted: str, environ: Mapping[str, str]) -> Optional[str]:
@@ -132,10 +125,7 @@ def find(wanted: str, environ: Mapping[str, str]) -> Optional[str]:
 
 
 def use(wanted: str, data: bytes, env: Dict[str, str]) -> Optional[Dict[str, str]]:
-    """Add the package with the digest `wanted` ("": none) to the module path in `env`. `data` is its zip
-    file, b"" to look for it in the cache. Return None if ranks can use it, {} if the launcher must send it,
-    or a problem's facts.
-    """
+    """Add a package (`data`: its zip file, or b"") to the module path; {}: the launcher must send it."""
     if not wanted:
         return None
     try:
@@ -155,14 +145,12 @@ def prepend_module_path(env: Dict[str, str], folder: str) -> None:
 
 
 def unpack(data: bytes, wanted: str, environ: Mapping[str, str]) -> str:
-    """Unpack a zip file into the cache and return its directory. Two jobs may do this at the same time: each
-    unpacks into a separate directory and renames it. :class:`NoPlace` if no directory can hold it, ValueError
-    if the data is not the package `wanted`.
-    """
+    """Unpack a zip file into the cache and return its directory; OSError or ValueError if it cannot be."""
     content = unzipped(data)
     if not DIGEST.fullmatch(wanted) or digest(content.items()) != wanted:
         raise ValueError("its content is not what the launcher announced")
-    return in_first_place(environ, lambda place, folder: _place(content, place, folder, wanted))
+    path: str = in_first_place(environ, lambda place, folder: _place(content, place, folder, wanted))
+    return path
 
 
 def unzipped(data: bytes) -> Dict[str, bytes]:
@@ -237,8 +225,7 @@ def _remove_unused(folder: int) -> None:
 
 class JobFolder:
     """The files of one job on this host: (path, digest, whether it is executable) of each file; (path with
-    "/" at its end, "", False) of an empty directory. The name `job` is the same in all attempts of a job with
-    ``--restarts``; `path` is None until the directory is made.
+    "/" at its end, "", False) of an empty directory. All attempts of a job have the same name `job`.
     """
 
     def __init__(self, job: str, files: Sequence[Sequence[Any]], environ: Mapping[str, str]) -> None:
@@ -247,68 +234,48 @@ class JobFolder:
         self._lock = -1
 
     def prepare(self, archive: bytes) -> Dict[str, Any]:
-        """Make the directory unless it is made; return ``files``, the digests that this host lacks, or a
-        problem's facts, or nothing. `archive` is a zip file of the lacking contents by digest, b"" at first.
-        """
+        """Make the directory with the contents in `archive`; return a problem, or the digests that lack."""
         if not self.files or self.path is not None:
             return {}
         try:
-            if not archive:
-                with self._caches() as caches:
-                    wanted = sorted({str(digest) for _, digest, _ in self.files if digest})
-                    lacking = [digest for digest in wanted if _found(caches, digest) is None]
-                if lacking:
-                    return {"files": lacking}
-            contents = unzipped(archive) if archive else {}
-            if any(hashlib.sha256(content).hexdigest()[:32] != name for name, content in contents.items()):
+            sent = unzipped(archive) if archive else {}
+            if any(hashlib.sha256(content).hexdigest()[:32] != name for name, content in sent.items()):
                 raise ValueError("a content is not what the launcher announced")
-            self.path = in_first_place(
-                self.environ, lambda place, folder: self._make(place, folder, contents)
-            )
+            lacking = in_first_place(self.environ, lambda place, folder: self._make(place, folder, sent))
         except (OSError, ValueError) as problem:
             return {"problem": "package", "path": "--ship", "why": str(problem)}
-        return {}
+        return {"files": lacking} if lacking else {}
 
-    @contextmanager
-    def _caches(self) -> Iterator[List[int]]:
-        """Yield descriptors of this host's trusted folders of contents."""
-        with ExitStack() as opened:
-            found = []
-            for place in places(self.environ):
-                try:
-                    folder = opened.enter_context(folders.trusted_folder(place, make=False))
-                    found.append(opened.enter_context(folders.inner_folder(folder, "files", None)))
-                    hold(folder)
-                except OSError:
-                    continue  # not there, or not to be trusted
-            yield found
-
-    def _make(self, place: str, folder: int, contents: Mapping[str, bytes]) -> str:
+    def _make(self, place: str, folder: int, sent: Mapping[str, bytes]) -> List[str]:
+        """Keep the contents that were sent, and make the directory; return the digests of those that lack."""
         with folders.inner_folder(folder, "files") as cache:
-            for digest, content in contents.items():
+            for digest, content in sent.items():
                 files.write_file(cache, digest, content)
+            wanted = sorted({str(digest) for _, digest, _ in self.files if digest})
+            contents = {digest: _found(cache, digest) for digest in wanted}
+            lacking = [digest for digest, content in contents.items() if content is None]
+            if lacking:
+                return lacking
             with folders.inner_folder(folder, "jobs") as jobs:
                 self._lock = locked(jobs, f"{self.job}.lock", fcntl.LOCK_EX, LOCK_S)
                 # A restart finds the last attempt's files.
-                with folders.inner_folder(jobs, self.job) as root, self._caches() as caches:
-                    self._fill(root, caches)
+                with folders.inner_folder(jobs, self.job) as root:
+                    self._fill(root, contents)
                 _remove_old(jobs)
             _trim(cache)
-        return os.path.join(place, "jobs", self.job)
+        self.path = os.path.join(place, "jobs", self.job)
+        return []
 
-    def _fill(self, root: int, caches: Sequence[int]) -> None:
+    def _fill(self, root: int, contents: Mapping[str, Optional[bytes]]) -> None:
         for name, digest, executable in self.files:
             if name.startswith("/") or ".." in name.split("/") or "\0" in name or not name:
                 raise ValueError(f"the path {name!r} leaves the directory")
             if name.endswith("/"):
                 with folders.inner_folder(root, name.rstrip("/")):
                     continue
-            content = _found(caches, digest)
-            if content is None:
-                raise ValueError(f"the content of {name} did not arrive")
             with folders.inner_folder(root, os.path.dirname(name)) as around:
                 mode = 0o700 if executable else 0o600
-                files.write_file(around, os.path.basename(name), content, mode)
+                files.write_file(around, os.path.basename(name), contents[digest] or b"", mode)
 
     def fetched(self, patterns: Sequence[str]) -> Iterator[bytes]:
         """Yield the files that match glob patterns in pieces: a line of JSON (path, offset, last), bytes."""
@@ -342,19 +309,16 @@ def _pieces(root: int, path: str, name: str) -> Iterator[bytes]:
         yield json.dumps({"path": name, "offset": offset, "error": problem.strerror}).encode() + b"\n"
 
 
-def _found(caches: Sequence[int], digest: str) -> Optional[bytes]:
-    """Return a content with the right digest from one of the folders, or None. A changed one is removed."""
+def _found(cache: int, digest: str) -> Optional[bytes]:
+    """Return a content with the right digest, or None. A changed one is removed."""
     if not DIGEST.fullmatch(digest):
         raise ValueError(f"{digest!r} is no digest")
-    for cache in caches:
-        try:
-            content = files.read_at(cache, digest)
-            if hashlib.sha256(content).hexdigest()[:32] == digest:
-                os.utime(digest, dir_fd=cache, follow_symlinks=False)
-                return content
-            folders.remove(cache, digest)
-        except OSError:
-            continue
+    with suppress(OSError):
+        content = files.read_at(cache, digest)
+        if hashlib.sha256(content).hexdigest()[:32] == digest:
+            os.utime(digest, dir_fd=cache, follow_symlinks=False)
+            return content
+        folders.remove(cache, digest)
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any, Callable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import cloudpickle
 
@@ -18,7 +18,7 @@ from ringcomm.config import key_from_environment, place_from_environment
 from ringcomm.errors import ConfigError, Misuse
 from ringcomm.wire.auth import Signer
 
-from ..plan.job import ABOUT_CALL, about_result, signed, verified
+from ..plan.job import signed, verified
 
 
 class Call(NamedTuple):
@@ -40,17 +40,6 @@ def pack_call(call: Call, path: Sequence[str]) -> bytes:
     return json.dumps({"path": list(path)}).encode() + b"\n" + pickled
 
 
-def carries_bytecode(payload: bytes) -> bool:
-    """Return whether a pickle holds functions by value, which only the same minor Python can load."""
-    return b"CodeType" in payload
-
-
-def unpack_call(payload: bytes) -> Tuple[List[str], Callable[[], Call]]:
-    """Return the directories to add to ``sys.path``, and a function that then unpickles the call."""
-    head, _, pickled = payload.partition(b"\n")
-    return json.loads(head.decode())["path"], lambda: Call(*unpickled(pickled))
-
-
 def _unpicklable(call: Call) -> str:
     """Return the part of a call that cannot be pickled, for a message."""
     parts = [(f"args[{index}]", value) for index, value in enumerate(call.args)]
@@ -70,16 +59,16 @@ def main(payload_descriptor: int, result_descriptor: int) -> None:
     if key is None:
         raise ConfigError("The job's key is missing: ringrun.agent.worker can be started by ringrun only.")
     job, place = place_from_environment()
-    signer, about = Signer(key[0], job), about_result(place)
+    signer, about = Signer(key[0], job), ("result", *(place or ()))
     with open(payload_descriptor, "rb") as file:
-        payload = verified(file.read(), signer, *ABOUT_CALL)
+        payload = verified(file.read(), signer, "function")
     if payload is None:
         raise Misuse("The function that this process received is not signed with the job's key.")
-    path, unpickle = unpack_call(payload)
-    sys.path += [item for item in path if item not in sys.path]
+    head, _, pickled = payload.partition(b"\n")
+    sys.path += [item for item in json.loads(head.decode())["path"] if item not in sys.path]
     with open(result_descriptor, "wb") as results:
         try:
-            call = unpickle()
+            call = Call(*unpickled(pickled))
             results.write(signed(pack_value(call.fn(*call.args, **call.kwargs)), signer, *about))
         except Exception as error:
             results.write(signed(pack_error(error, skip=1), signer, *about))

@@ -56,8 +56,7 @@ def failure_box(
     pythons: Optional[Mapping[str, str]] = None, first: Sequence[str] = (),
 ) -> str:  # fmt: skip
     """Return the report: the rank that failed first, where, how, its last traceback; the others in one line.
-    `hosts` and `tails` (the end of stderr) are by rank, `host_names` in the plan's order, `pythons` (known
-    interpreters) by host name. The paragraphs `first` come before all others.
+    `hosts` and `tails` are by rank, `host_names` in the plan's order, `pythons` by host name.
     """
     cause = failure.cause()
     assert cause is not None
@@ -170,9 +169,7 @@ def _alike(failure: FirstFailure, cause: Cause, tails: Mapping[int, Sequence[str
 
 
 def _others(failure: FirstFailure, cause: Cause, alike: Sequence[int]) -> str:
-    """Return one line for the ranks that stopped because of the cause, and one for those that failed
-    separately; `alike` failed with the same error.
-    """
+    """Return a line for the ranks that stopped because of the cause, and lines for the others."""
     exits, victims = failure.exits, failure.secondary() - {cause.rank}
     failed = {rank for rank, end in exits.items() if rank != cause.rank and not end.ok} - failure.past
     alone = {rank for rank in failed - victims if not exits[rank].sent}
@@ -190,13 +187,6 @@ def _others(failure: FirstFailure, cause: Cause, alike: Sequence[int]) -> str:
     return "\n".join(lines)
 
 
-def problems_box(problems: Mapping[str, str], waiting: Sequence[str], failed: int, hosts: int) -> str:
-    """Return the box of a job that did not start: one paragraph per host."""
-    title = "the job did not start" + (f": {failed} of {hosts} hosts failed" if hosts > 1 else "")
-    silent = [f"Not heard of until then: {', '.join(waiting)}."] if waiting else []
-    return box(title, [*problems.values(), *silent], "exit code 1")
-
-
 _PROBLEMS = {
     "cwd": "there is no directory {path}{here}. Ranks start in the directory that ringrun was started in. "
     "Make it, send it along with --ship, or name another one with --cwd {host}=PATH, or with cwd=PATH in "
@@ -210,7 +200,7 @@ _PROBLEMS = {
     "program path": "{path} is no program{here}: no such file, a directory, or one without chmod +x.",
     "shadow": "{path} is next to what the ranks run, so `import horovod` would find that and not ringcomm. "
     "Move or rename it, or leave out --horovod.",
-    "write": "{option}: {path} cannot be written: {why}. Name another file.",
+    "write": "--timeline: {path} cannot be written: {why}. Name another file.",
     "package": "what was sent to it could not be unpacked: {why}. Make room in one of these directories.",
     "start": "{path} could not be started: {why}.",
     "start too long": "{path} could not be started: {why}. --no-env passes none of this shell's variables, "
@@ -232,7 +222,7 @@ _PROBLEMS = {
 """Problems of hosts by kind (:mod:`ringrun.agent.checks`), with remedies."""
 
 
-def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Callable[[str], str]) -> str:
+def host_problem(host: str, facts: Dict[str, Any], is_local: bool) -> str:
     """Return an agent's ``problem`` event as a paragraph with a remedy."""
     kind, found = facts["problem"], facts.get("found", {})
     python, missing = found.get("python") or facts["path"], found.get("missing")
@@ -248,8 +238,10 @@ def host_problem(host: str, facts: Dict[str, Any], is_local: bool, install: Call
     if kind == "check":
         values.update(_trial_run(facts))
     values.update(
-        host=host, here="" if is_local else " over there", python=python, install=install(python),
-        other_python=other_python(host),
+        host=host, here="" if is_local else " over there", python=python, other_python=other_python(host),
+        # No package index has it.
+        install="Install this machine's version there, from its folder or wheel: "
+        f"`{python} -m pip install PATH`.",
     )  # fmt: skip
     return f"{host}: {_PROBLEMS[chosen].format_map(values)}"
 
@@ -277,9 +269,7 @@ def _starts(lines: Sequence[str]) -> List[int]:
 
 
 def traceback_lines(lines: Sequence[str]) -> List[str]:
-    """Return the lines of the last traceback on a rank's stderr, or none. The error ends the program, so the
-    lines after it are its text, in which TensorFlow has empty lines.
-    """
+    """Return the last traceback, or none; the lines after it are the error's, in which some may be empty."""
     starts = _starts(lines)
     if not starts:
         return []
@@ -337,9 +327,8 @@ def is_shown_whole(lines: Sequence[str]) -> bool:
 
 
 def without_inner_frames(lines: Sequence[str]) -> List[str]:
-    """Return a traceback without the frames inside ringcomm, if it ends in an error of
-    :mod:`ringcomm.errors`. Such an error is about the program that called ringcomm; another one may be a
-    defect of ringcomm, for which all frames count.
+    """Return a traceback without the frames inside ringcomm if it ends in one of ringcomm's errors, which are
+    about the program that called it; another error may be a defect of ringcomm, for which all frames count.
     """
     if not shared_error(lines):
         return list(lines)
@@ -363,9 +352,7 @@ def shared_error(lines: Sequence[str]) -> str:
 
 
 def origin(lines: Sequence[str]) -> Tuple[str, str]:
-    """Return the innermost frame and the class of the last traceback; ("", "") without one, or if ringcomm
-    raised an error in it, which may be another rank's fault.
-    """
+    """Return the last traceback's innermost frame and class; two "" for ringcomm's errors, of other ranks."""
     frames, error = _parts(traceback_lines(lines))
     files = [line for line in frames if line.startswith("  File ")]
     if not files or any(line.startswith(ERRORS) for line in lines):
@@ -461,9 +448,7 @@ _MODULE = re.compile(
 
 
 def shadow_hint(text: str, folder: Path) -> str:
-    """Return a paragraph if an error with its traceback comes from a file named like another module, or "";
-    `folder` is the script's, where Python looks for modules first.
-    """
+    """Return a paragraph if an error comes from a file beside the script with the name of a module, or ""."""
     names = {name for found in _MODULE.finditer(text) for name in found.groups() if name}
     for name in sorted(names):
         for path in (folder / f"{name}.py", folder / name / "__init__.py"):

@@ -35,9 +35,7 @@ class Exit(NamedTuple):
 
 
 class Complaint(NamedTuple):
-    """A failure and its culprit (None: unknown), as a rank or the rendezvous reports it. With `link` the
-    fault is between two ranks.
-    """
+    """A failure and its culprit (None: unknown) or `link`, as a rank or the rendezvous reports it."""
 
     rank: Optional[int]
     culprit: Optional[int]
@@ -88,9 +86,7 @@ class FirstFailure:
         self.lost.clear()
 
     def explained(self, complaints: Sequence[Complaint]) -> None:
-        """Add the culprits that the failed ranks' records name. They count where the launcher's rendezvous
-        has no report, as for groups with a separate rendezvous.
-        """
+        """Add the culprits in ranks' records, for groups of which the launcher's rendezvous has no report."""
         self._explained = list(complaints)
 
     @property

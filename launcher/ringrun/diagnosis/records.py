@@ -22,8 +22,7 @@ from .waiting import LOST_WITH_HOST, diagnose, has_failed, has_met_another_call,
 PATTERN = "flight.*.json"
 _WRITTEN = re.compile(r"flight\.\d+\.json")
 _FOLDER = re.compile(rf"{RECORDS}\w+")
-KEPT_FOLDERS = 10
-"""Number of temporary folders of records that stay, this job's included."""
+KEPT_FOLDERS = 10  # temporary ones, with this job's
 FILE_LIMIT_BYTES = 16 << 20
 KEPT_ERRORS, ERROR_CHARACTERS = 16, 20_000
 """Number of errors per rank that are kept, and of characters of each."""
@@ -40,9 +39,7 @@ class Records:
         self._failed = False
 
     def take(self, rank: int, data: bytes) -> str:
-        """Store a record and return its reason, or "starved" if its rank could not answer in time for others;
-        "" if it is invalid, which counts as missing.
-        """
+        """Store a record and return its reason, or "starved"; "" if it is invalid: it counts as missing."""
         try:
             content = parse_record(data)
             content.update(rank=rank, host=self._job.host_of(rank).name, size=self._job.plan.size)
@@ -77,9 +74,7 @@ class Records:
         return not self._failed or own or has_met_another_call(report)
 
     def forget(self, failed: bool = False) -> None:
-        """Drop records before ranks are asked again; records of a failure stay if the job has failed. A rank
-        that has ended cannot be asked again, so its record stays.
-        """
+        """Drop records before ranks are asked again, but not those of ranks that have ended or `failed`."""
         self._failed = failed
         lasting = ("ended", "failure") if failed else ("ended",)
         self._contents = {rank: item for rank, item in self._contents.items() if item["reason"] in lasting}
@@ -100,8 +95,7 @@ class Records:
 
     def explanations(self, tails: Mapping[int, Sequence[str]]) -> List[Complaint]:
         """Return the reports of ranks that ended because of another one. An error that is neither at the end
-        of a rank's stderr (`tails`) nor in its last error, perhaps in a framework's words, was caught: it
-        does not count.
+        of a rank's stderr (`tails`) nor in its last error was caught: it does not count.
         """
         found: List[Complaint] = []
         for rank, errors in sorted(self._errors.items()):
@@ -142,9 +136,7 @@ def explain(contents: Mapping[int, Mapping[str, Any]], names_calls: bool = False
 
 
 def keep_records(job: Job, contents: Mapping[int, Mapping[str, Any]]) -> Path:
-    """Write the records of a job to the user's folder, or else to a new temporary folder for this user alone.
-    Return the folder; OSError if it cannot be written.
-    """
+    """Write the records to the user's folder, or to a new temporary one for this user alone; return it."""
     wanted = Path(job.settings.diagnose_dir) if job.settings.diagnose_dir else job.output_dir
     if wanted is not None:
         with folders.own_folder(wanted, 0o700) as opened:

@@ -16,7 +16,7 @@ from ringcomm.engine.deadlocks import behind, waiting_for_each_other
 from ringcomm.engine.stacks import Frame
 from ringcomm.errors import ProtocolError
 
-from ..reach.incoming import fields, flag, items, json_of, maybe, number, one_of, row, table, whole
+from ..reach.incoming import decoded, fields, flag, items, maybe, number, one_of, row, table, whole
 from .first_failure import ranks_text
 
 MAX_LINES = 12
@@ -92,12 +92,10 @@ Waits = Dict[int, Set[int]]
 
 
 class Dispute(NamedTuple):
-    """Calls that should be the same on all ranks of a channel, and differ; `sides` has each call with the
-    ranks that made it, most ranks first.
-    """
+    """Calls that should be the same on all ranks of a channel, and differ."""
 
     channel: ReportedChannel
-    sides: List[Tuple[ReportedOperation, List[int]]]
+    sides: List[Tuple[ReportedOperation, List[int]]]  # each with its ranks, most ranks first
 
     @property
     def ranks(self) -> List[int]:
@@ -105,9 +103,7 @@ class Dispute(NamedTuple):
 
 
 def diagnose(reports: Mapping[int, RankReport], names_calls: bool = False) -> List[str]:
-    """Return sentences for the user, one per line: the operations in which ranks wait, the places of the
-    others, and conclusions. `names_calls`: the user has read which calls differ.
-    """
+    """Return lines for the user; `names_calls`: the user has read which calls differ."""
     waiting = {rank: _waits_in(report) for rank, report in reports.items()}
     waits, quarrels = waits_for(reports), disputes(reports)
     wanted = {other for others in waits.values() for other in others}
@@ -144,7 +140,7 @@ def waits_for(reports: Mapping[int, RankReport]) -> Waits:
     """Return for each waiting rank the ranks that have not reached its operation."""
     found: Waits = {}
     at_odds = {rank for dispute in disputes(reports) for rank in dispute.ranks}
-    away = {rank for rank, report in reports.items() if _is_away(report)}
+    away = {rank for rank, report in reports.items() if _is_silent(report) or _has_left(report)}
     for rank, report in reports.items():
         place = _waits_in(report)
         if place is None or rank in at_odds or has_met_another_call(report):
@@ -238,11 +234,6 @@ def _is_silent(report: RankReport) -> bool:
 
 def _has_left(report: RankReport) -> bool:
     return (report.reason == "ended" and not _is_victim(report)) or bool(report.left)
-
-
-def _is_away(report: RankReport) -> bool:
-    """Return whether a rank has ended or does not answer, so that waiting for it is useless."""
-    return _is_silent(report) or _has_left(report)
 
 
 def _waiters(reports: Mapping[int, RankReport], waiting: Mapping[int, Optional[Place]]) -> List[str]:
@@ -425,7 +416,7 @@ _RECORD = fields(
 def parse_record(data: bytes) -> Dict[str, Any]:
     """Return the JSON of a flight record; ValueError if it is not valid."""
     try:
-        content = json_of(data)
+        content = decoded(data, lambda value: value)  # read_report checks it
     except ProtocolError as problem:
         raise ValueError(str(problem)) from None
     if not isinstance(content, dict):

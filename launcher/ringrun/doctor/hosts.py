@@ -28,7 +28,7 @@ from ..plan.job import HostJob, parse_command
 from ..plan.options import Options
 from ..plan.ranks import PlannedHost
 from ..reach import incoming
-from ..reach.base import AT_ONCE, Doors, SshOptions, quoted, retry_delay_s
+from ..reach.base import AT_ONCE, Doors, quoted, retry_delay_s
 from ..reach.incoming import Form, amount, fields, items, maybe, one_of, row, said, table, text, whole
 from ..reach.named_hosts import list_names, with_lists
 from ..reach.protocol import AgentLink, with_reader
@@ -128,7 +128,7 @@ class HostProbe:
 
     def __init__(self, host: HostJob, program: Any = probe) -> None:
         self.host = host
-        self._marker: str = program.MARKER
+        self._marker = f"\n{program.MARKER}\n".encode()
         # Why it does not answer; the login shell's output before the marker.
         self.problem, self.noise = "", ""
         self.link = AgentLink(host.argv)
@@ -159,22 +159,19 @@ class HostProbe:
 
     def _answers(self, until: float) -> bool:
         """Read up to the program's first line; return whether it has come. If not, `problem` may say why."""
-        before: List[str] = []
-        self._received, received = b"", 0  # without output of an earlier command
-        line = self._line(until, NOISE_LIMIT_BYTES)
-        while line not in (None, self._marker) and received <= NOISE_LIMIT_BYTES:
-            before.append(line or "")
-            received += len(before[-1]) + 1
-            line = self._line(until, NOISE_LIMIT_BYTES)
-        if line != self._marker:
-            before.append(self._received.decode("utf-8", "replace"))
-            if received + len(self._received) > NOISE_LIMIT_BYTES:
-                text = f"more than {NOISE_LIMIT_BYTES} bytes of output before the program's first line"
-                self.problem = f"{self.host.name}: {text}."
-            elif time.monotonic() >= until:
-                self.problem = f"{self.host.name}: no answer within {START_LIMIT_S:g} s of the login."
-        self.noise = "\n".join(text for text in before if text.strip())
-        return line == self._marker
+        self._received = b"\n"  # without output of an earlier command
+        while self._marker not in self._received and len(self._received) <= NOISE_LIMIT_BYTES:
+            if not self._read(until):
+                break
+        noise, found, self._received = self._received.partition(self._marker)
+        if not found and len(noise) > NOISE_LIMIT_BYTES:
+            text = f"more than {NOISE_LIMIT_BYTES} bytes of output before the program's first line"
+            self.problem = f"{self.host.name}: {text}."
+        elif not found and time.monotonic() >= until:
+            self.problem = f"{self.host.name}: no answer within {START_LIMIT_S:g} s of the login."
+        lines = noise.decode("utf-8", "replace").split("\n")
+        self.noise = "\n".join(line for line in lines if line.strip())
+        return bool(found)
 
     def ask(self, limit_s: float = ANSWER_LIMIT_S, **command: Any) -> Any:
         """Send a command; return its answer in its form, or None if the host has failed."""
@@ -182,9 +179,13 @@ class HostProbe:
             return None
         self.link.put(json.dumps(command).encode() + b"\n")
         try:
-            line = self._line(time.monotonic() + limit_s)
-            if line is not None:
-                return incoming.decoded(line.encode(), FORMS[command["do"]](command))
+            until = time.monotonic() + limit_s
+            while b"\n" not in self._received and len(self._received) <= LINE_LIMIT_BYTES:
+                if not self._read(until):
+                    break
+            line, end, self._received = self._received.partition(b"\n")
+            if end:
+                return incoming.decoded(line, FORMS[command["do"]](command))
         except OSError:
             pass
         except ProtocolError as problem:
@@ -193,36 +194,28 @@ class HostProbe:
         self.end()
         return None
 
-    def _line(self, until: float, limit_bytes: int = LINE_LIMIT_BYTES) -> Optional[str]:
-        """Send the queued data, and return the next line of the program's output; None at its end, after the
-        time limit, or if it is too long. The program is longer than the pipe's buffer, so a host that does
-        not read must not block.
+    def _read(self, until: float) -> bool:
+        """Read output, and send queued data meanwhile; return False at the end or after the time limit. The
+        program is longer than the pipe's buffer, so a host that does not read must not block.
         """
         link = self.link
-        while b"\n" not in self._received:
-            if len(self._received) > limit_bytes or link.descriptor("stdout") < 0:
-                return None
-            events = {"stdout": selectors.EVENT_READ, "stderr": selectors.EVENT_READ}
-            if link.has_outgoing:
-                events["stdin"] = selectors.EVENT_WRITE
-            with selectors.DefaultSelector() as selector:
-                for name, event in events.items():
-                    if link.descriptor(name) >= 0:
-                        selector.register(link.descriptor(name), event, name)
-                ready = [key.data for key, _ in selector.select(max(0.0, until - time.monotonic()))]
-            if not ready:
-                return None
-            if "stdin" in ready:
-                link.write()
-            if "stderr" in ready:
-                link.read_stderr()
-            if "stdout" in ready:
-                piece = os.read(link.descriptor("stdout"), 1 << 16)
-                if not piece:
-                    return None
-                self._received += piece
-        line, _, self._received = self._received.partition(b"\n")
-        return line.decode("utf-8", "replace")
+        events = {"stdout": selectors.EVENT_READ, "stderr": selectors.EVENT_READ}
+        if link.has_outgoing:
+            events["stdin"] = selectors.EVENT_WRITE
+        with selectors.DefaultSelector() as selector:
+            for name, event in events.items():
+                if link.descriptor(name) >= 0:
+                    selector.register(link.descriptor(name), event, name)
+            ready = [key.data for key, _ in selector.select(max(0.0, until - time.monotonic()))]
+        if "stdin" in ready:
+            link.write()
+        if "stderr" in ready:
+            link.read_stderr()
+        if "stdout" in ready:
+            piece = os.read(link.descriptor("stdout"), 1 << 16)
+            self._received += piece
+            return bool(piece)
+        return bool(ready)
 
     def end(self) -> None:
         """End the program by closing its stdin, and all processes that it has started here."""
@@ -260,8 +253,7 @@ def _hosts(options: Options) -> List[HostJob]:
     specs = read_hosts(options) or with_lists([HostSpec(name) for name in list_names(os.environ)], os.environ)
     specs = list({spec.target.lower(): spec for spec in specs}.values())
     pythons = per_host("--python", options.python, [spec.name for spec in specs])
-    ssh = SshOptions(options.ssh, options.ssh_port, options.ssh_identity_file)
-    doors = Doors(options.via, ssh, None)
+    doors = Doors(options, None)
     by_host: Mapping[str, Mapping[Optional[str], str]] = {"python": pythons, "cwd": {}, "iface": {}}
     maker = HostMaker(parse_command(["true"]), os.environ, doors, by_host, ship_self=False)
     local = doors.find_local(specs)

@@ -23,6 +23,7 @@ from ringcomm.transport.nics import PREFERENCE, VIRTUAL, Attempt, pairings
 from ..job.launch import prepare
 from ..plan.job import Job
 from ..plan.options import Options
+from ..plan.ranks import counted
 from ..reach.base import AT_ONCE, quoted
 from .hosts import ANSWER_LIMIT_S, HostProbe
 
@@ -37,8 +38,7 @@ def run_doctor(options: Options, as_data: bool) -> Tuple[str, int]:
     code = 1 if problems(findings) else 0
     if as_data:
         return as_json(found, findings), code
-    plural = "" if len(found.hosts) == 1 else "s"
-    took = f"Examined {len(found.hosts)} host{plural} in {time.monotonic() - began:.1f} s.\n"
+    took = f"Examined {counted(len(found.hosts), 'host')} in {time.monotonic() - began:.1f} s.\n"
     return as_text(found, findings) + took, code
 
 
@@ -202,11 +202,9 @@ FILES_SPARE, FILES_PER_RANK = 64, 14
 
 
 class Finding(NamedTuple):
-    """One problem, with the numbers in its text and the command in its remedy. The level is ``bad`` if jobs
-    fail or hang, ``slow`` if they are slower than possible, ``note`` for a hint (exit code 0).
-    """
+    """One problem, with the numbers in its text and the command in its remedy."""
 
-    level: str
+    level: str  # jobs fail or hang (bad), or are slower than possible (slow); or it is a note (exit code 0)
     check: str  # one of CHECKS
     hosts: Tuple[int, ...]  # indices
     text: str
@@ -457,9 +455,8 @@ def as_text(found: Examination, findings: Sequence[Finding]) -> str:
     for finding in findings:
         lines += [*_wrapped(found, finding), ""]
     count, notes = len(problems(findings)), len(findings) - len(problems(findings))
-    text = f"{count} problem{'' if count == 1 else 's'}" if count else "No problem found"
-    if notes:
-        text += f", {notes} note{'' if notes == 1 else 's'}"
+    text = counted(count, "problem") if count else "No problem found"
+    text += f", {counted(notes, 'note')}" if notes else ""
     return "\n".join([*lines, f"{text}."]) + "\n"
 
 

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from ringcomm.configuration.membership import Limits
@@ -21,12 +21,10 @@ from ..plan.environment import horovod_rank_variables
 from ..plan.hosts import HostSpec, parse_host
 from ..plan.job import HostJob, Job
 from ..plan.options import ELASTIC, Options, table
-from ..plan.ranks import Place, Plan, PlannedHost
+from ..plan.ranks import Place, PlannedHost
 
-MAX_HOSTS = 1024
-"""More hosts in one output are an error of the script."""
-INTERVAL_S = 1.0
-"""Seconds between two runs of the script."""
+MAX_HOSTS = 1024  # in one output
+INTERVAL_S = 1.0  # between two runs of the script
 SCRIPT_LIMIT_S = 60.0
 OUTPUT_LIMIT_BYTES = 1 << 20
 
@@ -112,18 +110,8 @@ class ElasticJob(Job):
     specs: Tuple[HostSpec, ...] = ()
     maker: Any = None
 
-    @property
-    def is_elastic(self) -> bool:
-        return True
-
-    @property
-    def all_local(self) -> bool:
-        """False: hosts of other machines may be added at any time."""
-        return False
-
-    def fresh(self) -> ElasticJob:
-        """Return the same job before its start."""
-        return replace(self, plan=Plan([], []), hosts=[])
+    is_elastic = True
+    all_local = False  # hosts of other machines may be added at any time
 
     def open_host(self, agent: int, spec: HostSpec, slots: int, is_local: bool) -> HostJob:
         """Add a host, whose agent has the next number, for up to `slots` processes."""
@@ -182,12 +170,8 @@ def parse_discovered(text: str, slots: int = 1) -> List[HostSpec]:
     return list(found.values())
 
 
-class ScriptError(Exception):
-    """A run of the script has failed; the text says how."""
-
-
 def run_script(command: str, limit_s: float, stopped: threading.Event) -> str:
-    """Run a discovery script by the shell and return its stdout; setting `stopped` ends it."""
+    """Run a discovery script by the shell; ConfigError if it fails. Setting `stopped` ends it."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command, shell=True, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
@@ -206,21 +190,19 @@ def run_script(command: str, limit_s: float, stopped: threading.Event) -> str:
         errors.seek(0)
         data, said = output.read(OUTPUT_LIMIT_BYTES + 1), errors.read(4096).decode("utf-8", "replace").strip()
     if code is None:
-        raise ScriptError(f"{command} has not ended within {limit_s:g} s")
+        raise ConfigError(f"{command} has not ended within {limit_s:g} s")
     if code != 0:
-        raise ScriptError(f"{command} ended with exit code {code}{': ' + said if said else ''}")
+        raise ConfigError(f"{command} ended with exit code {code}{': ' + said if said else ''}")
     if len(data) > OUTPUT_LIMIT_BYTES:
-        raise ScriptError(f"{command} has written more than {OUTPUT_LIMIT_BYTES} bytes")
+        raise ConfigError(f"{command} has written more than {OUTPUT_LIMIT_BYTES} bytes")
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise ScriptError(f"{command} has written bytes that are not text in UTF-8") from None
+        raise ConfigError(f"{command} has written bytes that are not text in UTF-8") from None
 
 
 class Discovery:
-    """The thread that runs the script. All callbacks run in it: `listed` after every successful run, `warned`
-    with a line for the user, `failed` if the first run fails, which is then the last.
-    """
+    """The thread that runs the script, and calls one of the three functions after each run."""
 
     def __init__(
         self, command: str, slots: int, listed: Callable[[Sequence[HostSpec]], None],
@@ -250,7 +232,7 @@ class Discovery:
         try:
             text = run_script(self._command, SCRIPT_LIMIT_S, self._stopped)
             self._listed(parse_discovered(text, self._slots))
-        except (ScriptError, ConfigError, OSError) as problem:
+        except (ConfigError, OSError) as problem:
             why = str(problem)
             if self._stopped.is_set():
                 return False

@@ -1,8 +1,7 @@
-"""An elastic job's hosts and processes as a state machine: events and the time go in, actions come out.
+"""An elastic job's hosts and processes as a state machine: events and the time go in, actions come out. Pure.
 
-It decides where processes run: on which hosts an agent is started, in which slots a process, when a failed
-slot or host is used again, and when the job cannot continue. The rendezvous decides which of these processes
-are the ranks: it publishes the views. Pure.
+It decides where processes run, when a failed slot or host is used again, and when the job cannot continue.
+The rendezvous decides which of these processes are the ranks: it publishes the views.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from enum import Enum
 from typing import Any, DefaultDict, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ..plan.hosts import HostSpec
+from ..plan.ranks import counted
 from .job import HostLimits, failed_text, host_key, timeout_text
 
 FIRST_PAUSE_S = 1.0
@@ -21,10 +21,8 @@ QUICK_FAILURES = 3
 """After this number of consecutive failures before joining, a slot is not used again."""
 NEVER = float("inf")
 MAX_PAUSE_S = 30.0
-SHOWN_S = 1.0
-"""Shorter exclusions are not reported."""
-LEAVE_S = 60.0
-"""Time that a process of a removed host has to leave before it is ended."""
+SHOWN_S = 1.0  # shorter exclusions are not reported
+LEAVE_S = 60.0  # for a process of a removed host, before it is ended
 _IN_SHORT = re.compile(r"uncaught [^\n]*|no heartbeat for [\d.]+ s|no answer for [\d.]+ s")
 """The part of a root cause for a line."""
 NO_HOST_REMAINS = "No hosts from previous set remaining, unable to broadcast state."
@@ -68,7 +66,6 @@ class Exclude(NamedTuple):  # by the rendezvous, at the next commit or step
 
 class ReportExit(NamedTuple):  # to the rendezvous: a process is lost with its host
     member: int
-    how: str
 
 
 class Say(NamedTuple):  # to the user
@@ -226,13 +223,11 @@ def change_of(detail: Mapping[str, Any]) -> Change:
 
 
 class ChangeLog:
-    """Makes lines of every change, and keeps them in `lines` as (seconds since the start, text). `known` has
-    every process that was ever started, by member; `excluded` the hosts and slots in lines of exclusions.
-    """
+    """Makes lines of every change; `known` has every process that was ever started, by member."""
 
     def __init__(self, began_s: float, known: Mapping[int, Process]) -> None:
-        self.lines: List[Tuple[float, str]] = []
-        self.excluded: List[str] = []
+        self.lines: List[Tuple[float, str]] = []  # (seconds since the start, text)
+        self.excluded: List[str] = []  # the hosts and slots in lines of exclusions
         self._began_s, self._known = began_s, known
         self._used: Set[Tuple[str, int]] = set()  # hosts and slots of which a process has been a rank
         self._members: Optional[Tuple[int, ...]] = None  # of the last view
@@ -267,7 +262,7 @@ class ChangeLog:
     def _describe(
         self, change: Change, lost: List[Process], left: Sequence[Process], joined: Sequence[Process]
     ) -> List[str]:
-        size = _count(len(change.members))
+        size = counted(len(change.members), "rank")
         lines: List[str] = []
         if lost:
             lost.sort(key=lambda item: item.rank)
@@ -285,11 +280,8 @@ class ChangeLog:
 def _hosts_of(processes: Sequence[Process]) -> str:
     """Return the hosts of processes, with their number of processes unless it is one."""
     counts = Counter(item.host.name for item in processes)
-    return ", ".join(name if count == 1 else f"{name} ({_count(count)})" for name, count in counts.items())
-
-
-def _count(count: int) -> str:
-    return f"{count} rank{'' if count == 1 else 's'}"
+    parts = [(name, "" if count == 1 else f" ({counted(count, 'rank')})") for name, count in counts.items()]
+    return ", ".join(map("".join, parts))
 
 
 def describe_history(changes: Sequence[Tuple[float, str]], most: int = 40) -> str:
@@ -395,7 +387,7 @@ class Membership:
         host.problem = text
         actions: List[Action] = [Say(text)] if is_shown else []
         for process in list(host.processes.values()):
-            actions.append(ReportExit(process.member, "lost with its host"))
+            actions.append(ReportExit(process.member))
             actions += self._gone(process, "lost with its host", 255, now_s)
         possible = sum(other.capacity(now_s) for other in self.hosts.values())
         if self._started:

@@ -24,13 +24,10 @@ from ..reach.protocol import AgentLink
 if TYPE_CHECKING:
     from .supervise import Supervisor
 
-LINGER_S = 3.0
-"""Seconds that an agent's ssh may take to end after ``done``."""
-FORCE_S = 1.2
-"""Seconds that an agent may take to report ``done`` after the last signal."""
+LINGER_S = 3.0  # for an agent's ssh to end after ``done``
+FORCE_S = 1.2  # for an agent to report ``done`` after the last signal
 PING_S = 10.0
-EXIT_S = 1.0
-"""Seconds that an agent's process may take to exit after the end of its stdout."""
+EXIT_S = 1.0  # for an agent's process to exit after the end of its stdout
 _IN_PIPES_BYTES = 1 << 16
 """Unsent bytes up to this number do not mean that the network is slow."""
 Steps = Sequence[Tuple[int, float]]
@@ -302,20 +299,17 @@ class Agents:
 
     def not_ready(self, host: HostJob) -> str:
         """Return the problem of a host that is not ready in time."""
-        return not_ready_text(host, self.links[host.index], self.job.settings.start_timeout_s)
-
-
-def not_ready_text(host: HostJob, link: AgentLink, limit_s: float) -> str:
-    """Return the problem of a host that is not ready in time."""
-    if not link.answered:
-        doing = f"{link.argv[0]} had not answered: a login that waits, or a host that is slow to start Python"
-    elif link.outgoing_bytes > _IN_PIPES_BYTES:
-        doing = f"{link.outgoing_bytes / 1e6:.1f} MB were still to be sent to it: the network is slow"
-    else:
-        doing = "its agent was still preparing the job: a slow disk or download, or a busy host"
-    said = last_lines(link.stderr_text + "\n" + link.noise)
-    printed = "" if said == NOTHING else f" It printed: {said}."
-    return f"{host.name}: not ready within {limit_s:g} s (--start-timeout): {doing}.{printed}"
+        link, limit_s = self.links[host.index], self.job.settings.start_timeout_s
+        if not link.answered:
+            doing = f"{link.argv[0]} had not answered: a login that waits, or a host that is slow to start "
+            doing += "Python"
+        elif link.outgoing_bytes > _IN_PIPES_BYTES:
+            doing = f"{link.outgoing_bytes / 1e6:.1f} MB were still to be sent to it: the network is slow"
+        else:
+            doing = "its agent was still preparing the job: a slow disk or download, or a busy host"
+        said = last_lines(link.stderr_text + "\n" + link.noise)
+        printed = "" if said == NOTHING else f" It printed: {said}."
+        return f"{host.name}: not ready within {limit_s:g} s (--start-timeout): {doing}.{printed}"
 
 
 def failed_start(
@@ -323,8 +317,7 @@ def failed_start(
     endless: bool = True,
 ) -> Optional[str]:  # fmt: skip
     """Return the problem of a host whose agent ended before it answered; None to try again with
-    ``link.argv``, which may have changed. `endless` permits retries without limit where the host may still
-    appear; `printed` is its output unless the link has read it.
+    ``link.argv``, which may have changed: if `endless`, without limit where the host may still appear.
     """
     said = link.stderr_text or link.noise or printed
     second = link.argv == list(host.fallback)

@@ -29,10 +29,8 @@ from ..show.views import duration
 from ..show.visible import columns, visible_line
 
 REQUEST_LIMIT_BYTES = 4096
-ANSWER_LIMIT_BYTES = 1 << 20
-"""An answer names all hosts of a job."""
-LIMIT_S = 5.0
-"""Time limit of a request and of its answer, in seconds."""
+ANSWER_LIMIT_BYTES = 1 << 20  # it names all hosts of a job
+LIMIT_S = 5.0  # of a request and of its answer
 _SUFFIX = ".sock"
 _JOB = re.compile(r"[0-9a-f]{16}")
 """A job's identifier. Sockets with other names are not ringrun's."""
@@ -219,9 +217,7 @@ _FACTS = fields({
 
 
 def jobs_of(folder: Path) -> Tuple[List[RunningJob], List[str]]:
-    """Return the running jobs with a socket in this directory, oldest first, and problems with others;
-    sockets of killed jobs are removed. ConfigError if the directory cannot be read or others can write it.
-    """
+    """Return the running jobs of a directory, oldest first, and problems; remove sockets of killed jobs."""
     try:
         check_folder(folder)
         names = sorted(path.stem for path in folder.iterdir() if path.suffix == _SUFFIX)

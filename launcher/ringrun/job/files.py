@@ -42,14 +42,13 @@ from ringcomm.version import __version__
 
 from ..agent import framing
 from ..agent.checks import PROVISIONED
-from ..agent.shipped import NoPlace, digest, in_first_place
+from ..agent.shipped import digest, in_first_place
 from ..plan.job import HostJob, Job
 from ..reach.base import last_lines, quoted
 from ..reach.incoming import decoded, fields, flag, maybe, said, text, whole
 from .agents import Agents, Loop
 
-_DATE = (1980, 1, 1, 0, 0, 0)
-"""The date of every member, so that equal files give equal archives."""
+_DATE = (1980, 1, 1, 0, 0, 0)  # of every member, so that equal files give equal archives
 
 
 class Package:
@@ -157,7 +156,7 @@ def fetch_wheels(
 
     try:
         in_first_place(os.environ if environ is None else environ, fill)
-    except NoPlace as problem:
+    except OSError as problem:
         raise ConfigError(f"--provision: no directory can hold the wheels: {problem}.") from None
     files: Dict[str, bytes] = {}
     for data in (wheels[wheel] for wheel in sorted(wheels)):
@@ -214,10 +213,8 @@ def _download(target: Target, folder: str, names: Sequence[str]) -> None:
 # -- the user's files -----------------------------------------------------------------------------
 
 LIMIT_BYTES = 50 * 10**6
-COUNT_S = 2.0
-"""Time for counting a tree that is too large, to name its largest files."""
-MAX_NAMED = 5
-"""Maximum number of ignored files and directories in a message."""
+COUNT_S = 2.0  # for counting a tree that is too large, to name its largest files
+MAX_NAMED = 5  # ignored files and directories in a message
 IGNORE_FILE = ".ringignore"
 FETCHED = "fetched"
 """The directory into which ``--fetch`` brings files back; it is never sent."""
@@ -407,17 +404,12 @@ def describe_sent(host: str, sent: Tuple[int, int, int], ignored: Sequence[str])
 
 # -- what hosts request --------------------------------------------------------------------------
 
-MAX_HOST_BYTES = 100 * 10**9
-"""Maximum bytes from one host."""
+MAX_HOST_BYTES = 100 * 10**9  # from one host, as of files
 MAX_HOST_FILES = 100_000
-MAX_PARTS = 64
-"""Maximum components of a path."""
-MAX_PROBLEMS = 100
-"""Further problems are not reported."""
-MIN_FREE_BYTES = 1 << 30
-"""Free space that stays in the file system."""
-Wanted = Tuple[Target, Tuple[str, ...]]
-"""The target of wheels, and the packages."""
+MAX_PARTS = 64  # of a path
+MAX_PROBLEMS = 100  # that are reported
+MIN_FREE_BYTES = 1 << 30  # that stay free in the file system
+Wanted = Tuple[Target, Tuple[str, ...]]  # and the packages
 
 
 class Supply:
@@ -516,7 +508,7 @@ class FetchedFiles:
             why = f"it has control characters, or more than {MAX_PARTS} components"
             self._give_up(host, path, f"{host}: {quoted(str(path)[:200])} is not taken: {why}")
             return
-        if not any(_matches(path.parts, _components(pattern)) for pattern in patterns):
+        if not any(_matches(path.parts, PurePosixPath(pattern).parts) for pattern in patterns):
             raise ProtocolError(f"a file {str(path)[:200]!a}, which this job does not fetch")
         if "error" in facts:
             self._give_up(host, path, f"{host}: {quoted(str(path))} could not be read: {facts['error']}")
@@ -592,10 +584,6 @@ class FetchedFiles:
 def _name(host: str) -> str:
     """Return the directory name of a host."""
     return host.replace("/", "_")
-
-
-def _components(pattern: str) -> Sequence[str]:
-    return [part for part in pattern.split("/") if part not in ("", ".")]
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:

@@ -36,16 +36,13 @@ from ..plan.environment import (
 from ..plan.hosts import Allocation, HostSpec, parse_hostfile, parse_hosts, refuse_many_launchers
 from ..plan.job import Command, HostJob, Job, in_tree, parse_command, with_interpreter
 from ..plan.options import Options
-from ..plan.ranks import Plan, PlannedHost, make_plan
-from ..reach.base import Doors, Reach, SshOptions, allocation_of, read_text
+from ..plan.ranks import Plan, PlannedHost, counted, make_plan
+from ..reach.base import Doors, Reach, allocation_of, read_text
 from ..reach.named_hosts import lists_in, with_lists
 from ..reach.protocol import finder
 from .files import SourceTree, own_package, position
 
-SLOW_S = 2.0
-"""Seconds after which a line names the slow step."""
-ANY_PYTHON = "python3"
-"""The interpreter of a host that lacks the one that runs ringrun."""
+SLOW_S = 2.0  # after which a line names the slow step
 
 
 def prepare(
@@ -54,9 +51,8 @@ def prepare(
     joined: Sequence[Tuple[HostSpec, Reach]] = (), say: Callable[[str], None] = lambda text: None,
 ) -> Job:  # fmt: skip
     """Return a job made from options. Host names are resolved to find this machine; no host is contacted.
-    `payload` is read by the ranks; `local_env` has more variables for ranks on this machine; `joined` are the
-    machines that the options invite; `say` gets a line, in another thread, if counting files takes long.
-    ConfigError names an invalid option and the valid values.
+    `local_env` has more variables for ranks on this machine; `joined` are the machines that the options
+    invite; `say` gets a line, in another thread, if counting files takes long.
     """
     environ = os.environ if environ is None else environ
     refuse_without_effect(options)
@@ -73,8 +69,7 @@ def prepare(
     env = {**own_variables(settings, environ), **forwarded(options.forward, environ)}
     if options.horovod:
         env.update(horovod_counted(environ))
-    ssh = SshOptions(options.ssh, options.ssh_port, options.ssh_identity_file)
-    doors = Doors(options.via, ssh, allocation, {spec.name: reach for spec, reach in joined})
+    doors = Doors(options, allocation, {spec.name: reach for spec, reach in joined})
     maker = HostMaker(
         parsed, environ, doors, by_host, env, local_env or {},
         {} if options.no_env else of_the_shell(environ), options.ship_self,
@@ -226,10 +221,7 @@ def invited(options: Options) -> Tuple[int, List[str], int]:
 
 
 def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> List[HostSpec]:
-    """Return the hosts of ``-H`` (with lists expanded, :mod:`ringrun.reach.named_hosts`), ``--hostfile`` or
-    the scheduler; empty means this machine. ConfigError if both options are given, a file or list cannot be
-    read, or an item is malformed.
-    """
+    """Return the hosts of ``-H`` (with its lists), ``--hostfile`` or the scheduler; none: this machine."""
     if options.hosts is not None and options.hostfile is not None:
         raise ConfigError("-H and --hostfile are both given. Use one of them.")
     specs: List[HostSpec] = []
@@ -308,19 +300,16 @@ class HostMaker:
         gets_code = not is_local and not cwd
         if gets_code and self.shipped is not None:
             command = in_tree(command, self.shipped, Path(working_directory(self.environ)))
-        package = own_package().digest if self.ship_self and not (is_local and _is_own(python)) else ""
-        other = () if is_local or chosen else tuple(reach.argv(spec, ANY_PYTHON))
+        # Links are not resolved: they make virtual environments.
+        is_own = is_local and os.path.abspath(python) == os.path.abspath(sys.executable)  # noqa: PTH100
+        package = own_package().digest if self.ship_self and not is_own else ""
+        # A host may lack the interpreter that runs ringrun.
+        other = () if is_local or chosen else tuple(reach.argv(spec, "python3"))
         return HostJob(
             index, planned, is_local, reach, python, cwd or working_directory(self.environ), command, env,
             tuple(reach.argv(spec, python)), other, package, gets_code=gets_code,
             finder=finder(python, os.path.expanduser("~")) if other else b"",  # noqa: PTH111
         )  # fmt: skip
-
-
-def _is_own(python: str) -> bool:
-    """Return whether a path is that of the interpreter that runs ringrun."""
-    # Links are not resolved: they make virtual environments.
-    return os.path.abspath(python) == os.path.abspath(sys.executable)  # noqa: PTH100
 
 
 def per_host(option: str, values: Sequence[str], hosts: Optional[Sequence[str]]) -> Dict[Optional[str], str]:
@@ -374,11 +363,11 @@ def describe(job: Job) -> str:
 
 def _plan_lines(job: Job) -> List[str]:
     plan: Plan = job.plan
-    lines = [f"{_count(plan.size, 'rank')} on {_count(len(plan.hosts), 'host')}:"]
+    lines = [f"{counted(plan.size, 'rank')} on {counted(len(plan.hosts), 'host')}:"]
     for host in job.hosts:
         ranks = ranks_text([place.rank for place in plan.on_host(host.index)])
         how = host.reach.description
-        lines.append(f"  {host.name} ({how}): {ranks}, {_count(host.planned.slots, 'slot')}")
+        lines.append(f"  {host.name} ({how}): {ranks}, {counted(host.planned.slots, 'slot')}")
         lines.append(f"    in {host.cwd}: {host.command.text(host.python)}")
         lines += _variables(host.env)
         lines.append(f"    started by: {shlex.join(host.argv)}")
@@ -389,14 +378,14 @@ def _elastic_plan(job: ElasticJob) -> List[str]:
     limits, maker = job.limits, job.maker
     most = "any number of" if limits.max_np is None else f"at most {limits.max_np}"
     lines = [
-        f"An elastic job: it starts with {_count(limits.start_np, 'slot')} or more, runs with at least "
-        f"{_count(limits.min_np, 'rank')} and {most}.",
+        f"An elastic job: it starts with {counted(limits.start_np, 'slot')} or more, runs with at least "
+        f"{counted(limits.min_np, 'rank')} and {most}.",
     ]
     if limits.script:
         lines.append(f"  hosts: as {limits.script} prints them")
     for spec, is_local in zip(job.specs, maker.doors.find_local(job.specs)):
         how = maker.doors.of(spec, is_local).description
-        lines.append(f"  {spec.target} ({how}): {_count(spec.slots or limits.slots, 'slot')}")
+        lines.append(f"  {spec.target} ({how}): {counted(spec.slots or limits.slots, 'slot')}")
     lines += _variables(maker.variables(is_local=False))
     return [*lines, f"  command: {job.command.text('python')}"]
 
@@ -404,7 +393,3 @@ def _elastic_plan(job: ElasticJob) -> List[str]:
 def _variables(env: Mapping[str, str]) -> List[str]:
     """Return a line with the names of variables; their values may be secrets."""
     return [f"    with {', '.join(sorted(env))} in its environment"] if env else []
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

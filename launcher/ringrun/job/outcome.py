@@ -42,10 +42,8 @@ from .agents import READ, Loop
 
 ANSWER_S = 1.8
 """Seconds to wait for the agents' records; see :data:`ringrun.agent.framing.ANSWER_S`."""
-ASK_S = 1.0
-"""Seconds between two requests for counters."""
-LINE_S = 30.0
-"""Seconds between two lines about counters without a terminal."""
+ASK_S = 1.0  # between two requests for counters
+LINE_S = 30.0  # between two lines about counters without a terminal
 BROKEN_PIPE = 141
 """The exit code after the output's reader has ended, as for SIGPIPE in a shell."""
 REFUSALS_SHOWN = 20
@@ -82,19 +80,22 @@ def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> 
     texts = {host.name: problems[host.index] for host in job.hosts if host.index in problems}
     told = {name: _shadowed(job, text) or text for name, text in texts.items()}
     silent = [host.name for host in hosts if host.index not in known and host.name not in texts]
+    title, paragraphs = "the job did not start", list(told.values())
     if len(hosts) > 1:
+        title += f": {len(texts)} of {len(hosts)} hosts failed"
         names = ",".join(host.planned.spec.target for host in hosts)
-        told[""] = f"ringrun doctor -H {names} examines these hosts and the network between them."
-    text = failure_report.problems_box(told, silent, len(texts), len(hosts))
-    return Outcome(1, visible(text), "start")
+        paragraphs.append(f"ringrun doctor -H {names} examines these hosts and the network between them.")
+    if silent:
+        paragraphs.append(f"Not heard of until then: {', '.join(silent)}.")
+    return Outcome(1, visible(failure_report.box(title, paragraphs, "exit code 1")), "start")
 
 
 def ended(
     job: Job, failure: FirstFailure, ending: str, signum: int, tails: Mapping[int, List[str]],
     diagnosis: Diagnosis = NO_DIAGNOSIS, pythons: Optional[Mapping[str, str]] = None, first: str = "",
 ) -> Outcome:  # fmt: skip
-    """Return the outcome of ranks that had started. `ending` is why the launcher ended them, "" if all ended
-    without it; `pythons` has known interpreters by host; `first` is put before all other paragraphs.
+    """Return the outcome of ranks that had started. `ending` is why the launcher ended them, or "";
+    `pythons` has known interpreters by host; `first` is put before all other paragraphs.
     """
     exits = dict(failure.exits)
     if ending == "pipe":
@@ -123,9 +124,8 @@ def with_changes(
     outcome: Outcome, failure: Optional[str], changes: Sequence[Tuple[float, str]],
     excluded: Sequence[str] = (), tail: Sequence[str] = (),
 ) -> Outcome:  # fmt: skip
-    """Return the outcome of an elastic job from that of its last processes (:func:`ended`). `failure` is why
-    the job could not continue, None if it succeeded; `changes` are (seconds since the start, text), of which
-    `excluded` are exclusions of hosts and slots; `tail` is the end of the last failed rank's stderr.
+    """Return the outcome of an elastic job from that of its last processes. `failure` is why the job could
+    not continue, or None; `excluded` are the hosts and slots in `changes`; `tail` is of the last failed rank.
     """
     if outcome.reason in ("interrupt", "pipe"):
         return outcome
@@ -258,9 +258,7 @@ class Inquiry:
         self._print(self._text(self._complete()))
 
     def conclude(self, names_calls: bool) -> str:
-        """Return the last paragraph of the failed job's box, which perhaps `names_calls` that differ; ""
-        without a record of an operation.
-        """
+        """Return the last paragraph of the failed job's box; "" without a record of an operation."""
         contents = self._complete()
         return self._text(contents, names_calls) if has_operations(contents) else ""
 

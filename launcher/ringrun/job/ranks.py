@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 LOST: Steps = ((9, 2.0),)
 """For a process that the rendezvous has declared lost: it may be writing its traceback, or be frozen."""
-GATHER_S = 2.0
-"""Seconds after the first host's problem in which other hosts can report theirs."""
+GATHER_S = 2.0  # after the first host's problem, in which other hosts can report theirs
 Notifiers = Mapping[str, Callable[[Notice], None]]
 Commands = Mapping[str, Callable[[Mapping[str, Any]], str]]
 
@@ -334,7 +333,7 @@ class ElasticRanks:
         self._supervisor.agents.send(self._job.host_of(action.member), command)
 
     def _report_exit(self, action: actions.ReportExit) -> None:
-        self.rendezvous.process_exited(action.member, action.how, False)
+        self.rendezvous.process_exited(action.member, "lost with its host", False)
         self._supervisor.printer.ended(action.member, False)
         self._ended_members.add(action.member)
 

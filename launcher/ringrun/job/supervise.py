@@ -21,10 +21,9 @@ from ringcomm.rendezvous.membership import Notice
 from ..agent import framing
 from ..diagnosis.failure_report import NO_DIAGNOSIS, host_problem
 from ..diagnosis.first_failure import Exit, FirstFailure, ranks_text, signal_name
-from ..elastic.job import ElasticJob
 from ..plan.hosts import crowding
 from ..plan.job import HostJob, Job
-from ..reach.base import how_to_install
+from ..plan.ranks import Plan
 from ..reach.incoming import Incoming
 from ..reach.protocol import AgentLink, Frame
 from ..show.output import STDERR, STDOUT, Console, Printer
@@ -170,9 +169,8 @@ class Supervisor:
         self.watching = Watching(
             job, links, self.loop, self.printer, coloured[STDERR], self.inquiry.for_the_user
         )
-        is_elastic = isinstance(job, ElasticJob)
         self.policy: Union[FixedRanks, ElasticRanks]
-        self.policy = ElasticRanks(self) if is_elastic else FixedRanks(self)
+        self.policy = ElasticRanks(self) if job.is_elastic else FixedRanks(self)
         self.supply = Supply(self.agents, self.loop, self.printer.show, self.policy.problem)
         self.fetched = FetchedFiles(Path(FETCHED))
         self._notices = Notices(job, self.printer)
@@ -398,7 +396,7 @@ _FRAMES: Mapping[int, Callable[[Supervisor, HostJob, Frame], object]] = {
 _EVENTS: Mapping[str, Callable[[Supervisor, HostJob, int, Facts], None]] = {
     "ready": Supervisor._is_ready,
     "problem": lambda it, host, _, facts: it.policy.problem(
-        host, host_problem(host.name, facts, host.is_local, how_to_install)
+        host, host_problem(host.name, facts, host.is_local)
     ),
     "lacks": lambda it, host, _, facts: it.supply.send(host, facts),
     "needs": lambda it, host, _, facts: it.supply.provision(host, facts),
@@ -425,7 +423,8 @@ def attempt_of(job: Job, attempt: int, restarts: int) -> Job:
     folder = job.output_dir
     if restarts and folder is not None:
         folder = folder / f"attempt.{attempt}"
-    job = job.fresh() if isinstance(job, ElasticJob) else job
+    if job.is_elastic:
+        job = replace(job, plan=Plan([], []), hosts=[])
     return replace(
         job, output_dir=folder, attempt=attempt, restarts=restarts,
         id=secrets.token_hex(8), key=secrets.token_bytes(32),

@@ -19,6 +19,7 @@ from ringcomm.configuration.membership import MEMBERSHIP_VARIABLES
 from ringcomm.configuration.settings import Effective, SettingValue
 from ringcomm.errors import ConfigError
 
+from .launchers import RULES
 from .ranks import Place
 
 MEMBERSHIP = tuple(PREFIX + name for name, _ in MEMBERSHIP_VARIABLES if name != "SHARED_DIR")
@@ -209,19 +210,19 @@ HOROVOD_SETTINGS: Dict[str, Tuple[str, Callable[[str], Optional[str]]]] = {
 }
 """The field that a variable sets, and the conversion of its text; None leaves the setting unchanged."""
 _WITHOUT_EFFECT = {
-    "HOROVOD_AUTOTUNE": "ringcomm does not tune itself",
-    "HOROVOD_CYCLE_TIME": "a tensor waits for others for 1 ms at most",
-    "HOROVOD_STALL_CHECK_TIME_SECONDS": "ringcomm warns after a tenth of --late-after",
-    "HOROVOD_GLOO_TIMEOUT_SECONDS": "--dead-after and --late-after limit how long ringcomm waits",
-    "HOROVOD_ELASTIC_TIMEOUT": "an elastic job waits 600 s for enough slots",
+    "HOROVOD_AUTOTUNE": "autotune",
+    "HOROVOD_CYCLE_TIME": "cycle-time-ms",
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "stall-check-warning-time-seconds",
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "gloo-timeout-seconds",
+    "HOROVOD_ELASTIC_TIMEOUT": "elastic-timeout",
 }
-"""Variables that ask for what ringcomm does not do, with the reason."""
+"""Variables that ask for what ringcomm does not do, with the option of horovodrun for the same."""
 
 
 def horovod_without_effect(environ: Mapping[str, str]) -> List[str]:
     """Return lines about ``HOROVOD_*`` variables that request something ringcomm does not do."""
     given = [name for name in _WITHOUT_EFFECT if _is_true(environ.get(name, ""))]
-    return [f"{name} has no effect: {_WITHOUT_EFFECT[name]}." for name in given]
+    return [f"{name} {RULES[_WITHOUT_EFFECT[name]].note}." for name in given]
 
 
 def horovod_settings(environ: Mapping[str, str]) -> List[SettingValue]:

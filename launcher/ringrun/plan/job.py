@@ -143,15 +143,6 @@ def verified(data: bytes, signer: Signer, *about: object) -> Optional[bytes]:
     return rest if signer.verifies(rest, signature, "ringrun", *about) else None
 
 
-ABOUT_CALL = ("function",)
-"""The purpose that the payload's signature is bound to."""
-
-
-def about_result(place: Optional[Slot]) -> Tuple[object, ...]:
-    """Return the purpose that the signature of a rank's result is bound to, with the rank's slot."""
-    return ("result", *(place or ()))
-
-
 @dataclass(frozen=True)
 class HostJob:
     """The part of a job on one host: how its agent is started, and what its ranks run."""
@@ -240,11 +231,11 @@ class Job:
 
     def signed_payload(self) -> Optional[bytes]:
         """Return the payload with this attempt's signature, or None without a payload."""
-        return None if self.payload is None else signed(self.payload, self._signer, *ABOUT_CALL)
+        return None if self.payload is None else signed(self.payload, self._signer, "function")
 
     def verified_result(self, rank: int, data: bytes) -> Optional[bytes]:
         """Return the result that a rank wrote to its descriptor; None if its signature is not valid."""
-        return verified(data, self._signer, *about_result(self.slot_of(rank)))
+        return verified(data, self._signer, "result", *self.slot_of(rank))
 
     @property
     def _signer(self) -> Signer:
@@ -254,7 +245,6 @@ class Job:
         """Return the first message to a host's agent, for JSON. It has the key: send it over stdin only."""
         places = self.plan.on_host(host.index)
         ranks = [{"rank": place.rank, "env": self._rank_env(host, place)} for place in places]
-        timeline = self.settings.timeline
         own = {
             "RINGCOMM_JOB": self.id,
             "RINGCOMM_SIZE": str(self.plan.size),
@@ -289,8 +279,7 @@ class Job:
             "bytecode": self.bytecode,
             "silence_s": None if host.is_local else SILENCE_S,
             "horovod": self.horovod,
-            # The files that an option makes the first host's ranks write: the option and the path.
-            "writes": [["--timeline", timeline]] if timeline and not host.index else [],
+            "timeline": "" if host.index else self.settings.timeline,  # the first host's ranks write it
             "threads": self.settings.threads,
         }
 

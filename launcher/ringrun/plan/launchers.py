@@ -205,11 +205,9 @@ def names() -> List[str]:
 
 
 def translate(words: Sequence[str], own: Callable[[str], Optional[int]]) -> Translated:
-    """Replace the options of other launchers in a command line by ringrun's. `own` returns the number of
-    values of a ringrun option, which keeps ringrun's meaning, and None for other words.
-
-    Replacing ends at the first word that is not an option, at ``--``, and at an option that is unknown or
-    lacks its values: all following words stay, the ranks' command among them.
+    """Replace the options of other launchers in a command line by ringrun's, up to the first word that is not
+    an option, ``--``, or an option that is unknown or lacks its values. `own` returns the number of values of
+    a ringrun option, which keeps ringrun's meaning, and None for other words.
     """
     found, notes, hosts = [], [], None
     position = 0

@@ -203,12 +203,6 @@ def table() -> List[Tuple[Field[Any], Option]]:
     return [(item, item.metadata["option"]) for item in fields(Options) if "option" in item.metadata]
 
 
-def summary(doc: str) -> str:
-    """Return the first sentence of a description."""
-    first = re.split(r"(?<=\.) (?=[A-Z`'-])|(?<=[a-z]): ", doc, maxsplit=1)[0]
-    return first.replace("`", "").rstrip(".:") + "."
-
-
 def argument(item: Field[Any], name: str) -> inspect.Parameter:
     """Return an option as a parameter of a Python function."""
     option: Option = item.metadata["option"]

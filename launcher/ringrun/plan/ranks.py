@@ -9,6 +9,11 @@ from ringcomm.errors import ConfigError
 from .hosts import HostSpec
 
 
+def counted(number: int, noun: str) -> str:
+    """Return ``1 rank`` or ``2 ranks``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 class Place(NamedTuple):
     """The position of one rank in the job and on its host."""
 

@@ -19,6 +19,7 @@ from ringcomm.configuration.membership import Numeric, numeric
 from ringcomm.errors import ConfigError
 
 from ..plan.hosts import Allocation, HostSpec, check_host, find_allocation
+from ..plan.options import Options
 from .protocol import BOOT, LocalProcess, Process
 
 Argv = Sequence[str]
@@ -81,11 +82,6 @@ def remote_command(python: str) -> str:
 def other_python(host: str) -> str:
     """Return instructions for a host whose interpreter is not usable."""
     return f"Choose another interpreter with --python {host}=PATH, or with python=PATH in the hostfile."
-
-
-def how_to_install(python: str) -> str:
-    """Return instructions to install this machine's ringcomm, which no package index has."""
-    return f"Install this machine's version there, from its folder or wheel: `{python} -m pip install PATH`."
 
 
 class Reach:
@@ -223,37 +219,29 @@ _SSH_FAILURES = (
 )
 
 
-class SshOptions(NamedTuple):
-    """How to log in; None leaves the choice to ssh."""
-
-    command: str = "ssh"  # with options if needed
-    port: Optional[int] = None
-    identity_file: Optional[str] = None  # the private key
-
-
 class Ssh(Reach):
     """Reaches hosts by ssh; with `may_appear` hosts may still be starting."""
 
     connection = "the ssh connection to it"
     description = "ssh"
 
-    def __init__(self, options: SshOptions, may_appear: bool = False) -> None:
+    def __init__(self, options: Options, may_appear: bool = False) -> None:
         self._options, self._may_appear = options, may_appear
 
     def argv(self, spec: HostSpec, python: str) -> List[str]:
         options = self._options
         try:
-            words = shlex.split(options.command)
+            words = shlex.split(options.ssh)
         except ValueError as problem:
-            raise ConfigError(f"--ssh {options.command!r} cannot be parsed: {problem}.") from None
+            raise ConfigError(f"--ssh {options.ssh!r} cannot be parsed: {problem}.") from None
         if not words:
             raise ConfigError("--ssh is empty. Give a command, like: --ssh 'ssh -F my_config'")
         words += _OWN
-        port = spec.port or options.port
+        port = spec.port or options.ssh_port
         if port:
             words += ["-p", str(port)]
-        if options.identity_file is not None:
-            words += ["-i", options.identity_file]
+        if options.ssh_identity_file is not None:
+            words += ["-i", options.ssh_identity_file]
         check_host(spec, "ssh")
         # Other programs, such as dropbear's, do not take it.
         end = ["--"] if words[0].rpartition("/")[2] == "ssh" else []
@@ -375,16 +363,16 @@ LOOKUP_LIMIT_S = 2.0
 
 
 class Doors:
-    """The ways to the hosts of one job: `via` is a template, or ``ssh`` also inside a scheduler's job."""
+    """The ways to the hosts of one job."""
 
     def __init__(
-        self, via: Optional[str], ssh: SshOptions, allocation: Optional[Allocation],
-        joined: Optional[Mapping[str, Reach]] = None,
-    ) -> None:  # fmt: skip
+        self, options: Options, allocation: Optional[Allocation], joined: Optional[Mapping[str, Reach]] = None
+    ) -> None:
         self._here, self._joined, self._allocation = ThisMachine(), joined or {}, allocation
-        self._ssh = Ssh(ssh, may_appear=allocation is not None and allocation.may_appear)
-        self._via = Via(via) if via is not None and via != "ssh" else None
-        by_srun = allocation is not None and allocation.job and via is None and ssh == SshOptions()
+        self._ssh = Ssh(options, may_appear=allocation is not None and allocation.may_appear)
+        self._via = Via(options.via) if options.via is not None and options.via != "ssh" else None
+        given = (options.via, options.ssh_port, options.ssh_identity_file)
+        by_srun = allocation is not None and allocation.job and not any(given) and options.ssh == "ssh"
         self._inside = Srun(allocation.job) if allocation is not None and by_srun else None
 
     def of(self, spec: HostSpec, is_local: bool) -> Reach:
@@ -417,8 +405,8 @@ class Doors:
 
 
 def allocation_of(environ: Mapping[str, str], needed: bool) -> Optional[Allocation]:
-    """Return the surrounding job of a scheduler, or None. ConfigError if it cannot be parsed; unless `needed`
-    for hosts, it then counts as none: a finished job may have left variables and files.
+    """Return the surrounding job of a scheduler, or None; also None if it cannot be parsed, which is an error
+    if it is `needed` for hosts: a finished job may have left variables and files.
     """
     try:
         return find_allocation(environ, read_text)
@@ -464,10 +452,9 @@ def own_addresses() -> FrozenSet[Numeric]:
 def find_local(
     specs: Sequence[HostSpec], more_names: Sequence[str], by_name: Callable[[HostSpec], bool]
 ) -> List[bool]:
-    """Return whether each host is this machine; names are resolved in parallel. A host with another user
-    before the @ counts as remote, because its ranks need a login. `more_names` are further names of this
-    machine; `by_name` tells whether a host's name alone decides, as for containers, whose names are not in
-    the network.
+    """Return whether each host is this machine. A host with another user before the @ counts as remote,
+    because its ranks need a login. `more_names` are further names of this machine; `by_name` tells whether a
+    host's name alone decides, as for containers, whose names are not in the network.
     """
     hostname, user, own = socket.gethostname(), own_user(), own_addresses()
 

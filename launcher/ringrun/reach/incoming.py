@@ -21,12 +21,10 @@ from .base import quoted
 from .protocol import Frame
 
 Form = Callable[[Any], Any]
-RESULT_BYTES = 1 << 30
-"""Maximum total size of the results of one host."""
+RESULT_BYTES = 1 << 30  # of all results of one host
 BURST_BYTES, RANK_BURST_BYTES, BYTES_PER_S = 64 << 20, 8 << 20, 1 << 20
 """Limits of a host's reports besides output and files: at once, plus per rank; per second and rank."""
-MIN_FRAME_BYTES = 4096
-"""A shorter frame counts as this size."""
+MIN_FRAME_BYTES = 4096  # a shorter frame counts as this size
 
 
 # -- forms ------------------------------------------------------------------------------------------------
@@ -150,11 +148,6 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def json_of(data: bytes) -> Any:
-    """Return JSON of a host whose form the caller checks; ProtocolError if it is not JSON."""
-    return decoded(data, lambda value: value)
-
-
 # -- agents' reports --------------------------------------------------------------------------------------
 
 _VERSION = text(12, r"\d{1,2}(\.\d{1,3}){1,2}")
@@ -181,8 +174,7 @@ _CODE, _SIGNAL = maybe(whole(0, 255)), maybe(whole(1, 64))
 _HOW = {"code": _CODE, "signal": _SIGNAL, "sent": whole(0, 64)}
 _PROBLEMS: Dict[str, Form] = {
     **dict.fromkeys(("cwd", "interpreter", "program", "script", "shadow"), fields({"path": _PATH})),
-    **dict.fromkeys(("package", "start"), fields({"path": _PATH, "why": _WHY})),
-    "write": fields({"path": _PATH, "why": _WHY, "option": text(60, r"[\w-]+")}),
+    **dict.fromkeys(("package", "start", "write"), fields({"path": _PATH, "why": _WHY})),
     "check": fields({"path": _PATH, "text": text(8192), **_HOW}),
     "old": fields({"path": _PATH, "found": _found("version")}),
     "missing": fields({"path": _PATH, "found": _found("missing", "why")}),

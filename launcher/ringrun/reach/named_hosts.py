@@ -23,8 +23,7 @@ from ringcomm.storage.folders import owned_names, remove, trusted_folder
 from ..plan.hosts import HostSpec, is_host_name, parse_host, parse_hostfile
 
 LIMIT_BYTES = 1 << 20
-MAX_INCLUDES = 64
-"""Maximum number of files of ssh's configuration."""
+MAX_INCLUDES = 64  # files of ssh's configuration
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 _SSH_LINE = re.compile(r"\s*(host|include)(?:\s*=\s*|\s+)(.*)", re.IGNORECASE)
 

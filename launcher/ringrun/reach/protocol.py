@@ -71,10 +71,7 @@ def program(main: ModuleType) -> bytes:
 
 
 def _modules_of(main: ModuleType) -> Dict[str, Path]:
-    """Return the files of a module and of its imports from ringcomm and ringrun, in an order for importing.
-
-    Imports within functions do not count: a host may not need or have them.
-    """
+    """Return the files of a module and of its imports outside of functions, in an order for importing."""
     found: Dict[str, Path] = {}
 
     def add(name: str) -> None:
@@ -113,9 +110,7 @@ def with_reader(program: bytes) -> bytes:
 
 
 class FrameReader:
-    """Parses an agent's output into frames. `noise` is a login shell's output before the marker, after which
-    `started` is set.
-    """
+    """Parses an agent's output into frames; `noise` is a login shell's output before the marker."""
 
     def __init__(self) -> None:
         self.noise = bytearray()
@@ -230,9 +225,8 @@ class LocalProcess(subprocess.Popen):  # type: ignore[type-arg]  # no class with
 
 
 class AgentLink:
-    """Starts an agent, sends it commands without blocking, and parses its output into frames. `argv` and
-    `first`, the input before the agent's program, may be changed before another start. `spawn` starts the
-    command line.
+    """Starts an agent by `spawn`, sends it commands without blocking, and parses its output into frames.
+    `argv` and `first`, the input before the agent's program, may be changed before another start.
     """
 
     def __init__(

@@ -13,19 +13,15 @@ from ..reach.incoming import amount, decoded, fields, flag, items, row, table, w
 
 MAX_RANKS = _MAX_ENTRIES = 4096
 _TEXT_CHARACTERS = 1000
-WINDOW_S = 10.0
-"""Rates of the live view are averages over this time."""
-MIN_S = 0.5
-"""Shorter periods, such as the last one of a job, are too short for rates."""
-MAX_POINTS = 480
-"""A curve with more points loses every second one."""
+WINDOW_S = 10.0  # rates of the live view are averages over this time
+MIN_S = 0.5  # shorter periods, such as the last one of a job, are too short for rates
+MAX_POINTS = 480  # a curve with more points loses every second one
 MIN_SHARE = 0.1
 """A rank computes longest if the others wait for this part of the time more than it does."""
 MIN_BUSY, SLOW_LINK = 0.3, 0.5
 """A link holds the job up if it is busy for at least this part of the time, and has at most this part of the
 speed of links between other hosts."""
-MIN_DELIVERED_BYTES = 1 << 20
-"""A link that has delivered less has no known speed."""
+MIN_DELIVERED_BYTES = 1 << 20  # a link that has delivered less has no known speed
 
 
 # -- samples ----------------------------------------------------------------------------------
@@ -311,9 +307,7 @@ class History:
         }  # fmt: skip
 
     def slowest(self, hosts: Mapping[int, str], now: bool = False) -> Optional[Slowest]:
-        """Return the rank that the others wait for in the present window (`now`), or have waited for in the
-        whole epoch; `hosts` are by process.
-        """
+        """Return the rank that the others wait for in the present window, or have waited for in the epoch."""
         waits: Dict[int, Waits] = {}
         names, period_s = {}, 0.0
         for rank, number in self.present().items():

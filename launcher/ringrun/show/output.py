@@ -28,10 +28,8 @@ STDOUT, STDERR = 1, 2
 MAX_LINE_BYTES = 64 * 1024
 PROGRESS_INTERVAL_S = 1.0
 """Time between two lines with states of progress bars, of all ranks together, without a terminal."""
-STATE_INTERVAL_S = 0.1
-"""Minimum time between two states of progress bars at the bottom of a terminal."""
-HOLD_S = 2.0
-"""Time after which the traceback of a rank that continues is shown."""
+STATE_INTERVAL_S = 0.1  # between two states of progress bars at the bottom of a terminal
+HOLD_S = 2.0  # after which the traceback of a rank that continues is shown
 TAIL_LINES, TAIL_BYTES = 200, 256 * 1024
 _BACKSPACES = re.compile(rb"\x08+")
 _CURSOR = re.compile(rb"\x1b\[[0-9;?]*[A-HJKSTfhlsu]")
@@ -49,9 +47,8 @@ _COLOUR = re.compile(f"({COLOUR.pattern})")
 
 
 class LineAssembler:
-    """Splits one stream of one rank into lines. A line that is rewritten with carriage returns or backspaces
-    (a progress bar) becomes a line in its last state when it ends. A line longer than 64 KiB is split. Bytes
-    are not decoded.
+    """Splits one stream of one rank into lines of at most 64 KiB. One that is rewritten with carriage returns
+    or backspaces (a progress bar) becomes a line in its last state when it ends.
     """
 
     def __init__(self) -> None:
@@ -149,8 +146,8 @@ class _Stream(NamedTuple):
 
 
 class Printer:
-    """Writes output to the console with prefixes, and to ``--output-dir`` unchanged; ConfigError if that
-    fails. `coloured` is by stream; `block` are lines at the bottom of a terminal, above the progress bar.
+    """Writes output to the console with prefixes, and to ``--output-dir`` unchanged. `coloured` is by stream;
+    `block` are lines at the bottom of a terminal, above the progress bar.
 
     A rank that failed only because another one did prints a traceback, which would hide that of the root
     cause. So lines from the word Traceback on are held until the first failure is known (:meth:`settle`), or

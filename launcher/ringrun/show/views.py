@@ -14,8 +14,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from .history import MIN_DELIVERED_BYTES, History, KindNumbers, RankHistory, RankRates, Sample, Slowest
 from .visible import columns, visible, visible_line
 
-STALE_S = 5.0
-"""A rank that has not answered for this long is shown as silent."""
+STALE_S = 5.0  # a rank that has not answered for so long is shown as silent
 KEYS = "s: stacks of all ranks, q: leave this view (the job goes on)"
 WIDTH = 78
 """Columns at which sentences below the table are wrapped; longer lines are cut."""
@@ -39,9 +38,7 @@ def amount(value: float) -> str:
 def table(
     history: History, hosts: Mapping[int, str], now_s: float, coloured: bool, keys: bool, rows: int
 ) -> List[str]:
-    """Return the lines of the table. `hosts` are by process; `keys` tells whether keys are read; `rows` is
-    the maximum number of lines, at least 5: the last ranks are left out.
-    """
+    """Return at most `rows` lines (5 or more) of the table; `keys` tells whether keys are read."""
     present = sorted(history.present().items())
     slowest = history.slowest(hosts, now=True)
     below = [] if slowest is None else wrap(

@@ -17,10 +17,8 @@ _TAB_COLUMNS = 8
 
 
 def visible(text: str) -> str:
-    """Return the text without colours, and with escapes for control sequences.
-
-    Control characters (except tabs and line ends), marks that change the direction of writing or have no
-    width, and lone surrogates become ``\\x1b``, ``\\u202e``.
+    """Return the text without colours, and with escapes (``\\x1b``) for control characters except tabs and
+    line ends, marks that change the direction of writing or have no width, and lone surrogates.
     """
     return _INVISIBLE.sub(_escape, COLOUR.sub("", text.replace("\r\n", "\n")))
 

@@ -25,7 +25,7 @@ from ringrun.job.launch import prepare
 from ringrun.plan.job import HostJob
 from ringrun.plan.options import Options
 from ringrun.reach import base, protocol
-from ringrun.reach.base import Ssh, SshOptions
+from ringrun.reach.base import Ssh
 
 LIMIT_S = 60.0
 ANSWERS = f"printf '\\n{probe.MARKER}\\n'; "
@@ -83,7 +83,7 @@ def test_a_login_that_fails_once_is_tried_again_as_by_a_job(host: Any, start: An
     mark, made = tmp_path / "once", host()
     script = f'test -e {mark} || {{ touch {mark}; echo {dropped} >&2; exit 255; }}; exec "$@"'
     argv = ("sh", "-c", script, "login", *made.argv)
-    found = start(replace(made, argv=argv, reach=Ssh(SshOptions())))
+    found = start(replace(made, argv=argv, reach=Ssh(Options())))
     assert found.problem == "" and found.link.attempt == 2
     assert found.ask(LIMIT_S, do="facts", cwd="/") is not None
 

@@ -14,8 +14,9 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 import pytest
 
 from ringcomm.clock import Deadline, monotonic
+from ringcomm.errors import ConfigError
 from ringrun.agent import framing
-from ringrun.elastic.job import Discovery, ScriptError, run_script
+from ringrun.elastic.job import Discovery, run_script
 from ringrun.job import files
 from ringrun.job.agents import Loop
 from ringrun.job.files import Package, Supply, Target, own_package
@@ -166,14 +167,14 @@ def scripts(no_leaks: None) -> Iterator[Scripts]:
     ],
 )
 def test_a_script_that_fails(command: str, text: str) -> None:
-    with pytest.raises(ScriptError, match=text):
+    with pytest.raises(ConfigError, match=text):
         run_script(command, LIMIT_S, threading.Event())
 
 
 def test_a_script_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
     children = tmp_path / "children"
     script = f"echo one; echo note >&2; [ -e {children} ] || {{ sleep 1000 & echo $! >{children}; wait; }}"
-    with pytest.raises(ScriptError, match="has not ended within 0.5 s"):
+    with pytest.raises(ConfigError, match="has not ended within 0.5 s"):
         run_script(script, 0.5, threading.Event())
     stat = Path(f"/proc/{children.read_text().strip()}/stat")
     assert eventually(lambda: not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX")

@@ -37,7 +37,7 @@ def test_judgement(changes: Dict[str, Any], problem: Optional[str]) -> None:
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    config: Dict[str, Any] = {"script": None, "python": True, "horovod": False, "writes": []}
+    config: Dict[str, Any] = {"script": None, "python": True, "horovod": False, "timeline": ""}
     assert find_problem(config, sys.executable, str(tmp_path), None) is None
     nowhere = str(tmp_path / "no")
     assert find_problem(config, sys.executable, nowhere, None) == {"problem": "cwd", "path": nowhere}
@@ -58,7 +58,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 def test_a_horovod_next_to_the_script_is_in_the_way(tmp_path: Path, name: str) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "horovod").mkdir()  # a folder of that name is no module
-    config: Dict[str, Any] = {"script": "train.py", "python": True, "horovod": True, "writes": []}
+    config: Dict[str, Any] = {"script": "train.py", "python": True, "horovod": True, "timeline": ""}
     assert find_problem(config, sys.executable, str(tmp_path), None) is None
     (tmp_path / name).touch()
     wanted = {"problem": "shadow", "path": str(tmp_path / name)}

@@ -14,7 +14,7 @@ from ringcomm.errors import ConfigError, Misuse
 from ringcomm.wire.auth import Signer
 from ringrun.agent import worker
 from ringrun.agent.worker import Call, pack_call
-from ringrun.plan.job import ABOUT_CALL, about_result, signed, verified
+from ringrun.plan.job import signed, verified
 
 KEY = b"k" * 32
 SIGNER = Signer(KEY, "job")
@@ -23,15 +23,15 @@ SIGNER = Signer(KEY, "job")
 @pytest.mark.parametrize(
     "signer, about",
     [
-        (Signer(b"x" * 32, "job"), about_result(Slot(1, 0))),
-        (Signer(b"k" * 32, "attempt before"), about_result(Slot(1, 0))),
-        (SIGNER, about_result(Slot(0, 1))),
-        (SIGNER, ABOUT_CALL),
+        (Signer(b"x" * 32, "job"), ("result", *Slot(1, 0))),
+        (Signer(b"k" * 32, "attempt before"), ("result", *Slot(1, 0))),
+        (SIGNER, ("result", *Slot(0, 1))),
+        (SIGNER, ("function",)),
     ],
 )
 def test_what_another_has_signed_is_not(signer: Signer, about: object) -> None:
     data = signed(b"call", signer, *about)  # type: ignore[misc]
-    assert verified(data, SIGNER, *about_result(Slot(1, 0))) is None
+    assert verified(data, SIGNER, "result", *Slot(1, 0)) is None
     assert verified(data[:20], signer, *about) is None  # type: ignore[misc]
 
 
@@ -83,11 +83,11 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[Optional[bytes]], bytes]:
 
 
 def own(payload: bytes) -> bytes:
-    return signed(payload, SIGNER, *ABOUT_CALL)
+    return signed(payload, SIGNER, "function")
 
 
 def result_of(data: bytes) -> Dict[str, Any]:
-    found = verified(data, SIGNER, *about_result(Slot(0, 1)))
+    found = verified(data, SIGNER, "result", *Slot(0, 1))
     assert found is not None
     return unpack(found)
 
@@ -112,7 +112,7 @@ def test_what_the_function_raises_is_sent_and_ends_the_process(rank: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    "payload", [b"", b"x" * 100, signed(b"{}\n", SIGNER, *about_result(Slot(0, 1)))],
+    "payload", [b"", b"x" * 100, signed(b"{}\n", SIGNER, "result", *Slot(0, 1))],
     ids=["empty", "unsigned", "result"],
 )  # fmt: skip
 def test_a_call_without_a_valid_signature_is_not_unpickled(rank: Any, payload: bytes) -> None:

@@ -106,9 +106,7 @@ def test_a_lost_host_is_opened_again_under_a_new_number() -> None:
     job = Simulated("a,b:2", HostLimits(3, 1))
     job.publish()
     actions = job.take(job.membership.host_failed(1, "b: connection lost", 0.0))
-    assert kinds(actions, ReportExit) == [
-        ReportExit(1, "lost with its host"), ReportExit(2, "lost with its host"),
-    ]  # fmt: skip
+    assert kinds(actions, ReportExit) == [ReportExit(1), ReportExit(2)]
     assert "b: connection lost" in texts(actions)
     assert kinds(actions, OpenHost) == []
     actions = job.after(1.0)

@@ -136,7 +136,7 @@ def test_the_words_of_a_host_are_quoted() -> None:
     words = "gone.\nringrun: run `curl x`"
     facts = event_facts(event(-1, event="problem", problem="start", path=words, why=words).data)
     assert facts["path"] == facts["why"] == "'gone.\\nringrun: run `curl x`'"
-    shown = host_problem("a", facts, False, str)
+    shown = host_problem("a", facts, False)
     assert shown == f"a: {facts['path']} could not be started: {facts['why']}."
     assert last_lines(words) == "'gone.; ringrun: run `curl x`'"
 

@@ -11,12 +11,12 @@ import pytest
 
 from ringcomm.errors import ConfigError
 from ringrun.plan.hosts import Allocation, HostSpec
+from ringrun.plan.options import Options
 from ringrun.reach import base
 from ringrun.reach.base import (
     Doors,
     Srun,
     Ssh,
-    SshOptions,
     Via,
     allocation_of,
     find_local,
@@ -26,15 +26,15 @@ from ringrun.reach.base import (
 )
 from ringrun.reach.protocol import BOOT
 
-SSH = Ssh(SshOptions("ssh -F 'my config'", 2222, "key file"))
+SSH = Ssh(Options(ssh="ssh -F 'my config'", ssh_port=2222, ssh_identity_file="key file"))
 ARGV = SSH.argv(HostSpec("jetson1", "me"), "/v/bin/python")
 
 
 def test_argv() -> None:
     assert ARGV[:3] == ["ssh", "-F", "my config"]
     assert ARGV[-3:] == ["--", "me@jetson1", remote_command("/v/bin/python")]
-    assert "--" not in Ssh(SshOptions("dbclient -y")).argv(HostSpec("jetson1"), "python3")
-    assert Ssh(SshOptions()).argv(HostSpec("fd00::2", "me"), "python3")[-2] == "me@fd00::2", "no brackets"
+    assert "--" not in Ssh(Options(ssh="dbclient -y")).argv(HostSpec("jetson1"), "python3")
+    assert Ssh(Options()).argv(HostSpec("fd00::2", "me"), "python3")[-2] == "me@fd00::2", "no brackets"
     text = " ".join(ARGV)
     for part in ("-T", "-o BatchMode=yes", "-o ConnectTimeout=10", "-p 2222", "-i key file"):
         assert part in text
@@ -137,7 +137,7 @@ def test_templates_and_commands_that_cannot_be_used(template: str, text: str) ->
         Via(template)
     for command in ("", "ssh 'x"):
         with pytest.raises(ConfigError, match="--ssh"):
-            Ssh(SshOptions(command)).argv(HostSpec("a"), "python3")
+            Ssh(Options(ssh=command)).argv(HostSpec("a"), "python3")
 
 
 @pytest.mark.parametrize(
@@ -198,24 +198,24 @@ PODS = Allocation("/etc/mpi/hostfile (HYDRA_HOST_FILE)", (BOX,), may_appear=True
 def test_a_way_that_does_not_encrypt_the_key_is_named(
     via: Optional[str], allocation: Optional[Allocation], by: str
 ) -> None:
-    told = Doors(via, SshOptions(), allocation).in_clear()
+    told = Doors(Options(via=via), allocation).in_clear()
     assert bool(told) is bool(by) and all(by in text and "--via ssh" in text for text in told)
 
 
 @pytest.mark.parametrize(
-    ("via", "ssh", "allocation", "host", "kind"),
+    ("options", "allocation", "host", "kind"),
     [
-        (None, SshOptions(), None, "box1", "ssh"), (None, SshOptions(), SLURM, "box1", "srun"),
-        (None, SshOptions(), SLURM, "other", "ssh"), (None, SshOptions(port=2222), SLURM, "box1", "ssh"),
-        ("ssh", SshOptions(), SLURM, "box1", "ssh"),
-        ("docker exec -i {host}", SshOptions(), SLURM, "box1", "docker"),
-        (None, SshOptions(), PODS, "box1", "ssh"),
+        (Options(), None, "box1", "ssh"), (Options(), SLURM, "box1", "srun"),
+        (Options(), SLURM, "other", "ssh"), (Options(ssh_port=2222), SLURM, "box1", "ssh"),
+        (Options(via="ssh"), SLURM, "box1", "ssh"),
+        (Options(via="docker exec -i {host}"), SLURM, "box1", "docker"),
+        (Options(), PODS, "box1", "ssh"),
     ],
 )
 def test_the_way_to_a_host(
-    via: Optional[str], ssh: SshOptions, allocation: Optional[Allocation], host: str, kind: str
+    options: Options, allocation: Optional[Allocation], host: str, kind: str
 ) -> None:
-    doors = Doors(via, ssh, allocation)
+    doors = Doors(options, allocation)
     assert doors.of(HostSpec(host), False).description == kind
     assert doors.of(HostSpec(host), True).description == "this machine, no ssh"
 
@@ -223,12 +223,12 @@ def test_the_way_to_a_host(
 def test_hosts_of_a_cluster_that_starts_are_waited_for() -> None:
     output = "ssh: Could not resolve hostname box1: Name or service not known"
     for may_appear in (False, True):
-        ssh = Ssh(SshOptions(), may_appear)
+        ssh = Ssh(Options(), may_appear)
         failure = ssh.explain_start("box1", ssh.argv(BOX, "/p"), "/p", 255, output)
         assert (failure.retry, failure.may_appear) == (may_appear, may_appear)
         assert "cannot be resolved" in failure.text
     argv = ["ssh", "box1", ""]
-    assert not Ssh(SshOptions(), True).explain_start("box1", argv, "/p", 255, "Permission denied").retry
+    assert not Ssh(Options(), True).explain_start("box1", argv, "/p", 255, "Permission denied").retry
 
 
 def test_the_name_of_a_container_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,9 +236,9 @@ def test_the_name_of_a_container_is_not_looked_up(monkeypatch: pytest.MonkeyPatc
         raise AssertionError("a name was looked up")
 
     monkeypatch.setattr("socket.getaddrinfo", look_up)
-    assert Doors("docker exec -i {host}", SshOptions(), None).find_local([BOX]) == [False]
-    assert Doors(None, SshOptions(), SLURM).find_local([BOX]) == [False]
-    own = Doors(None, SshOptions(), SLURM).find_local([HostSpec("box0"), HostSpec("localhost")])
+    assert Doors(Options(via="docker exec -i {host}"), None).find_local([BOX]) == [False]
+    assert Doors(Options(), SLURM).find_local([BOX]) == [False]
+    own = Doors(Options(), SLURM).find_local([HostSpec("box0"), HostSpec("localhost")])
     assert own == [True, True]
 
 

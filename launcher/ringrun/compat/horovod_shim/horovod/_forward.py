@@ -43,9 +43,7 @@ class Forwarder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
     ) -> Optional[ModuleSpec]:
-        """Return the spec of ringcomm's module for a module name of Horovod; None if another finder is
-        responsible. ModuleNotFoundError lists the existing modules if there is none.
-        """
+        """Return the spec of ringcomm's module for one of Horovod; None leaves it to another finder."""
         top, _, rest = fullname.partition(".")
         if top != "horovod" or rest.split(".")[0] in ("", "_forward", "runner"):
             return None
