@@ -211,7 +211,8 @@ class Settings:
     encrypt: bool = _setting(
         False, "ENCRYPT", parse_flag,
         "Encrypt all TCP connections by TLS 1.3. `ringrun` makes a certificate for this job alone and passes "
-        "it to its processes. Without `ringrun`: require it; the key file must hold a certificate "
+        "it to its processes, also without this if a host has a public address or machines join. Without "
+        "`ringrun`: require it; the key file must hold a certificate "
         "(`python -m ringcomm.newkey --encrypt FILE`). What stays in one host's memory is not encrypted.",
     )  # fmt: skip
     threads: str = _setting(

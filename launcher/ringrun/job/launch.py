@@ -76,13 +76,15 @@ def prepare(
         None if options.ship is None else Path(options.ship),
     )  # fmt: skip
     tree, code_at = _tree(options, environ, parsed, say)
-    encrypts = settings.encrypt or bool(joined)  # they may be in any network, and relayed
+    are_local = [] if plan is None else doors.find_local([host.spec for host in plan.hosts])
+    public = "" if "encrypt" in found.sources else doors.public_host()
+    encrypts = settings.encrypt or bool(joined or public)  # machines that join may be anywhere, and relayed
     job = Job(
         id=secrets.token_hex(8), key=secrets.token_bytes(32), plan=Plan([], []), hosts=[],
         settings=settings, command=parsed, version=__version__,
         output_dir=None if options.output_dir is None else Path(options.output_dir),
         payload=payload, horovod=options.horovod,
-        notes=(*_notes(options, environ, allocation), *(doors.in_clear() if encrypts else [])),
+        notes=(*_notes(options, environ, allocation, public), *(doors.in_clear() if encrypts else [])),
         certificate=make_certificate() if encrypts else "", port=port,
         joining=joined[0][1].takes if joined else None,
         provision=options.provision, tree=tree,
@@ -97,7 +99,6 @@ def prepare(
         specs = () if plan is None else tuple(host.spec for host in plan.hosts)
         return ElasticJob(**vars(job), limits=limits_of(options), specs=specs, maker=maker)
     assert plan is not None
-    are_local = doors.find_local([host.spec for host in plan.hosts])
     _refuse_aliases(plan, are_local)
     if settings.advise and plan.size < 2:
         raise ConfigError("--advise needs at least two ranks. Add -np 2, or more hosts with -H.")
@@ -116,13 +117,18 @@ def _by_host(options: Options, plan: Optional[Plan]) -> Dict[str, Dict[Optional[
     return found
 
 
-def _notes(options: Options, environ: Mapping[str, str], allocation: Optional[Allocation]) -> List[str]:
+def _notes(
+    options: Options, environ: Mapping[str, str], allocation: Optional[Allocation], public: str
+) -> List[str]:  # fmt: skip
     """Return the lines to show before the job starts."""
     notes = [] if options.hosts is None else lists_in(_named(options), os.environ)
     if options.horovod:
         notes += horovod_without_effect(environ)
     if allocation is not None and needs_hosts(options):
         notes.append(allocation.describe())
+    if public:
+        text = f"{public} has a public address, so connections are encrypted (--no-encrypt: they are not)"
+        notes.append(text)
     return [*notes, *not_forwarded(() if "forward" in options.project_names else options.forward, environ)]
 
 

@@ -374,6 +374,7 @@ class Doors:
         given = (options.via, options.ssh_port, options.ssh_identity_file)
         by_srun = allocation is not None and allocation.job and not any(given) and options.ssh == "ssh"
         self._inside = Srun(allocation.job) if allocation is not None and by_srun else None
+        self._addresses: Dict[str, List[Numeric]] = {}  # by the host's name, as far as they are known
 
     def of(self, spec: HostSpec, is_local: bool) -> Reach:
         """Return the way to a host."""
@@ -400,8 +401,13 @@ class Doors:
         """Return whether each host is this machine; see :func:`find_local`."""
         names = [] if self._allocation is None else [self._allocation.here]
         by_name = lambda spec: not isinstance(self._remote(spec), Ssh)  # noqa: E731
-        found = find_local(specs, more_names=names, by_name=by_name)
+        found = find_local(specs, more_names=names, by_name=by_name, answers=self._addresses)
         return [is_local and spec.name not in self._joined for spec, is_local in zip(specs, found)]
+
+    def public_host(self) -> str:
+        """Return a host that :meth:`find_local` has found outside private networks, or ""."""
+        found = self._addresses.items()
+        return next((name for name, known in found if any(item.is_global for item in known)), "")
 
 
 def allocation_of(environ: Mapping[str, str], needed: bool) -> Optional[Allocation]:
@@ -450,19 +456,20 @@ def own_addresses() -> FrozenSet[Numeric]:
 
 
 def find_local(
-    specs: Sequence[HostSpec], more_names: Sequence[str], by_name: Callable[[HostSpec], bool]
-) -> List[bool]:
+    specs: Sequence[HostSpec], more_names: Sequence[str], by_name: Callable[[HostSpec], bool],
+    answers: Dict[str, List[Numeric]],
+) -> List[bool]:  # fmt: skip
     """Return whether each host is this machine. A host with another user before the @ counts as remote,
     because its ranks need a login. `more_names` are further names of this machine; `by_name` tells whether a
-    host's name alone decides, as for containers, whose names are not in the network.
+    host's name alone decides, as for containers, whose names are not in the network. `answers` has the
+    addresses that are known, and gets further ones.
     """
     hostname, user, own = socket.gethostname(), own_user(), own_addresses()
 
     def is_named(spec: HostSpec) -> bool:
         return spec.name in more_names or is_own_name(spec.name, hostname)
 
-    wanted = {spec.name for spec in specs if not is_named(spec) and not by_name(spec)}
-    answers: Dict[str, List[Numeric]] = {}
+    wanted = {spec.name for spec in specs if not is_named(spec) and not by_name(spec)} - set(answers)
     threads = [threading.Thread(target=_look_up, args=(name, answers), daemon=True) for name in wanted]
     for thread in threads:
         thread.start()

@@ -23,6 +23,7 @@ from ringrun.plan.options import Options
 from ringrun.reach import base
 
 ENVIRON = {"PATH": "/nowhere", "TOKEN": "hunter2"}
+FIND_LOCAL = base.find_local
 
 
 def test_a_job() -> None:
@@ -43,6 +44,23 @@ def test_a_job() -> None:
     assert far.env == {"TOKEN": "hunter2", "RINGCOMM_IFACE": "eth0"}
     assert job.slot_of(2) == Slot(1, 1) and job.host_of(2) is far and not job.all_local
     assert len(job.key) == 32
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "is_encrypted"),
+    [("8.8.8.8", {}, True), ("192.168.1.9", {}, False), ("100.64.0.9", {}, False), ("2600::1", {}, True),
+     ("8.8.8.8", {"encrypt": False}, False), ("8.8.8.8", {"min_np": 1}, True)],
+)  # fmt: skip
+def test_a_job_with_a_public_address_is_encrypted(
+    monkeypatch: pytest.MonkeyPatch, host: str, options: Dict[str, Any], is_encrypted: bool
+) -> None:
+    monkeypatch.setattr(base, "find_local", FIND_LOCAL)  # it asks no resolver for numbers
+    settings = from_values({name: options.pop(name) for name in ("encrypt",) if name in options})
+    name = f"[{host}]" if ":" in host else host
+    job = prepare(Options(hosts=f"localhost,{name}", setting_values=settings, **options), ["x.py"], ENVIRON)
+    assert bool(job.certificate) == is_encrypted
+    line = f"{host} has a public address, so connections are encrypted (--no-encrypt: they are not)"
+    assert (line in job.notes) == is_encrypted
 
 
 def test_one_machine_under_two_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -292,7 +292,7 @@ def test_names_are_looked_up_once_and_a_user_needs_a_login(monkeypatch: pytest.M
         HostSpec("far"), HostSpec("unknown"), HostSpec("node0"), HostSpec("pod"), HostSpec("here"),
         HostSpec("odd"),
     ]  # fmt: skip
-    found = find_local(specs, more_names=["node0"], by_name=lambda spec: spec.name == "pod")
+    found = find_local(specs, more_names=["node0"], by_name=lambda spec: spec.name == "pod", answers={})
     assert found == [True, True, True, False, False, False, True, False, True, False]
     assert sorted(asked) == ["alias", "far", "here", "odd", "unknown"]
 
@@ -304,4 +304,4 @@ def test_an_account_without_a_name(monkeypatch: pytest.MonkeyPatch, problem: Exc
 
     monkeypatch.setattr(base.getpass, "getuser", user)
     specs = [HostSpec("localhost"), HostSpec("localhost", "me")]
-    assert find_local(specs, more_names=(), by_name=lambda spec: False) == [True, False]
+    assert find_local(specs, more_names=(), by_name=lambda spec: False, answers={}) == [True, False]
