@@ -85,5 +85,4 @@ def test_when_spark_gives_up_that_is_the_error(context: Any, monkeypatch: pytest
 
 
 def test_tasks_of_a_host_have_successive_ranks() -> None:
-    hosts = ["b", "a", "b", "c", "a"]
-    assert by_host(range(5), hosts.__getitem__) == [0, 2, 1, 4, 3]
+    assert by_host(range(5), "babca".__getitem__) == [0, 2, 1, 4, 3]

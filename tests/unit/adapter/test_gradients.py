@@ -15,7 +15,7 @@ from ringcomm._adapter.gradients import (
     plan_groups,
     variable_name,
 )
-from ringcomm.configuration.settings import FIRST_GRADIENTS_BYTES, GRADIENTS_BYTES
+from ringcomm.configuration.settings import FIRST_GRADIENTS_BYTES
 from ringcomm.errors import ConfigError
 
 
@@ -24,9 +24,8 @@ def sizes(*nbytes: int, kind: str = "float32"):
 
 
 def test_the_first_bucket_is_small_and_none_is_overfull():
-    whole = GRADIENTS_BYTES // FIRST_GRADIENTS_BYTES
-    found = plan_buckets(sizes(*[FIRST_GRADIENTS_BYTES] * (2 * whole + 1)))
-    assert list(map(len, found)) == [1, whole, whole] and sum(found, []) == list(range(2 * whole, -1, -1))
+    found = plan_buckets(sizes(*[FIRST_GRADIENTS_BYTES] * 17))
+    assert found == [[16], list(range(15, 7, -1)), list(range(7, -1, -1))]
 
 
 def test_a_bucket_has_one_kind_and_kinds_may_alternate():
