@@ -76,7 +76,8 @@ class ProcessSet:
 
     def _members(self) -> List[int]:
         """Return the ranks in ascending order; UnknownProcessSetError if the set is not registered."""
-        return list(api.context().engine.sets.members(number_of(self)))
+        number = number_of(self)
+        return list(api.context().engine.sets.members(number))
 
     def __eq__(self, other: Any) -> bool:
         return isinstance(other, ProcessSet) and (

@@ -139,7 +139,6 @@ class StoreEntry:
             "earlier start: does rank 0 of this start run, and with the same store?"
         )
         self.watched = Watched(self._moved, grace_s, hint)
-        self.watched = Watched(self._moved, grace_s, hint)
         self._store = store
         self._title = title
         self._signer = Signer(key, "process groups of torch.distributed") if key else None

@@ -137,8 +137,9 @@ def be_darwin():
     import sysconfig
     import tempfile
 
-    import psutil  # noqa: F401 - its modules are those of the platform
+    import psutil  # its modules are those of the platform
 
+    psutil.net_if_stats = dict  # Linux' reads /proc; nothing is known of any interface
     sysconfig.get_config_vars()  # reads a file that has the platform in its name
     tempfile._O_TMPFILE_WORKS = False  # it may have been imported before this module
     for module, names in NOT_ON_MACOS.items():

@@ -425,6 +425,8 @@ def test_16_forged_answers_only_suggest_a_few_addresses(monkeypatch: pytest.Monk
             Forger.count += 1
             return connection._ANSWER.pack(b"ringjoin!", self.nonce, 7, 80), (f"10.0.{Forger.count}.1", 43117)
 
+    addresses = connection.own_addresses()
+    monkeypatch.setattr(connection, "own_addresses", lambda *_: addresses)
     monkeypatch.setattr(connection.socket, "socket", Forger)
     monkeypatch.setattr(connection.select, "select", lambda socks, *_: (socks, [], []))
     assert len(list(connection.find(7, 5.0))) <= connection.MAX_ADDRESSES + 8
