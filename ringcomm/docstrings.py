@@ -11,9 +11,13 @@ import re
 from types import ModuleType
 from typing import Any, Callable, Dict, List, TypeVar
 
+from .ops import CODEC_KINDS
+
 Documented = TypeVar("Documented", bound=Callable[..., Any])
 
 _PLACEHOLDER = re.compile(r"^([ \t]*)\{(\w+)\}[ \t]*$", re.MULTILINE)
+
+_CODECS = ",\n    ".join(f'``"{item.name}"`` ({item.about})' for item in CODEC_KINDS)
 
 # By placeholder: the lines that replace it (continuation lines of a parameter indented by 4).
 SHARED: Dict[str, str] = {
@@ -46,30 +50,24 @@ weight: with ``Average``, the result is the sum of ``weight * array`` over all r
     ignored, NaN included. Either all ranks pass a weight or none; if all weights are 0 that is an error.""",
     "root_rank": """\
 root_rank: the rank whose data are sent: its rank in the job, also if only a process set takes part.""",
-    "compression": """\
-compression: how float32 and float64 are sent: ``Compression.none`` (the default: unchanged),
-    ``Compression.fp16`` or ``Compression.bf16`` (half the bytes of float32), ``Compression.int8`` (a
-    quarter), ``Compression.int4`` (an eighth), or a name such as ``"int8"``. A single call has no error
-    feedback: what int8 and int4 lose is lost
-    (``DistributedOptimizer`` adds it to the next gradient). Integers, and reductions other than Sum and
-    Average, are never sent as codes. The same on all ranks.""",
-    "gradient_compression": """\
-compression: how gradients are sent: ``Compression.none`` (the default: unchanged), ``Compression.bf16`` or
-    ``Compression.fp16`` (half the bytes of float32), ``Compression.int8`` (a quarter) or ``Compression.int4``
-    (an eighth). The last two apply to matrices, the other gradients are
-    sent as bfloat16; what they lose of a gradient is added to the next one. A name such as ``"int8"`` does
-    as well.""",
+    "compression": f"""\
+compression: how float32 and float64 are sent: {_CODECS},
+    or a member of ``Compression``, like ``Compression.int8``. A single call has no error feedback: what int8
+    and int4 lose is lost (``DistributedOptimizer`` adds it to the next gradient). Integers, and reductions
+    other than Sum and Average, are never sent as codes. The same on all ranks.""",
+    "gradient_compression": f"""\
+compression: how gradients are sent: {_CODECS},
+    or a member of ``Compression``, like ``Compression.int8``. int8 and int4 apply to matrices, the other
+    gradients are sent as bfloat16; what they lose of a gradient is added to the next one.""",
     "message": """tag: distinguishes messages between the same two ranks.
 name: optional; appears in errors, and is the same on both ranks.
 process_set: a set that both ranks belong to; messages of two sets are never taken for each other.""",
     "message_errors": """ConfigError: there is no such rank in the set, or it is this one.
 MismatchError: the other rank passes another shape or element type.""",
-    "codec": """\
-compression: the codec for float32 and float64 on the network: None (the default: unchanged), ``"bf16"`` or
-    ``"fp16"`` (half the bytes of float32), ``"int8"`` (a quarter: blocks of 256 elements with one scale,
-    greatest magnitude / 127) or ``"int4"`` (an eighth). Every element is encoded twice, as a contribution
-    and as a result; sums are float32. Integers, and reductions other than Sum and Average, are never
-    compressed. The same on all ranks.""",
+    "codec": f"""\
+compression: the codec for float32 and float64 on the network: {_CODECS};
+    None is the default. Every element is encoded twice, as a contribution and as a result; sums are float32.
+    Integers, and reductions other than Sum and Average, are never compressed. The same on all ranks.""",
     "urgent": """\
 urgent: start at once instead of waiting up to one engine cycle for other tensors to fuse with. The
     caller waits for the result, so the input need not be copied.""",
@@ -233,7 +231,7 @@ sync_every: number of local steps (batches) between two synchronizations; or one
     step, then the fewest with which exchanges take 10 % of the time, as far as ``max_drift`` permits.
 outer_lr: step size of the outer optimizer; 1 without momentum: the weights are averaged.
 outer_momentum: its Nesterov momentum; 0: none.
-compression: the codec for deltas: None, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"``.
+compression: the codec for deltas: a name such as ``"int8"``, or None.
 process_set: the ranks that take part; by default all.
 fragments: into how many parts of similar size weights are divided, which take turns in each interval.
 overlap: number of local steps during which a reduction runs before its result is taken; what they change

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, Optional, Sequence, Tuple
 import numpy as np
 
 from .errors import Misuse, ShapeError, UnsupportedDtypeError
-from .ops import CODECS, Bitwise, ReduceOp, op_name
+from .ops import CODECS, ENCODED, Bitwise, ReduceOp, op_name
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -91,7 +91,7 @@ def check_weighable(dtype: np.dtype[Any], op: int) -> None:
 def usable_codec(codec: int, dtype: np.dtype[Any], op: int) -> int:
     """Return the codec with which elements are sent: none for integers, and reductions that do not add."""
     wide = dtype.kind == "f" and dtype.itemsize > 2
-    half = dtype.name in HALF_TYPES and CODECS[codec] in ("int8", "int4")
+    half = dtype.name in HALF_TYPES and CODECS[codec] in ENCODED
     return codec if (wide or half) and op in (ReduceOp.SUM, ReduceOp.AVERAGE) else 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from operator import index
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 from .errors import Misuse
 
@@ -65,8 +65,27 @@ def op_name(op: int) -> str:
     return Bitwise(op).name if op >= Bitwise.BAND else ReduceOp(op).name.capitalize()
 
 
-# The names of codecs; their places are their numbers on the wire.
-CODECS: Tuple[str, ...] = ("none", "fp16", "bf16", "int8", "int4")
+class CodecKind(NamedTuple):
+    """What all of ringcomm knows of a codec; :mod:`ringcomm.codec.codecs` encodes and decodes."""
+
+    name: str
+    about: str  # for help texts
+    dtype: str = ""  # to which frameworks can convert instead, as numbers of it can be added
+    has_scales: bool = False  # per block; so it has error feedback, and is for gradients of large matrices
+
+
+# Their places are their numbers on the wire.
+CODEC_KINDS = (
+    CodecKind("none", "unchanged"),
+    CodecKind("fp16", "half the bytes of float32", dtype="float16"),
+    CodecKind("bf16", "half the bytes", dtype="bfloat16"),
+    CodecKind("int8", "a quarter: blocks of 256 elements share a scale", has_scales=True),
+    CodecKind("int4", "an eighth", has_scales=True),
+)
+CODECS: Tuple[str, ...] = tuple(item.name for item in CODEC_KINDS)
+HALVES = {item.name: item.dtype for item in CODEC_KINDS if item.dtype}
+BLOCKWISE = frozenset(item.name for item in CODEC_KINDS if item.has_scales)
+ENCODED = frozenset(CODECS[1:]) - set(HALVES)  # by reductions only: sums of what is sent have no meaning
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM

@@ -15,11 +15,11 @@ import numpy as np
 
 from .. import api
 from ..calls.process_set import ProcessSet, number_of, size_of
-from ..collective.measure import Rates, code_s, measured_rates
+from ..collective.measure import CODECS, Rates, code_s, measured_rates
 from ..configuration.settings import use
 from ..dtypes import Array
 from ..errors import ConfigError
-from ..ops import ReduceOp
+from ..ops import BLOCKWISE, ENCODED, HALVES, ReduceOp
 from ..schedule.cost import CostModel, best_allreduce, grid
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _WIDE = ("float32", "float64")
 
 def wire_dtype(compression: str, dtype: str) -> Optional[str]:
     """Return the dtype in which float32 and float64 are sent; None: their own."""
-    return {"fp16": "float16", "bf16": "bfloat16"}.get(compression) if dtype in _WIDE else None
+    return HALVES.get(compression) if dtype in _WIDE else None
 
 
 def dtype_name(tensor: Any) -> str:
@@ -150,8 +150,9 @@ _NAMED: Dict[str, Any] = {
     kind.kind: kind
     for kind in (NoneCompressor, FP16Compressor, BF16Compressor, Int8Compressor, Int4Compressor)
 }
-
-BLOCKWISE = frozenset(("int8", "int4"))  # codecs with a scale per block and error feedback
+for _codec in ENCODED.difference(_NAMED):
+    _NAMED[_codec] = type(f"{_codec.title()}Compressor", (_GradientCompressor,), {"kind": _codec})
+    setattr(Compression, _codec, _NAMED[_codec])
 
 # Smaller gradients are sent as bfloat16: they have few bytes, and biases and scales of normalization lose
 # most by coarse rounding.
@@ -175,9 +176,10 @@ def compressor_of(compression: Any) -> Any:
 def codec_for(compression: Any, dtype: str, shape: Sequence[int]) -> str:
     """Return the codec of a gradient, or ``"none"`` if the reduction does not encode it."""
     kind = getattr(compression, "kind", "")
-    if kind not in BLOCKWISE or dtype not in _WIDE:
+    if kind not in ENCODED or dtype not in _WIDE:
         return "none"
-    return str(kind) if len(shape) >= 2 and prod(shape) >= MIN_ITEMS else "bf16"
+    is_small = len(shape) < 2 or prod(shape) < MIN_ITEMS
+    return "bf16" if kind in BLOCKWISE and is_small else str(kind)
 
 
 def is_elementwise(compression: Any) -> bool:
@@ -268,7 +270,7 @@ AGAIN = 50  # steps between two checks of the links, after the choice
 FAR_S, FAR_BYTE_S = 0.005, 1 / 6.25e6  # latency, and time of a byte, of links that leave a building
 _MUCH = 0.7  # a step must be this part of what it was for users to be told
 CHANGED = 1.5  # least factor of a change of the links for another choice
-COMPRESSORS = {"none": Compression.none, "bf16": Compression.bf16, "int8": Compression.int8}
+COMPRESSORS = {name: _NAMED[name] for name in ("none", *CODECS)}
 _MAX_CHANGE = 4096.0
 _MAX_ERROR = 2.0  # largest error of the links' calibration; a longer wait is not due to bytes
 

@@ -49,8 +49,8 @@ from ..engine.bucket_runner import FusionBuffer, groups_by_index, side_by_side
 from ..engine.request import Handle
 from ..errors import ConfigError, Misuse, RingcommError, fresh_copy
 from ..job.context import Context
-from ..ops import CODECS, ReduceOp, weight_of
-from .compression import BLOCKWISE, AutoCompression, Residuals, codec_for, is_elementwise, reset_all
+from ..ops import BLOCKWISE, CODECS, HALVES, ReduceOp, weight_of
+from .compression import AutoCompression, Residuals, codec_for, is_elementwise, reset_all
 from .reduction import Reduction
 from .submit import (
     finish_earlier,
@@ -584,7 +584,7 @@ def _codec(how: Reduction, compression: Any, is_gradient: bool, dtype: str, shap
     kind = str(getattr(compression, "kind", "none"))
     if not is_gradient and kind in CODECS:  # the caller has chosen it for these arrays, whatever their shapes
         return kind
-    if kind in ("bf16", "fp16"):  # also if other reductions execute the compression as a conversion
+    if kind in HALVES:  # also if other reductions execute the compression as a conversion
         return kind if dtype in ("float32", "float64") else "none"
     return codec_for(compression, dtype, shape)
 

@@ -37,8 +37,8 @@ from ..dtypes import Array
 from ..engine.request import Handle
 from ..errors import ConfigError
 from ..job.context import Context
-from ..ops import CODECS, ReduceOp, codec_number
-from .compression import BLOCKWISE, MIN_ITEMS
+from ..ops import BLOCKWISE, CODECS, ENCODED, ReduceOp, codec_number
+from .compression import codec_for, compressor_of
 
 AUTO = "auto"
 AUTO_DRIFT = 0.01  # the distance up to which at most a third of a point was lost in docs/slow_links.md
@@ -329,8 +329,9 @@ class LocalSGD(OuterOptimizer):
         """Start one average for each codec, of arrays and residuals by place; return places and handles."""
         groups: Dict[str, List[int]] = {}
         for place, array in arrays.items():
-            large = array.ndim > 1 and array.size >= MIN_ITEMS
-            codec = self._codec if self._codec not in BLOCKWISE or large else "bf16"
+            codec = self._codec
+            if codec in ENCODED:
+                codec = codec_for(compressor_of(codec), "float32", array.shape)
             groups.setdefault(codec, []).append(place)
         found = []
         for codec, places in sorted(groups.items()):

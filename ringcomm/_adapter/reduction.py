@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optiona
 from ..calls.process_set import ProcessSet, global_process_set, included_in, size_of
 from ..collective.options import Options
 from ..errors import ConfigError, NotOfferedError
-from ..ops import ReduceOp, factor_of, op_of
+from ..ops import ENCODED, ReduceOp, factor_of, op_of
 from .compression import NoneCompressor, compressor_of, configured, refuse_local_steps
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def register_layers(layers: Any, register: Callable[[Any], None]) -> None:
 
 def is_coded(compression: Any) -> bool:
     """Return whether the reduction executes the compression itself."""
-    return getattr(compression, "kind", "") in ("int8", "int4", "auto")
+    return getattr(compression, "kind", "") in (*ENCODED, "auto")
 
 
 def of_gradients(

@@ -39,6 +39,7 @@ SEGMENT_ITEMS = 32768
 TINY = 1e-30
 """Below, reciprocals of scales overflow."""
 _INFINITY = 0x7F800000
+_BF16_INFINITY = 0x7F7F8000  # the least magnitude that becomes infinite
 _NAN_HIGH = 0x7FC0
 _HALF_INFINITY = 0x7C00
 _ROUNDER = np.float32(12582912.0)
@@ -96,7 +97,7 @@ class BFloat16(Codec):
             halves[nans] = _NAN_HIGH  # rounding would make an infinity of some of them
         if decoded is not None:
             self.decode(codes, decoded)
-        return largest < _INFINITY
+        return largest < _BF16_INFINITY
 
     def decode(self, codes: Array, values: Array) -> None:
         bits = values.view(np.uint32)

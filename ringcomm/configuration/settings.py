@@ -13,6 +13,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..errors import ConfigError
+from ..ops import CODECS
 from .membership import PREFIX, variables
 
 # ---- how many bytes are reduced together -------------------------------------------------------
@@ -119,7 +120,7 @@ ALGORITHMS = {
     "hierarchical": "hierarchy",
 }  # fmt: skip
 
-COMPRESSIONS = ("none", "fp16", "bf16", "int8", "int4", "auto")
+COMPRESSIONS = (*CODECS, "auto")
 parse_compression = _one_of(COMPRESSIONS, empty=True)
 
 
@@ -155,9 +156,9 @@ class Settings:
     )  # fmt: skip
     compression: str = _setting(
         "", "COMPRESSION", parse_compression,
-        "How gradients are sent where the program names no compression: `bf16`, `fp16`, `int8`, "
-        "`int4`, `auto` (float32, bf16 or int8, as measured steps, links and codecs suggest) or `none`.",
-        "--compress", metavar="bf16|fp16|int8|int4|auto|none",
+        f"How gradients are sent where the program names no compression: `{'`, `'.join(CODECS)}` or `auto` "
+        "(float32, bf16 or int8, as measured steps, links and codecs suggest).",
+        "--compress", metavar="|".join(COMPRESSIONS),
         brief="int8, auto, …",
     )  # fmt: skip
     local_steps: str = _setting(

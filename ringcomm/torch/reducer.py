@@ -19,7 +19,6 @@ import torch
 
 from .. import api
 from .._adapter.compression import (
-    BLOCKWISE,
     AutoCompression,
     NoneCompressor,
     Residuals,
@@ -43,7 +42,7 @@ from ..collective.rows import cumulative
 from ..dtypes import Array
 from ..errors import ConfigError, NotInitializedError, RingcommError
 from ..job.context import Context
-from ..ops import ReduceOp
+from ..ops import BLOCKWISE, CODECS, ReduceOp
 from ..transport.arena import shared_room
 from .mpi_ops import operand_of, reduced, sparse_allreduce_async, synchronize
 
@@ -665,8 +664,7 @@ def _make_bucket(
     codecs = {_codec_of(parameter, compression) for parameter in parameters}
     if len(kinds) == 1 and is_elementwise(compression):
         # A group that the program has chosen may be of several kinds.
-        coarse = sorted(codecs & BLOCKWISE)
-        codec = coarse[0] if coarse else "bf16" if "bf16" in codecs else "none"
+        codec = max(codecs, key=CODECS.index)
         return FlatBucket(parameters, names, reduction, codec if reduction.adds else "none", residuals)
     if is_elementwise(compression) and codecs != {"none"}:
         reduction = reduction._replace(compression=NoneCompressor)

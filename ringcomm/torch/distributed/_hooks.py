@@ -9,13 +9,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..._adapter.compression import BLOCKWISE, Residuals, codec_for, compressor_of, dtype_name
+from ..._adapter.compression import Residuals, codec_for, compressor_of, dtype_name
 from ...balance.batches import Balanced
 from ...codec.codecs import BLOCK_ITEMS
 from ...collective.reduce import NO_WEIGHTS
 from ...collective.rows import cumulative
 from ...errors import ConfigError, Misuse
-from ...ops import codec_number, weight_of
+from ...ops import BLOCKWISE, CODECS, HALVES, codec_number, weight_of
 from ._collectives import Packed
 from ._group import backend_of
 
@@ -46,8 +46,8 @@ def compress_hook(compression: Any = "int8") -> Hook:
         ConfigError: there is no such codec.
     """
     kind = getattr(compressor_of(compression), "kind", "")
-    if kind not in ("fp16", "bf16", "int8", "int4"):
-        raise ConfigError(f"compress_hook({compression!r}): there are 'fp16', 'bf16', 'int8' and 'int4'.")
+    if kind not in CODECS[1:]:
+        raise ConfigError(f"compress_hook({compression!r}): there are {', '.join(map(repr, CODECS[1:]))}.")
     plans = _Plans(kind)
 
     def ringcomm_compress_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -83,7 +83,7 @@ class _Plans:
             found: Dict[str, List[Tuple[int, int, str]]] = {}
             for parameter in parameters:
                 codec = codec_for(self._compressor, dtype_name(parameter), parameter.shape)
-                codec = self._kind if self._kind in ("fp16", "bf16") else codec
+                codec = self._kind if self._kind in HALVES else codec
                 stop = start + parameter.numel() * (2 if parameter.is_complex() else 1)
                 found.setdefault(codec, []).append((start, stop, str(id(parameter))))
                 start = stop

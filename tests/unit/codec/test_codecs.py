@@ -101,6 +101,12 @@ def test_fp16_rounds_as_numpy_does(length):
     assert finite == bool(np.isfinite(model).all())
 
 
+@pytest.mark.parametrize("bits", [0x7F7F7FFF, 0x7F7F8000, 0x7F800000])
+def test_bf16_reports_what_rounds_to_infinity(bits):
+    decoded, finite, _ = coded("bf16", np.array([bits], np.uint32).view(np.float32))
+    assert finite == bool(np.isfinite(decoded[0])) == (bits < 0x7F7F8000)
+
+
 @pytest.mark.parametrize("name", ["fp16", "bf16", "int8", "int4"])
 def test_nothing_is_allocated_per_segment(name):
     import tracemalloc

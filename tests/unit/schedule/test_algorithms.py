@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import random
+from pathlib import Path
 
 import pytest
 
@@ -126,10 +127,7 @@ def test_whatever_the_arguments_of_a_broadcast_each_rank_receives_from_the_same_
             assert served >= {peer for peer in range(rank + 1, size) if peer & (peer - 1) == rank}
 
 
-MODULES = "cost direct hierarchy registry ring select steps tree"
-
-
-@pytest.mark.parametrize("module", MODULES.split())
+@pytest.mark.parametrize("module", sorted(path.stem for path in Path(tree.__file__).parent.glob("[a-z]*.py")))
 def test_examples_in_docstrings(module):
     result = doctest.testmod(importlib.import_module(f"ringcomm.schedule.{module}"))
     assert result.attempted > 0

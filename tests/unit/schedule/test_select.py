@@ -7,6 +7,7 @@ import pytest
 from ringcomm.errors import ConfigError
 from ringcomm.schedule import hierarchy
 from ringcomm.schedule.cost import CostModel
+from ringcomm.schedule.registry import algorithm
 from ringcomm.schedule.select import Selector, rule_for_all_reduce
 from ringcomm.schedule.steps import Recv, Send, even_bounds
 from tests.support.prover.verify import (
@@ -151,7 +152,7 @@ class TestByRule:
     @pytest.mark.parametrize("name", names("allreduce"))
     def test_a_choice_of_the_user_that_would_round_at_every_hop(self, name):
         assert rule_for_all_reduce(4, 10, 4, needs_single_fold=False, override=name) == name
-        expected = name if name in ("one_shot", "direct") else "direct"
+        expected = name if algorithm("allreduce", name).single_fold else "direct"
         assert rule_for_all_reduce(4, 10, 4, needs_single_fold=True, override=name) == expected
 
 
