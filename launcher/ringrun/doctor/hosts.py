@@ -199,6 +199,8 @@ class HostProbe:
         program is longer than the pipe's buffer, so a host that does not read must not block.
         """
         link = self.link
+        if link.descriptor("stdout") < 0:
+            return False
         events = {"stdout": selectors.EVENT_READ, "stderr": selectors.EVENT_READ}
         if link.has_outgoing:
             events["stdin"] = selectors.EVENT_WRITE
