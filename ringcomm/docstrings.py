@@ -52,13 +52,13 @@ weight: with ``Average``, the result is the sum of ``weight * array`` over all r
 root_rank: the rank whose data are sent: its rank in the job, also if only a process set takes part.""",
     "compression": f"""\
 compression: how float32 and float64 are sent: {_CODECS},
-    or a member of ``Compression``, like ``Compression.int8``. A single call has no error feedback: what int8
-    and int4 lose is lost (``DistributedOptimizer`` adds it to the next gradient). Integers, and reductions
-    other than Sum and Average, are never sent as codes. The same on all ranks.""",
+    or a member of ``Compression``; by default ``Compression.none``. A single call has no error feedback:
+    what int8 and int4 lose is lost (``DistributedOptimizer`` adds it to the next gradient). Integers, and
+    reductions other than Sum and Average, are never sent as codes. The same on all ranks.""",
     "gradient_compression": f"""\
 compression: how gradients are sent: {_CODECS},
-    or a member of ``Compression``, like ``Compression.int8``. int8 and int4 apply to matrices, the other
-    gradients are sent as bfloat16; what they lose of a gradient is added to the next one.""",
+    or a member of ``Compression``; by default ``Compression.none``. int8 and int4 apply to matrices, the
+    other gradients are sent as bfloat16; what they lose of a gradient is added to the next one.""",
     "message": """tag: distinguishes messages between the same two ranks.
 name: optional; appears in errors, and is the same on both ranks.
 process_set: a set that both ranks belong to; messages of two sets are never taken for each other.""",

@@ -79,7 +79,7 @@ CODEC_KINDS = (
     CodecKind("none", "unchanged"),
     CodecKind("fp16", "half the bytes of float32", dtype="float16"),
     CodecKind("bf16", "half the bytes", dtype="bfloat16"),
-    CodecKind("int8", "a quarter: blocks of 256 elements share a scale", has_scales=True),
+    CodecKind("int8", "a quarter: 256 elements share a scale, greatest magnitude / 127", has_scales=True),
     CodecKind("int4", "an eighth", has_scales=True),
 )
 CODECS: Tuple[str, ...] = tuple(item.name for item in CODEC_KINDS)

@@ -395,7 +395,7 @@ class AutoCompression:
     kind = "auto"
 
     def __init__(self, process_set: ProcessSet, advises: bool = False) -> None:
-        self._advises = advises
+        self.advises = advises
         self.chosen: Any = Compression.none
         self.choice: Optional[Choice] = None  # the prediction, once it is chosen
         self._process_set = process_set
@@ -419,6 +419,8 @@ class AutoCompression:
 
     def submitting(self, nbytes: float) -> None:
         """Record that a reduction of ``nbytes`` of float32 is about to start."""
+        if self.advises and self.choice is not None:
+            return
         now_s = time.perf_counter()
         if not self._first_s:
             self._first_s = now_s
@@ -427,7 +429,7 @@ class AutoCompression:
 
     def finished(self, nbytes: int, waited_from_s: float) -> bool:
         """Take the end of a step's reductions of ``nbytes`` of float32; return whether the choice changes."""
-        if self._advises and self.choice is not None:
+        if self.advises and self.choice is not None:
             return False
         now_s = time.perf_counter()
         if self._last_end_s:  # also a step in which this rank reduced nothing: all ranks count the same steps
@@ -448,7 +450,7 @@ class AutoCompression:
         self._other_s = max(0.0, step.wait_s - exposed_s("none", nbytes, step, self._links))
         step = step._replace(wait_s=step.wait_s - self._other_s)
         choice = self.choice = choose(nbytes, step, self._links, self._rates)
-        if self._advises:
+        if self.advises:
             self._advise(step, choice)
             return False
         self.chosen = COMPRESSORS[choice.name]
@@ -457,7 +459,7 @@ class AutoCompression:
         return choice.name != "none"
 
     def _advise(self, step: StepTime, choice: Choice) -> None:
-        if api.rank() == 0 and choice.steps_s[choice.name] < _MUCH * choice.steps_s["none"]:
+        if choice.steps_s[choice.name] < _MUCH * choice.steps_s["none"]:
             text = (
                 f"the links between hosts are slow: ranks wait for {step.wait_s:.2g} s in each step. With "
                 f"--compress auto they would choose {choice.describe()}. With --local-steps auto they would "
@@ -505,7 +507,11 @@ class AutoCompression:
         return StepTime(numbers[0], -numbers[1], -numbers[2], tuple(together)), nbytes
 
     def _maximum(self, numbers: Sequence[float], name: str) -> List[float]:
-        """Return the largest of each number over the ranks, which must give equally many."""
+        """Return the largest of each number over the ranks, which must give equally many. Advice is by the
+        numbers of rank 0 alone: others need not come here in the same step, nor at all.
+        """
+        if self.advises:
+            return list(map(float, numbers))
         array = np.array(numbers, np.float64)
         api.context().engine.allreduce(
             [array], ReduceOp.MAX, name, process_set=number_of(self._process_set), urgent=True
@@ -519,7 +525,7 @@ def adviser(compression: Any, process_set: ProcessSet) -> Optional[AutoCompressi
     if compression is not Compression.none or api.placed().settings.compression:
         return None
     is_far = links.latency_s > FAR_S or links.byte_s > FAR_BYTE_S
-    return AutoCompression(process_set, advises=True) if is_far else None
+    return AutoCompression(process_set, advises=True) if is_far and api.rank() == 0 else None
 
 
 def configured(compression: Any, process_set: ProcessSet) -> Any:

@@ -35,14 +35,14 @@ def finish_earlier(kind: str, name: Optional[str], process_set: Optional[Process
 
 def run_all(steps: Sequence[Callable[[], Any]]) -> List[Any]:
     """Call every function, each of which waits for an operation, also when one has failed: none may still
-    write to a tensor when the first RingcommError reaches the program; any other exception passes at once.
+    write to a tensor when the first error reaches the program.
     """
     results: List[Any] = []
-    problem: Optional[RingcommError] = None
+    problem: Optional[Exception] = None
     for step in steps:
         try:
             results.append(step())
-        except RingcommError as error:
+        except Exception as error:  # noqa: BLE001 - raised below
             problem = problem or error
     if problem is not None:
         raise problem

@@ -220,9 +220,6 @@ class BucketRunner:
     ) -> List[Any]:
         """Run one bucket; what each member's handle is to give, in order. ``traced``: for the observer."""
         first = bucket[0][0]
-        if observer is not None:
-            observer.started(traced)
-            self._note = partial(observer.activity, traced)
         runner = self._runner(first.process_set)
         runner.may_poll = self.may_poll
         runner.purpose = lambda: bucket_text(bucket)
@@ -233,6 +230,9 @@ class BucketRunner:
                 pairs = zip(request.arrays, request.mirrors)
                 self._mirrors.update((id(array), mirror) for array, mirror in pairs if mirror is not None)
         try:
+            if observer is not None:
+                observer.started(traced)
+                self._note = partial(observer.activity, traced)
             if self._mirrors and first.kind not in _STORING:
                 fetch_all([array for work in bucket for array in arrays_of(work)], self._mirrors, runner)
             results: List[Any] = _DO[Collective(first.kind)](self, runner, bucket)

@@ -330,7 +330,7 @@ class _Alone(OwnTrace):
     def __init__(self, buckets: BucketRunner) -> None:
         super().__init__()
         self._buckets = buckets
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may submit an operation within one
         self._unnamed: Counter[int] = Counter()
 
     def submit(self, request: Request, urgent: bool) -> Handle:

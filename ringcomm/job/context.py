@@ -252,7 +252,7 @@ class Context(Collectives):
         return resume
 
     def take_changes(self) -> int:
-        """Return what is to happen since the last call: 1 (processes leave), 2 (processes join) or 3."""
+        """Return the changes since the last call: 0 (none), 1 (processes leave), 2 (processes join) or 3."""
         return 0 if self._joined is None else self._joined.control.take_changes()
 
     @property

@@ -467,7 +467,8 @@ def best_allreduce(
 def _ring(sent: float, model: CostModel, ranks: Sequence[int]) -> _Load:
     size = sum(ranks)
     each = 2 * (size - 1) / size * sent
-    return _Load((each,) * len(ranks), 2 * each, each / 2, 2 * (size - 1), 4 * (size - 1))
+    wires = (each,) * len(ranks) if len(ranks) > 1 else (0.0,)
+    return _Load(wires, 2 * each, each / 2, 2 * (size - 1), 4 * (size - 1))
 
 
 def _hierarchical(sent: float, model: CostModel, ranks: Sequence[int]) -> _Load:

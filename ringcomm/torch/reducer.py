@@ -220,8 +220,10 @@ class GradientReducer:
     def _read_context(self) -> None:
         self._context = api.context()
         self._is_included = included_in(self.reduction.process_set)
-        if self._auto is None and self._is_included:
+        if self._is_included and (self._auto is None or self._auto.advises):
             self._auto = adviser(self.reduction.compression, self.reduction.process_set)
+        if self._auto is not None:
+            self._auto.current()  # from this view on it counts steps
 
     def _is_active(self) -> bool:
         """Return whether there are other ranks to reduce with, in the current job, or steps to be counted."""

@@ -10,7 +10,7 @@ import pytest
 from tests.proc.test_ringrun_support import SOURCES, Launched, ringrun
 
 FOLDER = Path(__file__).parent / "absent"
-SYSTEM = ("ioctl", "abstract_names", "/proc", "/sys", "/dev/shm")
+SYSTEM = ("net_if_stats", "net_if_addrs", "ioctl", "abstract_names", "/proc", "/sys", "/dev/shm")
 CALLS = (
     "memfd_create", "posix_fallocate", "sched_getaffinity", "sched_setaffinity", "TCP_INFO", "TCP_CONGESTION",
     "SO_PEERCRED", "process_vm_readv", "prctl", "madvise", "epoll", "TCP_KEEPIDLE", "TCP_KEEPINTVL",

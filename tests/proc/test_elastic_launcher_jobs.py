@@ -72,6 +72,20 @@ def test_a_killed_rank_is_replaced_and_the_others_go_on_in_their_processes(tmp_p
     assert endings(done.out) == 3
 
 
+def test_ranks_choose_the_compression_again_when_one_joins(tmp_path: Path) -> None:
+    """The new one has made fewer steps than those that were there."""
+    pytest.importorskip("torch")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:2\n")
+    options = ["--min-np", "2", "--host-discovery-script", f"cat {hosts}", "--compress", "auto"]
+    program = str(ROOT / "tests" / "proc" / "programs" / "elastic_auto.py")
+    done = ringrun(*options, program, env={"HOSTS": str(hosts), "OMP_NUM_THREADS": "1"})
+    assert done.process.returncode == 0, done.err
+    assert done.err.count("compression=auto chooses") == 2, done.err
+    weights = re.findall(r"weights \S+", done.out)
+    assert len(weights) == 3 and len(set(weights)) == 1, done.out
+
+
 @pytest.mark.full
 def test_hosts_of_the_script_come_and_go(tmp_path: Path) -> None:
     go_on = tmp_path / "go_on"  # without this file the job ends

@@ -231,6 +231,7 @@ class JobFolder:
     def __init__(self, job: str, files: Sequence[Sequence[Any]], environ: Mapping[str, str]) -> None:
         self.job, self.files, self.environ = job, files, environ
         self.path: Optional[str] = None
+        self._sent: Dict[str, bytes] = {}  # all contents so far: another place may have to take them
         self._lock = -1
 
     def prepare(self, archive: bytes) -> Dict[str, Any]:
@@ -241,19 +242,22 @@ class JobFolder:
             sent = unzipped(archive) if archive else {}
             if any(hashlib.sha256(content).hexdigest()[:32] != name for name, content in sent.items()):
                 raise ValueError("a content is not what the launcher announced")
-            lacking = in_first_place(self.environ, lambda place, folder: self._make(place, folder, sent))
+            self._sent.update(sent)
+            lacking = in_first_place(self.environ, self._make)
         except (OSError, ValueError) as problem:
             return {"problem": "package", "path": "--ship", "why": str(problem)}
         return {"files": lacking} if lacking else {}
 
-    def _make(self, place: str, folder: int, sent: Mapping[str, bytes]) -> List[str]:
+    def _make(self, place: str, folder: int) -> List[str]:
         """Keep the contents that were sent, and make the directory; return the digests of those that lack."""
         with folders.inner_folder(folder, "files") as cache:
-            for digest, content in sent.items():
+            for digest, content in self._sent.items():
                 files.write_file(cache, digest, content)
             wanted = sorted({str(digest) for _, digest, _ in self.files if digest})
             contents = {digest: _found(cache, digest) for digest in wanted}
             lacking = [digest for digest, content in contents.items() if content is None]
+            if self._sent.keys() & set(lacking):
+                raise OSError(f"{place}: a file that was written there cannot be read back")
             if lacking:
                 return lacking
             with folders.inner_folder(folder, "jobs") as jobs:

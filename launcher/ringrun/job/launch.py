@@ -76,8 +76,10 @@ def prepare(
         None if options.ship is None else Path(options.ship),
     )  # fmt: skip
     tree, code_at = _tree(options, environ, parsed, say)
-    are_local = [] if plan is None else doors.find_local([host.spec for host in plan.hosts])
-    public = "" if "encrypt" in found.sources else doors.public_host()
+    specs = [] if plan is None else [host.spec for host in plan.hosts]
+    are_local = doors.find_local(specs)
+    remote = (spec.name for spec, is_local in zip(specs, are_local) if not is_local)
+    public = "" if "encrypt" in found.sources else doors.public_host(remote)
     encrypts = settings.encrypt or bool(joined or public)  # machines that join may be anywhere, and relayed
     job = Job(
         id=secrets.token_hex(8), key=secrets.token_bytes(32), plan=Plan([], []), hosts=[],
@@ -96,8 +98,7 @@ def prepare(
         setting_rows=tuple(rows_of(found)), grace_s=options.grace_s,
     )  # fmt: skip
     if options.is_elastic:
-        specs = () if plan is None else tuple(host.spec for host in plan.hosts)
-        return ElasticJob(**vars(job), limits=limits_of(options), specs=specs, maker=maker)
+        return ElasticJob(**vars(job), limits=limits_of(options), specs=tuple(specs), maker=maker)
     assert plan is not None
     _refuse_aliases(plan, are_local)
     if settings.advise and plan.size < 2:
@@ -307,8 +308,10 @@ class HostMaker:
         if gets_code and self.shipped is not None:
             command = in_tree(command, self.shipped, Path(working_directory(self.environ)))
         # Links are not resolved: they make virtual environments.
-        is_own = is_local and os.path.abspath(python) == os.path.abspath(sys.executable)  # noqa: PTH100
-        package = own_package().digest if self.ship_self and not is_own else ""
+        package = ""
+        if self.ship_self:
+            is_own = is_local and os.path.abspath(python) == os.path.abspath(sys.executable)  # noqa: PTH100
+            package = "" if is_own else own_package().digest
         # A host may lack the interpreter that runs ringrun.
         other = () if is_local or chosen else tuple(reach.argv(spec, "python3"))
         return HostJob(

@@ -13,7 +13,7 @@ import shlex
 import socket
 import threading
 from pathlib import Path
-from typing import Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from ringcomm.configuration.membership import Numeric, numeric
 from ringcomm.errors import ConfigError
@@ -371,8 +371,8 @@ class Doors:
         self._here, self._joined, self._allocation = ThisMachine(), joined or {}, allocation
         self._ssh = Ssh(options, may_appear=allocation is not None and allocation.may_appear)
         self._via = Via(options.via) if options.via is not None and options.via != "ssh" else None
-        given = (options.via, options.ssh_port, options.ssh_identity_file)
-        by_srun = allocation is not None and allocation.job and not any(given) and options.ssh == "ssh"
+        given = {options.via, options.ssh_port, options.ssh_identity_file} - {None}
+        by_srun = allocation is not None and allocation.job and not given and options.ssh == "ssh"
         self._inside = Srun(allocation.job) if allocation is not None and by_srun else None
         self._addresses: Dict[str, List[Numeric]] = {}  # by the host's name, as far as they are known
 
@@ -404,10 +404,10 @@ class Doors:
         found = find_local(specs, more_names=names, by_name=by_name, answers=self._addresses)
         return [is_local and spec.name not in self._joined for spec, is_local in zip(specs, found)]
 
-    def public_host(self) -> str:
-        """Return a host that :meth:`find_local` has found outside private networks, or ""."""
-        found = self._addresses.items()
-        return next((name for name, known in found if any(item.is_global for item in known)), "")
+    def public_host(self, names: Iterable[str]) -> str:
+        """Return the first that :meth:`find_local` has found outside private networks, or ""."""
+        known = dict(self._addresses)  # a late answer of a resolver may still be added
+        return next((name for name in names if any(item.is_global for item in known.get(name, ()))), "")
 
 
 def allocation_of(environ: Mapping[str, str], needed: bool) -> Optional[Allocation]:

@@ -134,15 +134,19 @@ class StoreEntry:
     """
 
     def __init__(self, store: Any, title: str, key: bytes, grace_s: float) -> None:
-        hint = (
+        self._grace_s = grace_s
+        self._hint = (
             f" The address is that of the entry {_ENTRY} in PyTorch's store, which may be left from an "
             "earlier start: does rank 0 of this start run, and with the same store?"
         )
-        self.watched = Watched(self._moved, grace_s, hint)
         self._store = store
         self._title = title
         self._signer = Signer(key, "process groups of torch.distributed") if key else None
         self._current = b""
+
+    @property
+    def watched(self) -> Watched:  # made here: kept, it would keep this object, and the store's port, alive
+        return Watched(self._moved, self._grace_s, self._hint)
 
     def write(self, text: str, settings: Settings) -> None:
         signature = "" if self._signer is None else self._signer.sign(text.encode(), self._title).hex()

@@ -43,6 +43,7 @@ import socket  # noqa: E402 - it imports modules that look for these calls
 
 FOLDERS = ("/proc", "/sys", "/dev/shm")
 OS = ("memfd_create", "posix_fallocate", "sched_getaffinity", "sched_setaffinity", "O_PATH")
+PSUTIL = ("net_if_stats", "net_if_addrs")
 OPTIONS = ("TCP_INFO", "TCP_CONGESTION", "SO_PEERCRED", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
 LIBRARY = ("process_vm_readv", "madvise", "prctl")
 
@@ -137,9 +138,8 @@ def be_darwin():
     import sysconfig
     import tempfile
 
-    import psutil  # its modules are those of the platform
+    import psutil  # noqa: F401 - its modules are those of the platform
 
-    psutil.net_if_stats = dict  # Linux' reads /proc; nothing is known of any interface
     sysconfig.get_config_vars()  # reads a file that has the platform in its name
     tempfile._O_TMPFILE_WORKS = False  # it may have been imported before this module
     for module, names in NOT_ON_MACOS.items():
@@ -161,6 +161,10 @@ def main():
             hide_folder(name)
         elif name in OS:
             take(os, name, refused)
+        elif name in PSUTIL:
+            import psutil
+
+            setattr(psutil, name, refuse)
         elif name in OPTIONS:
             if refused:
                 refuse_option(getattr(socket, name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import os
@@ -157,6 +158,33 @@ def test_a_changed_content_is_sent_again(tree: SourceTree, environ: Dict[str, st
         file.write_text("tampered")
     folder, sent = place("two", tree, environ)
     assert len(sent) == 2 and (Path(str(folder.path)) / "train.py").read_text() == "print(1)"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks into /proc")
+def test_a_full_directory_is_left_for_the_next_one(
+    tree: SourceTree, environ: Dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place("one", tree, environ)
+    write = shipped.files.write_file
+
+    def full(folder: int, name: str, content: bytes, *mode: int) -> None:
+        where = os.readlink(f"/proc/self/fd/{folder}")  # noqa: PTH115
+        if len(content) > 1000 and where.startswith(environ["XDG_CACHE_HOME"]):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(folder, name, content, *mode)
+
+    monkeypatch.setattr(shipped.files, "write_file", full)
+    (tree.root / "large").write_text("x" * 1001)
+    changed = SourceTree(tree.root)
+    folder = JobFolder("two", changed.announced(), environ)
+    asked = []
+    archive = b""
+    while lacking := folder.prepare(archive).get("files", []):
+        asked.append(len(lacking))
+        archive = Package("files", changed.contents(lacking)).archive
+    assert asked == [1, 2]  # of a host the launcher takes two requests
+    assert str(folder.path).startswith(environ["TMPDIR"])
+    assert (Path(str(folder.path)) / "train.py").read_text() == "print(1)"
 
 
 def test_the_directories_of_the_last_jobs_are_kept(tree: SourceTree, environ: Dict[str, str]) -> None:

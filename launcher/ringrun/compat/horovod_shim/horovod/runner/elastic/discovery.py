@@ -25,15 +25,18 @@ class HostDiscoveryScript(HostDiscovery):
 
     def find_available_hosts_and_slots(self) -> Dict[str, int]:
         """Return the hosts that the script prints, in its order; RuntimeError if it fails."""
+        output = self._execute_discovery_script()
         try:
-            output = self._execute_discovery_script()
             return {spec.target: spec.slots or 1 for spec in parse_discovered(output, self._slots)}
         except ConfigError as problem:
             raise RuntimeError(f"Failed to execute discovery script: {problem}") from None
 
     def _execute_discovery_script(self) -> str:
         """Return the script's output. Subclasses of Horovod's class replace it, so it has Horovod's name."""
-        return run_script(self._script, SCRIPT_LIMIT_S, threading.Event())
+        try:
+            return run_script(self._script, SCRIPT_LIMIT_S, threading.Event())
+        except ConfigError as problem:
+            raise RuntimeError(f"Failed to execute discovery script: {problem}") from None
 
 
 class FixedHosts(HostDiscovery):
