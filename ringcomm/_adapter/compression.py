@@ -404,17 +404,20 @@ class AutoCompression:
         self._last_end_s = 0.0
         self._arrivals: List[Tuple[float, float]] = []
         self._context: Any = None
+        self._joins = 0
         self._links = Links(1, 1, 0.0, 0.0)
         self._rates: Dict[str, Rates] = {}
         self._other_s = 0.0  # of a step's wait what does not depend on the bytes
 
     def current(self) -> Any:
-        """Return the compressor in use; none in a new view of the job until all ranks have chosen again."""
+        """Return the compressor in use; none until all ranks have chosen again, in a new view of the job and
+        after join(), before which ranks have made different numbers of steps.
+        """
         context = api.context()
-        if context is not self._context:
+        if context is not self._context or context.engine.joins != self._joins:
             if self._context is not None:
                 self.restart()
-            self._context = context
+            self._context, self._joins = context, context.engine.joins
         return self.chosen
 
     def submitting(self, nbytes: float) -> None:

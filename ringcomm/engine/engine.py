@@ -86,8 +86,14 @@ class Engine:
                 self.history,
             )  # fmt: skip
         thread = self._thread
-        self.join, self.pending, self.finish_earlier = thread.join, thread.pending, thread.finish_earlier
+        self.joins = 0  # calls of :meth:`join`: equally many on all ranks when one has ended
+        self.pending, self.finish_earlier = thread.pending, thread.finish_earlier
         self.observe, self.settle = thread.observe, thread.settle
+
+    def join(self) -> Handle:
+        """Return a handle that gives the number of the last rank to join."""
+        self.joins += 1
+        return self._thread.join()
 
     def _make_coordinator(
         self, settings: Settings, hosts: Sequence[str], selector: Optional[Selector]

@@ -234,7 +234,7 @@ class GradientReducer:
                 self._sparse.clear()
                 self._unseen.clear()
                 self._forget_buckets()
-                self._take_choice()
+        self._take_choice()
         return self._is_included and (self._context.size > 1 or self.reduction.weight is not None)
 
     def begin(self) -> bool:

@@ -115,6 +115,21 @@ def check_residuals_are_saved_loaded_and_dropped() -> None:
     assert np.array_equal(optimizer.residual_state_dict()["w"], 2 * saved["w"])
 
 
+def check_ranks_choose_after_uneven_steps() -> None:
+    """Each epoch ends with join(), before which ranks make different numbers of steps."""
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression="auto")
+    for _ in range(3):
+        for step in range(4 + hvd.rank()):
+            inputs, targets = data(step, hvd.rank())
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+        hvd.broadcast_parameters(model.state_dict(), hvd.join())
+    same_everywhere(parameters_of(model))
+
+
 def check_the_choice_is_made_for_all_ranks() -> None:
     """On fast links nothing is gained; where sending takes long, all ranks change over in the same step."""
     from unittest import mock
