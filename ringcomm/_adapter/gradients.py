@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from typing import Any, Callable, Dict, Hashable, Iterable, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Hashable, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -150,8 +150,9 @@ _DIFFERENT = (
     "gradients does not make them so. Broadcast the weights before the first step (broadcast_parameters, "
     "broadcast_variables or the callback for it), or load the same checkpoint on all ranks."
 )
-# By job and label; ranks that have joined an elastic job begin to count, as all others do again.
-_reductions: WeakKeyDictionary[Context, Dict[str, int]] = WeakKeyDictionary()
+# By job and label, the calls of join() so far, and the reductions since. All ranks begin to count again in a
+# new view of an elastic job, and after join(), before which they have made different numbers of steps.
+_reductions: WeakKeyDictionary[Context, Dict[str, Tuple[int, int]]] = WeakKeyDictionary()
 
 
 def check_start(process_set: ProcessSet, label: str, weights: Callable[[], Iterable[Array]]) -> None:
@@ -161,7 +162,9 @@ def check_start(process_set: ProcessSet, label: str, weights: Callable[[], Itera
     """
     context = api.context()
     counts = _reductions.setdefault(context, {})
-    counts[label] = count = counts.get(label, 0) + 1
+    joins, count = counts.get(label, (0, 0))
+    count = count + 1 if joins == context.engine.joins else 1
+    counts[label] = context.engine.joins, count
     if count == _AFTER and context.size > 1 and included_in(process_set):
         _compare(context, number_of(process_set), label, weights())
 
@@ -173,11 +176,13 @@ def _compare(context: Context, process_set: int, label: str, weights: Iterable[A
         part = values.reshape(-1)[: min(_PER_WEIGHT, _ITEMS - filled)]
         own[filled : filled + part.size] = part
         filled += part.size
-    both = np.concatenate([own, -own])
+    both = np.concatenate([own, -own, [np.float32(-1)]])  # the last becomes 0 if a rank has joined
     context.engine.allreduce(
         [both], ReduceOp.MAX, f"ringcomm.weights.{label}", process_set=process_set, urgent=True
     ).wait()
-    highest, lowest = both[:_ITEMS].astype(np.float64), -both[_ITEMS:].astype(np.float64)
+    if not both[-1]:
+        return
+    highest, lowest = both[:_ITEMS].astype(np.float64), -both[_ITEMS:-1].astype(np.float64)
     apart, scale = np.abs(highest - lowest).sum(), np.abs(highest).sum() + np.abs(lowest).sum()
     if apart > 0.01 * scale and context.rank == min(context.engine.sets.members(process_set)):
         context.announce("different weights", _DIFFERENT)

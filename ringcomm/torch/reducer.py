@@ -95,6 +95,7 @@ class GradientReducer:
         self._sparse: Dict[int, int] = {}  # by parameter: sparse dimensions of its gradients
         self._unseen: List[int] = []  # parameters of which no rank has had a gradient yet
         self._context: Any = None
+        self._joins = 0
         self._is_included = False
         self.hooks: List[Any] = []  # none if a later reducer has the parameters
         if isinstance(api.placed(), Context):  # otherwise this process joins its job later
@@ -219,6 +220,7 @@ class GradientReducer:
 
     def _read_context(self) -> None:
         self._context = api.context()
+        self._joins = self._context.engine.joins
         self._is_included = included_in(self.reduction.process_set)
         if self._is_included and (self._auto is None or self._auto.advises):
             self._auto = adviser(self.reduction.compression, self.reduction.process_set)
@@ -227,10 +229,11 @@ class GradientReducer:
 
     def _is_active(self) -> bool:
         """Return whether there are other ranks to reduce with, in the current job, or steps to be counted."""
-        if api.context() is not self._context:
+        context = api.context()
+        if context is not self._context or context.engine.joins != self._joins:
             is_first = self._context is None
             self._read_context()
-            if not is_first:  # ranks that have joined the job know no layouts
+            if not is_first:  # ranks that are new, or had no data before join(), know no layouts
                 self._sparse.clear()
                 self._unseen.clear()
                 self._forget_buckets()
