@@ -462,11 +462,12 @@ class AutoCompression:
         return choice.name != "none"
 
     def _advise(self, step: StepTime, choice: Choice) -> None:
-        if choice.steps_s[choice.name] < _MUCH * choice.steps_s["none"]:
+        least_s = step.period_s - step.wait_s
+        if min(least_s, choice.steps_s[choice.name]) < _MUCH * choice.steps_s["none"]:
             text = (
                 f"the links between hosts are slow: ranks wait for {step.wait_s:.2g} s in each step. With "
                 f"--compress auto they would choose {choice.describe()}. With --local-steps auto they would "
-                f"exchange less often: down to {step.period_s - step.wait_s:.2g} s per step. Both change "
+                f"exchange less often: down to {least_s:.2g} s per step. Both change "
                 "results a little (docs/slow_links.md); --compress none ends this advice."
             )
             api.context().announce("slow links", text)
