@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any, Dict, List
@@ -43,7 +44,8 @@ def run_script(name: str, tmp_path: Path) -> List[Dict[str, Any]]:
     wait_for_size(job, log, 3)
     log.with_name("log.stop").touch()
     assert job.finish(LIMIT_S) == 0, job.err
-    assert "rank 0 (localhost) lost: exit code 1; going on with 2 ranks" in job.err, job.err
+    # On a busy machine the slot on localhost may be filled again before the others go on: with 3 ranks, once.
+    assert re.search(r"rank \d \(localhost\) lost: exit code 1; going on with 2 ranks", job.err), job.err
     assert "127.0.0.2 joined: 3 ranks" in job.err, job.err
     assert job.out.count("ends with 3 ranks") == 3, job.out
     found = lines_of(log)

@@ -266,7 +266,7 @@ def homes(lab: Lab, tmp_path: Path) -> Iterator[Callable[..., Homes]]:
 @pytest.mark.release
 def test_pytorch_trains_over_slow_links_while_a_machine_sleeps(homes: Callable[..., Homes]) -> None:
     """For less than --dead-after: by all its processes, then by its cable."""
-    made = homes("--dead-after", "30")
+    made = homes("--dead-after", "30", "-x", "STEPS=9")
     assert len(made.job.values(rf"<-> .* relayed over {os.uname().nodename}$")) == 3, made.job.output
     made.signal("jetson1", signal.SIGSTOP)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -279,7 +279,7 @@ def test_pytorch_trains_over_slow_links_while_a_machine_sleeps(homes: Callable[.
     system.ip_batch(inside, ["link set eth0 up", "route add default via 192.168.178.1"])
     made.finish()
     assert "lost" not in made.job.output
-    assert made.job.values(r"With --compress auto they would choose (\w+): step")
+    assert made.job.values(r"With --compress auto they would choose (\w+): step"), made.job.output
 
 
 @pytest.mark.timeout(240)
