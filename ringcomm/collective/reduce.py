@@ -90,7 +90,8 @@ class Kernel:
 
     def prepare(self, contribution: Array) -> None:
         """Apply the prescale factor, in place."""
-        multiply(contribution, self.prescale)
+        if self.prescale != 1.0:
+            multiply(contribution, self.prescale)
 
     def fold(
         self,

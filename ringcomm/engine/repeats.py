@@ -61,6 +61,7 @@ class RepeatedSet:
         dtype = dtype_named(first.dtypes[0])
         self.number, self.signatures = number, tuple(signatures)
         self.fold = kernel(ReduceOp(first.op), dtype, size, first.prescale, first.postscale)
+        self.warns = self.fold.warns
         self.nbytes = sum(item.nbytes for item in signatures)
         self.total = OperationTotal()
 
@@ -81,7 +82,9 @@ class Repeat:
         self.what = chosen.number, count & (_LAST_NUMBER - 1)
         # A copy: the arrays stay as they are until the end.
         self.elements: Array = arrays[0].copy() if len(arrays) == 1 else np.concatenate(arrays)
-        chosen.fold.prepare(self.elements)
+        if chosen.fold.prescale != 1.0:
+            with np.errstate(all="ignore"):
+                chosen.fold.prepare(self.elements)
         self.message: Message = {
             "type": "repeat", "epoch": at[0], "number": at[1], "set": self.what[0], "count": self.what[1],
             "bytes": self.elements.nbytes,
@@ -102,7 +105,7 @@ class Repeat:
         for peer in sorted(self.arrived):
             operands.append(np.frombuffer(self.arrived[peer], self.elements.dtype))
         operands.insert(rank, self.elements)
-        with np.errstate(all="ignore") if fold.warns else nullcontext():
+        with np.errstate(all="ignore") if self.set.warns else nullcontext():
             fold.fold(self.elements, operands, final=True)
         start = 0
         for request in self.requests:
