@@ -77,6 +77,10 @@ class TestIntegers:
         for dtype in (np.int8, np.int16, np.int32, np.int64):
             assert total(values, Average, dtype) == expected
 
+    @pytest.mark.parametrize("ranks", range(2, 65))
+    def test_the_average_of_equal_integers_is_that_integer(self, ranks):
+        assert total([1] * ranks, Average, np.int32) == 1  # 49 * (1 / 49) is less than 1
+
     def test_sums_without_scale_wrap_as_in_numpy(self):
         assert total([100, 100], Sum, np.int8) == -56
         assert total([200, 100], Sum, np.uint8) == 44

@@ -368,6 +368,17 @@ def test_interrupted_while_it_waits(attempts: Callable[..., Attempts]) -> None:
     assert (outcome.reason, outcome.exit_code, outcome.report) == ("interrupt", 130, "")
 
 
+def test_a_job_that_its_user_ends_is_not_restarted(attempts: Callable[..., Attempts]) -> None:
+    screen: Any = Screen()
+
+    def run(job: Job) -> Outcome:
+        made.interrupt(2)  # one rank fails because of it, before it is counted as interrupted
+        return failure(3)
+
+    made = attempts(screen, 3, run)
+    assert made.run().exit_code == 3 and screen.text == ""
+
+
 def test_an_attempt_is_a_job_of_its_own() -> None:
     job = prepare(Options(np=2, output_dir="logs"), ["true"])
     first, second = attempt_of(job, 0, 1), attempt_of(job, 1, 1)
