@@ -376,6 +376,7 @@ run_stages() { # STAGE...: one after the other
     [ ! -e "$results/failed" ] || exit 1
 }
 
+stage="interrupted" # unless one fails
 if [ ${#only[@]} -gt 0 ]; then
     beside=2 # workers of lane 2, which shares the machine with lane 1 otherwise
     run_stages "${only[@]}"

@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import api
 from ..calls.process_set import ProcessSet, number_of, size_of
-from ..collective.measure import CODECS, Rates, code_s, measured_rates
+from ..collective.measure import CHOSEN_CODECS, Rates, code_s, measured_rates
 from ..configuration.settings import use
 from ..dtypes import Array
 from ..errors import ConfigError
@@ -270,7 +270,7 @@ AGAIN = 50  # steps between two checks of the links, after the choice
 FAR_S, FAR_BYTE_S = 0.005, 1 / 6.25e6  # latency, and time of a byte, of links that leave a building
 _MUCH = 0.7  # a step must be this part of what it was for users to be told
 CHANGED = 1.5  # least factor of a change of the links for another choice
-COMPRESSORS = {name: _NAMED[name] for name in ("none", *CODECS)}
+COMPRESSORS = {name: _NAMED[name] for name in ("none", *CHOSEN_CODECS)}
 _MAX_CHANGE = 4096.0
 _MAX_ERROR = 2.0  # largest error of the links' calibration; a longer wait is not due to bytes
 

@@ -176,13 +176,11 @@ def _compare(context: Context, process_set: int, label: str, weights: Iterable[A
         part = values.reshape(-1)[: min(_PER_WEIGHT, _ITEMS - filled)]
         own[filled : filled + part.size] = part
         filled += part.size
-    both = np.concatenate([own, -own, [np.float32(-1)]])  # the last becomes 0 if a rank has joined
+    both = np.concatenate([own, -own])  # a rank that has joined leaves the others' numbers as they are
     context.engine.allreduce(
         [both], ReduceOp.MAX, f"ringcomm.weights.{label}", process_set=process_set, urgent=True
     ).wait()
-    if not both[-1]:
-        return
-    highest, lowest = both[:_ITEMS].astype(np.float64), -both[_ITEMS:-1].astype(np.float64)
+    highest, lowest = both[:_ITEMS].astype(np.float64), -both[_ITEMS:].astype(np.float64)
     apart, scale = np.abs(highest - lowest).sum(), np.abs(highest).sum() + np.abs(lowest).sum()
     if apart > 0.01 * scale and context.rank == min(context.engine.sets.members(process_set)):
         context.announce("different weights", _DIFFERENT)

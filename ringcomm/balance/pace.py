@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 import numpy as np
 
 from .. import api
-from ..collective.measure import CODECS, Rates, measured_rates
+from ..collective.measure import CHOSEN_CODECS, Rates, measured_rates
 from ..engine.request import Handle
 from ..errors import ConfigError
 from ..job.context import Context
@@ -242,10 +242,10 @@ def _check_same(rows: Any, steps: int) -> None:
 def _codec_rates(context: Context) -> List[Dict[str, Rates]]:
     """Return the speed of the codecs on every rank. All ranks call it at the same point."""
     own = measured_rates(_CODEC_S)
-    row = np.array([value for name in CODECS for value in own[name]], np.float64)
+    row = np.array([value for name in CHOSEN_CODECS for value in own[name]], np.float64)
     rows = np.asarray(context.engine.allgather([row], [(1, row.size)], "ringcomm.balance.codecs").wait()[0])
     return [
-        {name: Rates(*values) for name, values in zip(CODECS, numbers.reshape(-1, 2).tolist())}
+        {name: Rates(*values) for name, values in zip(CHOSEN_CODECS, numbers.reshape(-1, 2).tolist())}
         for numbers in rows
     ]
 

@@ -29,7 +29,7 @@ from ..transport.nics import pairings
 from ..wire.signature import ahead_of
 from .runner import Runner
 
-CODECS = ("bf16", "int8")
+CHOSEN_CODECS = ("bf16", "int8")
 """Those whose cost is measured, to choose one."""
 
 MAX_LOCAL_RANKS = 8
@@ -172,7 +172,7 @@ def measured_rates(mean_over_s: float = 0.0) -> Dict[str, Rates]:
     """Return the speed of the codecs: the best of a few runs, with a CPU quota the mean of some seconds."""
     values = np.linspace(-1, 1, SEGMENT_ITEMS, dtype=np.float32)
     found = {}
-    for name in CODECS:
+    for name in CHOSEN_CODECS:
         codec = make_codec(name)
         codes, out = np.empty(codec.encoded_bytes(values.size), np.uint8), np.empty_like(values)
         encode_s = _seconds(partial(codec.encode, values, codes), mean_over_s)

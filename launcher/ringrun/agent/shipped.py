@@ -254,8 +254,8 @@ class JobFolder:
             for digest, content in self._sent.items():
                 files.write_file(cache, digest, content)
             wanted = sorted({str(digest) for _, digest, _ in self.files if digest})
-            contents = {digest: _found(cache, digest) for digest in wanted}
-            lacking = [digest for digest, content in contents.items() if content is None]
+            # One after the other, here and below: a board's memory may not hold all of them.
+            lacking = [digest for digest in wanted if _found(cache, digest) is None]
             if self._sent.keys() & set(lacking):
                 raise OSError(f"{place}: a file that was written there cannot be read back")
             if lacking:
@@ -264,22 +264,25 @@ class JobFolder:
                 self._lock = locked(jobs, f"{self.job}.lock", fcntl.LOCK_EX, LOCK_S)
                 # A restart finds the last attempt's files.
                 with folders.inner_folder(jobs, self.job) as root:
-                    self._fill(root, contents)
+                    self._fill(root, cache)
                 _remove_old(jobs)
             _trim(cache)
         self.path = os.path.join(place, "jobs", self.job)
+        self._sent.clear()
         return []
 
-    def _fill(self, root: int, contents: Mapping[str, Optional[bytes]]) -> None:
+    def _fill(self, root: int, cache: int) -> None:
         for name, digest, executable in self.files:
             if name.startswith("/") or ".." in name.split("/") or "\0" in name or not name:
                 raise ValueError(f"the path {name!r} leaves the directory")
             if name.endswith("/"):
                 with folders.inner_folder(root, name.rstrip("/")):
                     continue
+            content = _found(cache, digest)
+            if content is None:
+                raise OSError(f"the content of {name} has gone from the cache")
             with folders.inner_folder(root, os.path.dirname(name)) as around:
-                mode = 0o700 if executable else 0o600
-                files.write_file(around, os.path.basename(name), contents[digest] or b"", mode)
+                files.write_file(around, os.path.basename(name), content, 0o700 if executable else 0o600)
 
     def fetched(self, patterns: Sequence[str]) -> Iterator[bytes]:
         """Yield the files that match glob patterns in pieces: a line of JSON (path, offset, last), bytes."""

@@ -87,7 +87,7 @@ def prepare(
         output_dir=None if options.output_dir is None else Path(options.output_dir),
         payload=payload, horovod=options.horovod,
         notes=(*_notes(options, environ, allocation, public), *(doors.in_clear() if encrypts else [])),
-        certificate=make_certificate() if encrypts else "", port=port,
+        certificate=_certificate(public) if encrypts else "", port=port,
         joining=joined[0][1].takes if joined else None,
         provision=options.provision, tree=tree,
         # Inside a scheduler's job the agent may have fewer cores than the ranks get.
@@ -105,6 +105,17 @@ def prepare(
         raise ConfigError("--advise needs at least two ranks. Add -np 2, or more hosts with -H.")
     hosts = tuple(maker.make(index, *row) for index, row in enumerate(zip(plan.hosts, are_local)))
     return replace(job, plan=plan, hosts=hosts)
+
+
+def _certificate(public: str) -> str:
+    """Return a certificate for the job; `public` is the host because of which it encrypts, if one is."""
+    try:
+        return make_certificate()
+    except ConfigError as problem:
+        if not public:
+            raise
+        text = f"{problem} It is needed because {public} has a public address; --no-encrypt does without it."
+        raise ConfigError(text) from None
 
 
 def _by_host(options: Options, plan: Optional[Plan]) -> Dict[str, Dict[Optional[str], str]]:

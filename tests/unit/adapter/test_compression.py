@@ -29,9 +29,13 @@ from ringcomm._adapter.compression import (
     send_s,
 )  # fmt: skip
 from ringcomm.calls.process_set import global_process_set
+from ringcomm.codec.codecs import make_codec
 from ringcomm.collective.measure import Rates, code_s
 from ringcomm.config import Membership
+from ringcomm.configuration.settings import COMPRESSIONS
+from ringcomm.docstrings import SHARED
 from ringcomm.errors import ConfigError
+from ringcomm.ops import CODECS
 
 
 @pytest.mark.parametrize("compression, dtype, shape, expected", [
@@ -238,3 +242,11 @@ def test_the_setting_counts_where_a_program_passes_nothing(monkeypatch):
     finally:
         rc.shutdown()
 
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_every_codec_can_be_chosen(name):
+    assert getattr(Compression, name).kind == name == compressor_of(name).kind
+    assert f'``"{name}"``' in SHARED["compression"] and name in COMPRESSIONS
+    if name != "none":
+        assert make_codec(name).name == name

@@ -10,10 +10,12 @@ from ringcomm.balance import pace as module
 from ringcomm.balance.batches import Balanced
 from ringcomm.balance.pace import Pace, weight_of_steps
 from ringcomm.balance.plan import NewShares, SampleDivision
-from ringcomm.collective.measure import CODECS, Rates
+from ringcomm.collective.measure import CHOSEN_CODECS, Rates
 from ringcomm.errors import ConfigError
 from ringcomm.ops import Average, Sum
 from tests.unit.balance.job import Job
+
+RATES = dict.fromkeys(CHOSEN_CODECS, Rates(1e-9, 2e-9))
 
 TOTAL = 16
 
@@ -164,7 +166,7 @@ class TestCursors:
 class TestAdvice:
     def measured(self, job, clock, monkeypatch):
         """Steps until all ranks have been measured, and the advice is there."""
-        monkeypatch.setattr(module, "measured_rates", lambda s: dict.fromkeys(CODECS, Rates(1e-9, 2e-9)))
+        monkeypatch.setattr(module, "measured_rates", lambda s: RATES)
         pace = Pace(SampleDivision(TOTAL * 500, TOTAL, size=job.size), job)
         pace.begin(0, 0)
         while not pace.ended and pace.step < 400:
@@ -180,14 +182,14 @@ class TestAdvice:
             self.measured(job, clock, monkeypatch)
         assert ended.value.code == 0 and job.advised
         assert any(named in line for line in lines()), lines()
-        assert job.asked[-1] == ("ringcomm.balance.codecs", [1e-9, 2e-9] * len(CODECS))
+        assert job.asked[-1] == ("ringcomm.balance.codecs", [1e-9, 2e-9] * len(CHOSEN_CODECS))
 
     @pytest.mark.parametrize("ahead", [0, 1, 8])
     def test_it_takes_64_steps_and_two_for_each_batch_that_a_loader_takes_ahead(
         self, ahead, clock, monkeypatch
     ):
         """As docs/unequal.md and the line without advice say."""
-        monkeypatch.setattr(module, "measured_rates", lambda s: dict.fromkeys(CODECS, Rates(1e-9, 2e-9)))
+        monkeypatch.setattr(module, "measured_rates", lambda s: RATES)
         job = Job(size=2, advise=True)
         pace = Pace(SampleDivision(TOTAL * 500, TOTAL, size=2), job)
         pace.begin(0, 0)

@@ -63,6 +63,18 @@ def test_a_job_with_a_public_address_is_encrypted(
     assert (line in job.notes) == is_encrypted
 
 
+def test_without_a_certificate_the_error_tells_why_one_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise ConfigError("No openssl here.")
+
+    monkeypatch.setattr(base, "find_local", FIND_LOCAL)
+    monkeypatch.setattr(launch, "make_certificate", fail)
+    with pytest.raises(ConfigError, match=r"No openssl here\. .* 8\.8\.8\.8 .*--no-encrypt"):
+        prepare(Options(hosts="localhost,8.8.8.8"), ["x.py"], ENVIRON)
+    with pytest.raises(ConfigError, match=r"No openssl here\.$"):
+        prepare(Options(setting_values=from_values({"encrypt": True})), ["x.py"], ENVIRON)
+
+
 def test_one_machine_under_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
     local = lambda specs, **_: [spec.name != "far" for spec in specs]  # noqa: E731
     monkeypatch.setattr(base, "find_local", local)
