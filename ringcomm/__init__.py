@@ -7,7 +7,7 @@
     rc.init()
     gradient = rc.allreduce(gradient)  # the average over all ranks
 
-Start it on several machines with ``ringrun -np 3 -H localhost,jetson1,jetson2 train.py``.
+Start such a program on three machines with ``ringrun -np 3 -H localhost,jetson1,jetson2 train.py``.
 """
 
 import importlib as _importlib

@@ -28,10 +28,10 @@ from .job.context import take_changes as take_changes
 
 @documented
 def rank() -> int:
-    """This process's rank in the job.
+    """Return this process's rank in the job.
 
     Returns:
-        from 0 to ``size() - 1``.
+        a number from 0 to ``size() - 1``.
 
     Raises:
         {not_initialized}
@@ -41,7 +41,7 @@ def rank() -> int:
 
 @documented
 def size() -> int:
-    """The number of ranks (processes) in the job, in PyTorch: the world size.
+    """Return the number of ranks (processes) in the job. PyTorch calls it the world size.
 
     Returns:
         at least 1.
@@ -56,10 +56,10 @@ def size() -> int:
 def start_timeline(path: str) -> None:
     """Write a timeline of collectives (a Chrome trace) until :func:`stop_timeline`.
 
-    Every rank that is to appear in it must call this; rank 0 writes the file.
+    Every rank that is to appear in the timeline must call this. Rank 0 writes the file.
 
     Args:
-        path: the file, opened by rank 0; open it in ``chrome://tracing`` or Perfetto afterwards.
+        path: the file, on rank 0's host. Open it in ``chrome://tracing`` or Perfetto afterwards.
 
     Raises:
         Misuse: a timeline is already being written.
@@ -71,7 +71,7 @@ def start_timeline(path: str) -> None:
 
 @documented
 def stop_timeline() -> None:
-    """End the timeline. Every rank that started it must call this; the file is complete afterwards.
+    """End the timeline. Every rank that started it must call this. Then the file is complete.
 
     Raises:
         {not_initialized}
@@ -80,19 +80,20 @@ def stop_timeline() -> None:
 
 
 def stats() -> Dict[str, float]:
-    """Return what this rank has done since :func:`init`: numbers, as W&B, MLflow and TensorBoard take them.
+    """Return what this rank has done since :func:`init`, as numbers for W&B, MLflow and TensorBoard.
 
-    A call takes some ten microseconds. No other rank has to do anything for it.
+    A call takes about ten microseconds. Other ranks take no part in it.
 
     Returns:
-        ``ringcomm/calls``: number of collectives; ``ringcomm/sent_bytes`` and ``ringcomm/received_bytes``;
-        ``ringcomm/elapsed_s``: seconds since :func:`init`; ``ringcomm/waited_s``: those spent in collectives,
-        moving data or waiting for other ranks; ``ringcomm/steps``, ``ringcomm/step_s`` and
-        ``ringcomm/mean_step_s``: number of training steps, seconds of the last one and of one on average.
-        For every other rank N that data were exchanged with ``ringcomm/rank_N/sent_bytes``,
-        ``.../received_bytes`` and ``.../waited_for_s``: how long this rank slept until that rank's data came.
-        For every kind of collective, such as ``allreduce``, ``ringcomm/allreduce/calls``, ``.../s`` and
-        ``.../moved_bytes``.
+        a dictionary. ``ringcomm/calls`` is the number of collectives. ``ringcomm/sent_bytes`` and
+        ``ringcomm/received_bytes`` count the data. ``ringcomm/elapsed_s`` are the seconds since :func:`init`.
+        ``ringcomm/waited_s`` are the seconds in collectives, in which this rank moved data or waited for
+        other ranks. ``ringcomm/steps``, ``ringcomm/step_s`` and ``ringcomm/mean_step_s`` are the number of
+        training steps, the seconds of the last step, and the seconds of an average step. For every rank N
+        with which data were exchanged there are ``ringcomm/rank_N/sent_bytes``, ``.../received_bytes``, and
+        ``.../waited_for_s``: the seconds for which this rank slept until the data of rank N arrived. For
+        every kind of collective, such as ``allreduce``, there are ``ringcomm/allreduce/calls``, ``.../s``
+        (seconds) and ``.../moved_bytes``.
 
     Raises:
         NotInitializedError: before :func:`init`, or after :func:`shutdown`.
@@ -117,10 +118,10 @@ def count_step() -> None:
 
 @documented
 def local_rank() -> int:
-    """This process's rank among the job's processes on the same host.
+    """Return this process's rank among the job's processes on the same host.
 
     Returns:
-        from 0 to ``local_size() - 1``; usually the number of the device to use.
+        a number from 0 to ``local_size() - 1``; usually the number of the GPU to use.
 
     Raises:
         {not_initialized}
@@ -130,7 +131,7 @@ def local_rank() -> int:
 
 @documented
 def local_size() -> int:
-    """The number of the job's processes on this host.
+    """Return the number of the job's processes on this host.
 
     Returns:
         at least 1.
@@ -143,10 +144,10 @@ def local_size() -> int:
 
 @documented
 def cross_rank() -> int:
-    """This host's number among the hosts that have a rank with the same local rank.
+    """Return this host's number among the hosts that have a rank with the same local rank.
 
     Returns:
-        from 0 to ``cross_size() - 1``.
+        a number from 0 to ``cross_size() - 1``.
 
     Raises:
         {not_initialized}
@@ -156,7 +157,7 @@ def cross_rank() -> int:
 
 @documented
 def cross_size() -> int:
-    """The number of hosts that have a rank with this local rank.
+    """Return the number of hosts that have a rank with this local rank.
 
     Returns:
         at least 1.

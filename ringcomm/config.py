@@ -95,10 +95,13 @@ def document() -> str:
     lines: List[str] = [
         "# Settings",
         "",
-        "A setting is an option of `ringrun`, a variable, or, without the dashes, a line in "
-        "[`ringrun.toml`](ringrun.md#a-file-for-a-folder). The first of these applies. Ranks on all hosts "
-        "get the values that `ringrun` has determined; `ringrun --dry-run` shows them with their sources. "
-        'Programs can set more: `rc.init(settings=rc.Settings(algorithm="ring"))`.',
+        "Give a setting as an option of `ringrun`, as an environment variable, or (without the dashes) as a "
+        "line in [`ringrun.toml`](ringrun.md#a-file-for-a-folder). Options take precedence over variables, "
+        "and variables over the file. `ringrun` passes the resulting values to ranks on all hosts. "
+        "`ringrun --dry-run` shows the values that you have set, and their sources.",
+        "",
+        "A program can pass settings itself, including some without an option: "
+        '`rc.init(settings=rc.Settings(algorithm="ring"))`. It then ignores the variables of this table:',
         "",
         "| option | variable | default | meaning |",
         "| --- | --- | --- | --- |",
@@ -108,8 +111,8 @@ def document() -> str:
         names = f"`{item.metadata['flag']}` | `{item.metadata['variable']}`"
         lines.append(f"| {names} | {shown} | {item.metadata['doc']} |")
     lines += ["", "## Taking part in a job", ""]
-    lines += ["`ringrun` sets `SIZE`, `RENDEZVOUS`, `KEY_FD`, `JOB`, `HOST` and `SLOT`; the rank follows."]
-    lines += ["By hand `SIZE`, `RENDEZVOUS` and a key are enough to join.", ""]
+    lines += ["These variables tell a process which job it belongs to. `ringrun` sets them. To start ranks"]
+    lines += ["yourself, set `RINGCOMM_SIZE`, `RINGCOMM_RENDEZVOUS` and a key ([example](machines.md)).", ""]
     lines += ["| variable | meaning |", "| --- | --- |"]
     lines += [f"| `{PREFIX}{name}` | {doc} |" for name, doc in MEMBERSHIP_VARIABLES]
     return "\n".join(lines) + "\n"

@@ -5,8 +5,8 @@
     import ringcomm.dask
     losses = ringcomm.dask.run(client, train, 0.1, epochs=3)
 
-Each worker must be a separate process, like those of ``LocalCluster()`` and ``dask worker``, and must be
-able to connect to the machine of the client, which serves the job's rendezvous.
+Each worker must be a separate process, such as those of ``LocalCluster()`` and ``dask worker``. It must be
+able to connect to the machine of the client, through which the ranks find each other.
 """
 
 from __future__ import annotations
@@ -40,24 +40,25 @@ def run(
 ) -> List[Any]:  # fmt: skip
     """Call ``fn(*args, **kwargs)`` once on every worker, with a rank of one job in each, and wait for all.
 
-    A second identical call runs the function again. If a worker is lost, the error names it as soon as the
-    other ranks notice, and does not wait for Dask.
+    A second identical call runs the function again. If a worker is lost, you get an error that names it as
+    soon as the other ranks notice; this does not wait for Dask.
 
     Example: ``ringcomm.dask.run(client, train, workers=["tcp://10.0.0.2:40331", "tcp://10.0.0.3:38211"])``.
 
     Args:
         client: a synchronous client.
-        fn: the function. ``ringcomm.init()`` has been called when it runs, and may be called again.
-        args: its positional arguments, the same on all ranks. A future becomes its result.
-        workers: addresses of the workers to use, each for one rank; None for all that there are now.
+        fn: the function. ringcomm calls ``init()`` before it; the function may call it again.
+        args: its positional arguments, the same on all ranks. A future is replaced by its result.
+        workers: addresses of the workers to use, each for one rank; None: all present workers.
         pass_local_rank: whether the function gets the keyword argument ``local_rank``, too.
         kwargs: its keyword arguments.
 
     Returns:
-        what the function returned on each rank, in rank order. Ranks are in the order of hosts and addresses.
+        the results of the function on all ranks, in rank order. Ranks are in the order of hosts and
+        addresses.
 
     Raises:
-        RemoteError: a rank failed; ``rank`` and ``host`` say which, ``__cause__`` is its exception.
+        RemoteError: a rank failed. ``rank`` and ``host`` name it, and ``__cause__`` is its exception.
         ConfigError: there is no worker, a worker is named twice, or the client is asynchronous.
     """
     job, futures = _start(client, _attempt, fn, args, kwargs, workers, pass_local_rank)
@@ -75,7 +76,7 @@ def submit(
     """Start ``fn(*args, **kwargs)`` as :func:`run` does, and do not wait.
 
     Args:
-        client: a synchronous client. It must exist as long as the function runs.
+        client: a synchronous client. It must exist until the function has returned.
         fn: the function.
         args: its positional arguments.
         workers: addresses of the workers to use; None for all.
@@ -83,8 +84,8 @@ def submit(
         kwargs: its keyword arguments.
 
     Returns:
-        a future for each rank, in rank order. If a worker is lost, the futures of the other ranks get an
-        error that names it, and its own is cancelled.
+        a future for each rank, in rank order. If a worker is lost, its own future is cancelled, and the
+        futures of the other ranks get an error that names it.
 
     Raises:
         ConfigError: as for :func:`run`.

@@ -1,11 +1,11 @@
-"""The exception tree.
+"""The exceptions of ringcomm.
 
-Code that catches exceptions distinguishes two branches: :class:`Recoverable` (a peer is gone or silent; a
-fresh generation may continue without it) and :class:`Misuse` (a program is wrong; trying again
-fails again). Start-up errors have a third branch, because no collective has run yet.
+There are three branches. :class:`Recoverable`: a rank is gone or silent, and a new start may continue without
+it. :class:`Misuse`: the program is wrong, and another attempt fails again. :class:`StartupError`: the job
+could not start.
 
-Every error text has the facts: rank, host, operation, peer, progress, duration, and what to
-try. They are attributes too, so that programs need not parse the text.
+Every error text contains the facts: rank, host, operation, peer, progress, duration, and what to try. Facts
+are also attributes, so that programs need not parse the text.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Optional, Tuple, TypeVar
 class HorovodInternalError(RuntimeError):
     """Horovod's error for a failed collective. ringcomm raises one of its more specific subclasses.
 
-    Code that restarts training should catch :class:`Recoverable`: a program's own mistake
-    (:class:`MismatchError`) fails again however often it is tried.
+    Code that restarts training should catch :class:`Recoverable`. A mistake of the program
+    (:class:`MismatchError`) fails in every attempt.
     """
 
 
@@ -27,7 +27,7 @@ class RingcommError(Exception):
 
 
 class Misuse(RingcommError):
-    """A program asked for something that cannot work, however often it is tried."""
+    """The program asked for something that cannot work, also in another attempt."""
 
 
 class ConfigError(Misuse, ValueError):
@@ -49,7 +49,7 @@ class NotOfferedError(Misuse, NotImplementedError):
 class ShapeError(Misuse, ValueError, HorovodInternalError):
     """An array has no first dimension, and the operation needs rows.
 
-    It is a :class:`HorovodInternalError` too, because Horovod detects this on the coordinator.
+    It is also a :class:`HorovodInternalError`, because Horovod raises that error in this case.
     """
 
 
@@ -57,7 +57,7 @@ class MismatchError(Misuse, HorovodInternalError):
     """Ranks called different operations: another collective, element type, shape, op or root.
 
     Attributes:
-        rank: the rank that detected it, if it was not this one.
+        rank: the rank that detected the mismatch, if another rank did.
         peer: the rank whose message did not fit.
     """
 
@@ -72,7 +72,7 @@ class DesyncError(Misuse):
 
     Attributes:
         tensor: the name of the first tensor that differs.
-        ranks: those that differ from most others, or None if there is no majority.
+        ranks: the ranks that differ from most others, or None if there is no majority.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class StartupError(RingcommError):
 
 
 class StartTimeoutError(StartupError, TimeoutError):
-    """Not all ranks joined in time; the message names the missing ones."""
+    """Not all ranks joined in time; the message names the missing ranks."""
 
 
 class RefusedError(StartupError):
@@ -108,11 +108,11 @@ class NoRouteError(StartupError):
 
 
 class Recoverable(RingcommError):
-    """Another rank, or the network, has failed. This rank's program is correct, but its job cannot go on."""
+    """Another rank or the network has failed. The program is correct, but the job cannot continue."""
 
 
 class PeerLostError(Recoverable, ConnectionError, HorovodInternalError):
-    """A rank ended, left, or its connection broke while others needed it.
+    """A rank has ended or left, or its connection broke, while others needed it.
 
     Attributes:
         rank: the rank that is gone (None if it could not be determined).
@@ -126,7 +126,7 @@ class PeerLostError(Recoverable, ConnectionError, HorovodInternalError):
 
 
 class PeerStalledError(PeerLostError, TimeoutError):
-    """A rank is connected but moved nothing for longer than allowed."""
+    """A rank is connected, but has moved no data for longer than allowed."""
 
 
 class LinkLostError(PeerLostError, TimeoutError):
@@ -134,7 +134,7 @@ class LinkLostError(PeerLostError, TimeoutError):
 
     Attributes:
         ranks: the ranks that do not receive each other's messages.
-        hosts: the hosts they are on, in the same order.
+        hosts: the hosts of these ranks, in the same order.
     """
 
     def __init__(
@@ -152,10 +152,10 @@ class LinkLostError(PeerLostError, TimeoutError):
 
 
 class HostsUpdatedInterrupt(RingcommError, RuntimeError):
-    """Hosts have been added or will be removed; training continues with the others after a reset.
+    """Hosts have been added or will be removed. After a reset, training continues.
 
     Attributes:
-        skip_sync: whether no rank is new, so that the state need not be synchronized.
+        skip_sync: True if no rank is new, so that the state need not be synchronized.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -164,17 +164,17 @@ class HostsUpdatedInterrupt(RingcommError, RuntimeError):
 
 
 class ExcludedError(SystemExit):
-    """This process is to leave an elastic job: its host was removed, or the job has ended without it.
+    """This process must leave an elastic job: its host was removed, or the job continues without it.
 
-    It ends the program with exit code 0 unless the program catches it; with exit code 1, and the reason on
-    stderr, where the job has lost this process.
+    If the program does not catch it, it ends the program with exit code 0. If the job has lost this process,
+    the exit code is 1, and the reason is printed to stderr.
 
     Args:
-        reason: why.
-        lost: the job has lost this process, instead of letting it go.
+        reason: why the process must leave.
+        lost: True if the job has lost this process; False if the job has asked it to leave.
 
     Attributes:
-        reason: why.
+        reason: why the process must leave.
     """
 
     def __init__(self, reason: str, lost: bool = False) -> None:
@@ -189,8 +189,8 @@ class RemoteError(RingcommError):
 
     Attributes:
         rank: the rank that failed first, or None if the job did not start.
-        host: its host.
-        traceback_text: the traceback of that rank, "" if there is none.
+        host: the host of that rank.
+        traceback_text: the traceback of that rank; "" if there is none.
     """
 
     def __init__(
@@ -212,25 +212,25 @@ class BrokenInvariantError(RingcommError, AssertionError):
 
 
 class DeviceError(RingcommError):
-    """A copy between a device (a GPU) and the host has failed, or does not come to its end."""
+    """A copy between a device (a GPU) and the host has failed or does not end."""
 
 
 class ProtocolError(RingcommError):
-    """The other end sent invalid bytes: it has another version, or is not ringcomm at all."""
+    """The other end sent invalid bytes: it has another version, or it is not ringcomm."""
 
 
 _E = TypeVar("_E", bound=BaseException)
 
 
 def fresh_copy(error: _E) -> _E:
-    """Return a new exception with the same facts: several waiters must not share one traceback."""
+    """Return a copy of an exception, because several waiting threads must not share one traceback."""
     copy = type(error)(*error.args)
     copy.__dict__.update(error.__dict__)
     return copy
 
 
 def failed_before(failure: BaseException) -> Misuse:
-    """Return the error of a call in a failed job, whose failure this rank has raised already."""
+    """Return the error of a call in a job whose failure this rank has already raised."""
     return Misuse(
         "This job has failed before, so no collective can run in it any more. In an elastic job elastic.run "
         "goes on without the rank that was lost. ringrun --restarts N starts a job again, in new processes; "
@@ -248,7 +248,7 @@ def used_in_fork(rank: int, pid: int) -> Misuse:
 
 
 def another_call_text(rank: int, call: str, peer: int, why: str) -> str:
-    """Return the report of a rank whose peer makes another call.
+    """Return the report of a rank whose peer makes a different call.
 
     >>> another_call_text(0, "barrier at train.py:3", 1, "they disagree about the root")
     'rank 0: barrier at train.py:3; rank 1 makes another call: they disagree about the root.'

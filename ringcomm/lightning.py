@@ -3,8 +3,8 @@
     import ringcomm.lightning
     trainer = Trainer(strategy="ddp_ringcomm", accelerator="cpu")
 
-Start the program with ``ringrun`` or ``torchrun``. ``"fsdp2_ringcomm"`` shards the model with FSDP2. Both
-take the number of ranks from the job, and hosts may have unequal numbers of them.
+Start the program with ``ringrun`` or ``torchrun``. The strategy ``"fsdp2_ringcomm"`` shards the model with
+FSDP2. Both strategies use the number of ranks of the job, and hosts may have unequal numbers of ranks.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ __all__ = ["RingcommEnvironment", "register"]
 
 
 class RingcommEnvironment:
-    """A ``ClusterEnvironment`` for Lightning and Fabric: ranks are those of the default process group.
+    """A ``ClusterEnvironment`` for Lightning and Fabric, with the ranks of the default process group.
 
-    Making one joins the job (:func:`ringcomm.torch.distributed.init`). To Lightning every rank is a node with
-    one device, so hosts may have unequal numbers of ranks. The strategies ``"ddp_ringcomm"`` and
-    ``"fsdp2_ringcomm"`` use it by themselves; for another strategy pass it as a plugin::
+    The constructor joins the job (:func:`ringcomm.torch.distributed.init`). For Lightning, every rank is a
+    node with one device, so hosts may have unequal numbers of ranks. The strategies ``"ddp_ringcomm"`` and
+    ``"fsdp2_ringcomm"`` use this class themselves. For another strategy, pass it as a plugin::
 
         environment = RingcommEnvironment()
         strategy = DDPStrategy(static_graph=True)
         Trainer(strategy=strategy, plugins=[environment], devices=1, num_nodes=environment.world_size())
 
-    Then Lightning calls ``prepare_data`` on every rank, and not on one per host.
+    Then Lightning calls ``prepare_data`` on every rank, not on one rank per host.
     """
 
     def __init__(self) -> None:
@@ -55,24 +55,24 @@ class RingcommEnvironment:
 
     @staticmethod
     def detect() -> bool:
-        """Return whether the default process group exists and is ringcomm's."""
+        """Return whether the default process group exists and uses ringcomm."""
         return bool(dist.is_initialized() and dist.get_backend() == BACKEND)
 
     def world_size(self) -> int:
-        """Number of ranks of the job."""
+        """Return the number of ranks of the job."""
         init()
         return int(dist.get_world_size())
 
     def set_world_size(self, size: int) -> None:
-        """Does nothing: the job has its size."""
+        """Does nothing: the number of ranks is fixed."""
 
     def global_rank(self) -> int:
-        """This process's rank in the job."""
+        """Return this process's rank in the job."""
         init()
         return int(dist.get_rank())
 
     def set_global_rank(self, rank: int) -> None:
-        """Join the job again if its process group has been destroyed; the rank is the job's own."""
+        """Join the job again if its process group has been destroyed. The argument is ignored."""
         init()
 
     def local_rank(self) -> int:
@@ -80,7 +80,7 @@ class RingcommEnvironment:
         return 0
 
     def node_rank(self) -> int:
-        """The rank: every rank is a node of its own."""
+        """Return the rank: every rank is a node of its own."""
         return self.global_rank()
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
@@ -97,7 +97,7 @@ class RingcommEnvironment:
             )
 
     def teardown(self) -> None:
-        """Does nothing: the process group remains for what follows, and ends with the program."""
+        """Does nothing: the process group remains until the program ends."""
 
 
 class JobRanks:
@@ -178,11 +178,11 @@ _registered: Set[str] = set()
 
 
 def register() -> List[str]:
-    """Register the strategies with each distribution of Lightning that is imported, or else installed.
+    """Register the strategies with each imported package of Lightning, or with the installed ones.
 
-    ``"ddp_ringcomm"``, ``"ddp_ringcomm_find_unused_parameters_true"`` and ``"fsdp2_ringcomm"`` can then be
-    given to ``Trainer`` and ``Fabric``. Importing ``ringcomm.lightning`` calls it; call it again after
-    importing another distribution.
+    You can then pass ``"ddp_ringcomm"``, ``"ddp_ringcomm_find_unused_parameters_true"`` and
+    ``"fsdp2_ringcomm"`` to ``Trainer`` and ``Fabric``. ``import ringcomm.lightning`` calls this function.
+    Call it again after you have imported another package of Lightning.
 
     Returns:
         the packages, ``"lightning"`` or ``"pytorch_lightning"`` or both.

@@ -10,12 +10,12 @@ from .errors import Misuse
 
 
 class ReduceOp(IntEnum):
-    """How contributions become one. The numbers are Horovod's, so that scripts may compare them.
+    """A reduction: how the arrays of all ranks become one. The numbers are those of Horovod.
 
     ``AVERAGE`` is the sum divided by the number of ranks. For integers the division happens in
-    float64 and truncates toward zero. ``ADASUM`` adds what two gradients do not share and averages
-    what they do (Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2021); only
-    allreduce has it.
+    float64 and truncates toward zero. ``ADASUM`` adds gradients as far as they are orthogonal, and
+    averages them as far as they are equal (Maleki et al., "Scaling Distributed Training with Adaptive
+    Summation", 2021). Only allreduce has it.
     """
 
     AVERAGE = 0
@@ -79,7 +79,7 @@ CODEC_KINDS = (
     CodecKind("none", "unchanged"),
     CodecKind("fp16", "half the bytes of float32", dtype="float16"),
     CodecKind("bf16", "half the bytes", dtype="bfloat16"),
-    CodecKind("int8", "a quarter: 256 elements share a scale, greatest magnitude / 127", has_scales=True),
+    CodecKind("int8", "a quarter; each block of 256 elements has one scale", has_scales=True),
     CodecKind("int4", "an eighth", has_scales=True),
 )
 CODECS: Tuple[str, ...] = tuple(item.name for item in CODEC_KINDS)

@@ -5,8 +5,8 @@
     import ringcomm.spark
     results = ringcomm.spark.run(train, args=(0.1,), num_proc=4)
 
-The tasks are those of a barrier stage, so Spark starts all of them together. The executors must be able to
-connect to the driver's machine, which serves the job's rendezvous.
+The tasks are a barrier stage, so Spark starts all of them together. The executors must be able to connect to
+the driver's machine, through which the ranks find each other.
 """
 
 from __future__ import annotations
@@ -37,37 +37,36 @@ def run(
     nics: Optional[Iterable[str]] = None, prefix_output_with_timestamp: bool = False,
     executable: Optional[str] = None,
 ) -> List[Any]:  # fmt: skip
-    """Call ``fn(*args, **kwargs)`` in ``num_proc`` Spark tasks, each of which is a rank, and wait for all.
+    """Call ``fn(*args, **kwargs)`` in ``num_proc`` Spark tasks, and wait for all. Each task is a rank.
 
-    If a task is lost, the error names its rank as soon as the other ranks notice, and the Spark job is
-    cancelled; the function does not run again.
+    If a task is lost, you get an error that names its rank as soon as the other ranks notice. The Spark job
+    is cancelled, and the function does not run again.
 
     Args:
-        fn: the function. ``ringcomm.init()`` has been called when it runs, and may be called again.
+        fn: the function. ringcomm calls ``init()`` before it; the function may call it again.
         args: its positional arguments, the same on all ranks.
         kwargs: its keyword arguments.
         num_proc: number of ranks; None for ``spark.default.parallelism``.
-        start_timeout: seconds until Spark must have started the tasks; None for 600.
-        use_mpi: must not be True: there is no MPI.
+        start_timeout: seconds in which Spark must start the tasks; None for 600.
+        use_mpi: must not be True: ringcomm has no MPI.
         use_gloo: not used.
         extra_mpi_args: not used.
-        env: environment variables for the function; for its time only.
-        stdout: must be None, like ``stderr``: what ranks print is in the logs of Spark's executors.
-        stderr: see ``stdout``.
+        env: environment variables that are set while the function runs.
+        stdout: must be None. The output of ranks is in the logs of Spark's executors.
+        stderr: must be None.
         verbose: 0 for no line in the log about the number of ranks.
         nics: names of the network interfaces that may be used; None for all.
         prefix_output_with_timestamp: not used.
         executable: must be None: Spark chooses the interpreter (``PYSPARK_PYTHON``).
 
     Returns:
-        what the function returned on each rank, in rank order. Tasks of one executor's host have successive
-        ranks.
+        the results of all ranks, in rank order. Tasks on one host have successive ranks.
 
     Raises:
-        RemoteError: a rank failed; ``rank`` says which, ``__cause__`` is its exception.
+        RemoteError: a rank failed. ``rank`` names it, and ``__cause__`` is its exception.
         StartTimeoutError: Spark has not started the tasks in time.
         ConfigError: there is no active SparkContext, or a number is out of range.
-        NotOfferedError: an argument asks for what is not offered.
+        NotOfferedError: an argument asks for something that ringcomm does not offer.
     """
     refused = {"use_mpi": use_mpi, "stdout": stdout, "stderr": stderr, "executable": executable}
     for name, value in refused.items():

@@ -166,9 +166,9 @@ _EXIT: Dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": Fals
 @flags.with_job_options
 @flags.with_project_option
 @click.option("--dry-run", cls=Flag, purpose=INSTEAD, brief="Show the plan.", is_flag=True,
-              help="Show plan, command lines and settings; start nothing.")  # fmt: skip
+              help="Show hosts, command lines and settings; start nothing.")  # fmt: skip
 @click.option("-cb", "--check-build", cls=Flag, purpose=INSTEAD, brief="Find frameworks.", is_flag=True,
-              help="Show which frameworks can be used. With -H or --hostfile: on each host.")  # fmt: skip
+              help="Show usable frameworks here, or on the hosts of -H or --hostfile.")  # fmt: skip
 @click.option("-v", "--version", cls=Flag, purpose=INSTEAD, brief="Show the version.", **_EXIT,
               help="Show the version.")  # fmt: skip
 @click.option("--help-all", cls=Flag, purpose=INSTEAD, brief="Show all options.", **_EXIT,

@@ -37,9 +37,9 @@ def run(
 ) -> List[Any]:  # fmt: skip
     """Call ``fn(*args, **kwargs)`` once on every rank, and return the results in rank order.
 
-    Works from scripts, threads and notebooks; the function is sent with cloudpickle, and functions defined
-    there are pickled by value. In it, call ``ringcomm.init()`` and use the collectives. The output of ranks
-    appears on ``sys.stdout`` and ``sys.stderr``. The options are those of ``ringrun``.
+    It works in scripts, threads and notebooks. cloudpickle sends the function, and functions that are defined
+    there are pickled by value. The function calls ``ringcomm.init()``, and can then use the collectives. The
+    output of ranks appears on ``sys.stdout`` and ``sys.stderr``. The options are the same as for ``ringrun``.
 
     Example: ``rc.run(train, args=(0.1,), np=3, hosts="localhost,jetson1,jetson2")``.
 
@@ -47,13 +47,15 @@ def run(
         fn: the function that every rank calls.
         args: its positional arguments, the same on all ranks.
         kwargs: its keyword arguments.
-        start_timeout_s: seconds until all hosts must be ready; also the time limit of ``init`` on the ranks.
-        settings: more settings by the names of their fields, like ``{"transport": "tcp"}``.
-        console: receives the output of ranks, instead of ``sys.stdout`` and ``sys.stderr``.
+        start_timeout_s: seconds in which all hosts must be ready. It is also the time limit of ``init()`` on
+            the ranks.
+        settings: more settings by the names of the fields of ``Settings``, like ``{"transport": "tcp"}``.
+        console: an object that receives the output of ranks, instead of ``sys.stdout`` and ``sys.stderr``.
         {options}
 
     Returns:
-        What the function returned on each rank, in rank order; for an elastic job on each rank of the end.
+        The results of the function on all ranks, in rank order. In an elastic job, these are the ranks at the
+        end.
 
     Raises:
         RemoteError: a rank failed, or the job did not start.

@@ -45,9 +45,10 @@ def init(comm: Any = None, process_sets: Union[str, Sequence[Any], None] = None)
     """Connect to all ranks of the job. A second call only registers process sets that are new.
 
     Args:
-        comm: None, or the list of all ranks. (Horovod accepts an MPI communicator or some of the ranks.)
-        process_sets: groups of ranks to register, as :class:`ProcessSet` or lists of ranks. Groups can be
-            added later too. ``"dynamic"``, which Horovod requires for that, has no effect.
+        comm: None, or the list of all ranks. (Horovod also accepts an MPI communicator or some of the ranks;
+            ringcomm does not.)
+        process_sets: groups of ranks to register, as :class:`ProcessSet` or lists of ranks. You can also add
+            groups later. Horovod requires ``"dynamic"`` for that; here it has no effect.
 
     Raises:
         ConfigError: a group is listed twice, or ``comm`` is something else.
@@ -70,7 +71,7 @@ def init(comm: Any = None, process_sets: Union[str, Sequence[Any], None] = None)
 
 @documented
 def barrier(process_set: ProcessSet = global_process_set, name: Optional[str] = None) -> None:
-    """Wait until every rank of the set has called it; not in compiled functions and graphs.
+    """Wait until every rank of the set has called this. It does not work in compiled functions and graphs.
 
     Args:
         {process_set}
@@ -118,7 +119,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def gloo_built() -> bool:
-    """Return True: ringcomm takes the place of Gloo, which needs nothing but the network."""
+    """Return True: like Gloo, ringcomm needs only the network."""
     return True
 
 

@@ -135,8 +135,8 @@ class Compression:
         none: sends tensors in their own dtype.
         fp16: sends float32 and float64 as float16.
         bf16: sends float32 and float64 as bfloat16.
-        int8: gradients of matrices in a quarter of the bytes of float32; with error feedback.
-        int4: in an eighth.
+        int8: sends gradients of matrices in a quarter of the bytes of float32, with error feedback.
+        int4: sends gradients of matrices in an eighth of the bytes, with error feedback.
     """
 
     none = NoneCompressor

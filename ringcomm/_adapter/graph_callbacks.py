@@ -490,7 +490,9 @@ def state_of(owner: Any) -> CompressionState:
 
 
 def residual_state_dict(variables: Sequence[Any]) -> Dict[str, Array]:
-    """Return what compression has lost of this rank's gradients and error feedback adds, for a checkpoint.
+    """Return the residuals of this rank for a checkpoint.
+
+    Residuals are rounding errors of compression, which error feedback adds to the next gradients.
 
     Example::
 
@@ -500,8 +502,8 @@ def residual_state_dict(variables: Sequence[Any]) -> Dict[str, Array]:
         variables: the model's trainable variables.
 
     Returns:
-        copies as flat float32 arrays, by names that stay the same when the program is started again; empty
-        without a compression that has error feedback. Every rank has its own.
+        a dictionary of copies as flat float32 arrays. The names stay the same when the program is started
+        again. It is empty if the compression has no error feedback. Every rank has its own residuals.
     """
     return {
         f"{place}/{name}": array
@@ -513,11 +515,11 @@ def residual_state_dict(variables: Sequence[Any]) -> Dict[str, Array]:
 def load_residual_state_dict(variables: Sequence[Any], state: Mapping[str, Array]) -> None:
     """Continue with the residuals of :func:`residual_state_dict`, after the model was loaded.
 
-    Without this call training goes on with residuals of zero: one step's rounding error is lost.
+    Without this call, training continues with residuals of zero: the rounding errors of one step are lost.
 
     Args:
         variables: the model's trainable variables, in the same order.
-        state: what the same rank has saved.
+        state: the residuals that the same rank has saved.
 
     Raises:
         ConfigError: the state is of a model with more variables.

@@ -104,14 +104,14 @@ class OuterOptimizer:
 
     @classmethod
     def diloco(cls: Type[_Made], *arguments: Any, **options: Any) -> _Made:
-        """Make one with DiLoCo's values: ``outer_lr=0.7``, ``outer_momentum=0.9`` and ``sync_every=16``.
+        """Make an object with DiLoCo's values: ``outer_lr=0.7``, ``outer_momentum=0.9``, ``sync_every=16``.
 
         They suit long runs with small learning rates, such as those of language models. In runs of some
         dozens of synchronizations they lose accuracy, or the loss diverges: see docs/slow_links.md.
 
         Args:
-            arguments: those of the class.
-            options: those of the class.
+            arguments: positional arguments of the class.
+            options: keyword arguments of the class.
         """
         given = inspect.signature(cls).bind_partial(*arguments, **options).arguments
         return cls(**{"sync_every": 16, "outer_lr": 0.7, "outer_momentum": 0.9, **given})
@@ -130,19 +130,20 @@ class LocalSGD(OuterOptimizer):
             local.step()
         local.synchronize()
 
-    This is another algorithm than averaging gradients. By default ranks synchronize as often as their
-    distance demands; docs/slow_links.md shows what that costs. With Adam it acts like a lower learning rate.
-    :meth:`diloco` has an outer momentum, for runs with hundreds of synchronizations.
+    This algorithm differs from averaging gradients, and so do its results. By default ranks synchronize as
+    often as the distance of their weights demands; docs/slow_links.md shows the effect on accuracy. With Adam
+    it acts like a lower learning rate. For runs with hundreds of synchronizations, :meth:`diloco` adds an
+    outer momentum.
 
-    All ranks must begin with the same weights, and synchronize equally often. With ``sync_every=1`` this is
-    data-parallel SGD on the deltas of the ranks.
+    All ranks must begin with the same weights, and synchronize equally often. With ``sync_every=1`` it is
+    data-parallel SGD on the changes that the ranks make to the weights.
 
     Args:
         weights: writable NumPy arrays of float32 or float64, of equal shapes on all ranks.
         {local_sgd}
-        averaged: arrays that are averaged at every synchronization instead, such as batch-norm statistics;
-            with fragments, together with the last one.
-        name: of the operations; needed if a program has several.
+        averaged: arrays that are only averaged at every synchronization, such as batch-norm statistics. With
+            ``fragments``, this happens together with the last fragment.
+        name: name of its operations; needed if a program has several objects of this class.
         context: the job; by default that of ``init()``.
 
     Raises:
@@ -190,11 +191,11 @@ class LocalSGD(OuterOptimizer):
         return self._steps
 
     def shares_gradients(self) -> bool:
-        """Return whether gradients are averaged before the next step, in place of :meth:`due` after it."""
+        """Return whether :meth:`average_gradients` replaces :meth:`due` in the next step."""
         return self._lr == 1 and not self._momentum and self._interval.shares_gradients()
 
     def average_gradients(self, gradients: Sequence[Array], absent: int = 0) -> int:
-        """Average all gradients in place, as an exchange and a step; return the ``absent`` on all."""
+        """Average all gradients in place, and count a step; return bits of the gradients that no rank has."""
         began_s = time.perf_counter()
         if self._codec in BLOCKWISE and not self._gradient_residuals:
             self._gradient_residuals = [np.zeros_like(item) for item in self._residuals]
@@ -215,18 +216,18 @@ class LocalSGD(OuterOptimizer):
         return missing
 
     def averages_state(self) -> bool:
-        """Return whether the optimizer's own state is to be averaged with the weights, by :meth:`average`."""
+        """Return whether :meth:`average` must average the optimizer's own state, like the weights."""
         return self._lr == 1 and not self._momentum and self._interval.averages_state()
 
     def average(self, arrays: Sequence[Array]) -> None:
-        """Average arrays in place, as bfloat16 if weights are compressed; after :meth:`advance`."""
+        """Average arrays in place, as bfloat16 if weights are compressed. Call it after :meth:`advance`."""
         if arrays:
             began_s = time.perf_counter()
             self._start("state", arrays, "bf16" if self._codec != "none" else "none").wait()
             self._interval.exchanged(began_s)
 
     def due(self) -> bool:
-        """Count a local step; whether :meth:`advance` has something to do now."""
+        """Count a local step; return whether :meth:`advance` has something to do now."""
         self._steps += 1
         if self._within >= self._interval.steps:
             self._within = 0
@@ -244,7 +245,7 @@ class LocalSGD(OuterOptimizer):
         return [number for number, item in self._running.items() if item.until <= self._steps]
 
     def touched(self) -> List[int]:
-        """Return which arrays, of ``weights`` and ``averaged``, :meth:`advance` reads or overwrites now."""
+        """Return the places of the arrays (``weights``, then ``averaged``) that :meth:`advance` uses now."""
         numbers = {*self._ending(), *self._beginning()}
         places = [place for number in sorted(numbers) for place in self._fragments[number]]
         if len(self._fragments) - 1 in numbers:
@@ -252,10 +253,10 @@ class LocalSGD(OuterOptimizer):
         return places
 
     def step(self) -> bool:
-        """Count a local step, and synchronize if it is time; after every step of the local optimizer.
+        """Count a local step, and synchronize if it is time. Call it after every local step.
 
         Returns:
-            whether the ranks have synchronized, at least a fragment.
+            whether the ranks have synchronized at least one fragment.
 
         Raises:
             PeerLostError: a rank ended, or is silent for too long.
@@ -266,7 +267,7 @@ class LocalSGD(OuterOptimizer):
         return True
 
     def advance(self) -> None:
-        """Take the results that are due, and begin the reductions that are; after :meth:`due`."""
+        """Use the results and begin the reductions that are due. Call it after :meth:`due`."""
         if len(self._fragments) == 1 and not self._overlap:
             self.synchronize()
             return
@@ -280,7 +281,7 @@ class LocalSGD(OuterOptimizer):
         self._interval.exchanged(began_s)
 
     def synchronize(self) -> None:
-        """Average the deltas of all ranks and make the outer step. All ranks then have the same weights.
+        """Average the changes of all ranks and make the outer step. All ranks then have the same weights.
 
         Raises:
             PeerLostError: a rank ended, or is silent for too long.
@@ -408,11 +409,12 @@ class LocalSGD(OuterOptimizer):
         """The outer optimizer's state, for a checkpoint of this rank.
 
         Returns:
-            copies of arrays: ``anchors`` (the weights after the last synchronization), ``velocities`` and
-            ``residuals``; the number of local ``steps`` since then, and the length of the ``interval``.
+            a dictionary with copies of arrays: ``anchors`` (the weights after the last synchronization),
+            ``velocities`` and ``residuals``. It also has the number of local ``steps`` since then, and the
+            state of the ``interval``.
 
         Raises:
-            ConfigError: with ``overlap``, a reduction is running: call :meth:`synchronize` before.
+            ConfigError: (with ``overlap``) a reduction is running. Call :meth:`synchronize` first.
         """
         if self._running:
             raise ConfigError("A reduction is running: call synchronize() on all ranks before state_dict().")
@@ -429,7 +431,7 @@ class LocalSGD(OuterOptimizer):
         """Continue with the state of :meth:`state_dict`. The weights themselves must be loaded, too.
 
         Args:
-            state: what the same rank has saved.
+            state: the state that the same rank has saved.
         """
         for mine, kind in (
             (self._anchors, "anchors"), (self._velocities, "velocities"), (self._residuals, "residuals"),
@@ -443,7 +445,7 @@ class LocalSGD(OuterOptimizer):
         self._interval.load_state_dict(state["interval"])
 
     def restart(self) -> None:
-        """Take the present weights for those of all ranks, and forget momentum and residuals."""
+        """Assume that all ranks have the present weights, and forget momentum and residuals."""
         if self.view_changed():
             self._running.clear()
             self._context = api.context()
@@ -458,7 +460,7 @@ class LocalSGD(OuterOptimizer):
             array[...] = 0
 
     def view_changed(self) -> bool:
-        """Return whether the ranks are others than at the last :meth:`restart`, which is needed then."""
+        """Return whether the ranks have changed since the last :meth:`restart`; then call it again."""
         return self._given is None and api.context() is not self._context
 
 

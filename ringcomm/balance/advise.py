@@ -68,8 +68,8 @@ class Advice(NamedTuple):
     """The comparison of all possible jobs.
 
     Attributes:
-        best: the recommended one.
-        rows: all of them, the fastest first.
+        best: the recommended job.
+        rows: all possible jobs, the fastest first.
         text: the recommendation in one line.
     """
 
@@ -78,7 +78,7 @@ class Advice(NamedTuple):
     text: str
 
     def table(self) -> str:
-        """The fastest possible jobs, and that with all machines, as lines of text."""
+        """Return the fastest possible jobs, and the job with all machines, as lines of text."""
         everything = max(self.rows, key=lambda row: (len(row.hosts), -row.step_s))
         # A rank alone sends nothing, with any codec: only its first row is shown.
         alone = {row.hosts: row for row in reversed(self.rows) if len(row.shares) == 1}
@@ -110,20 +110,22 @@ def advise(
     overlap: Number = 0.0,
     latency_s: Number = WIRE_LATENCY_S,
 ) -> Advice:
-    """Predict which machines make the fastest job, from numbers alone.
+    """Predict from numbers which machines make the fastest job.
 
     Example: ``rc.advise([0, 0], [0.01, 0.03], 4 * 11_000_000, [118, 118]).text``.
 
     Args:
-        fixed_s: seconds of computation per step and rank, whatever the number of samples.
-        sample_s: seconds of computation per sample and rank.
+        fixed_s: for each rank, the seconds of computation per step that do not depend on the samples.
+        sample_s: for each rank, the seconds of computation per sample.
         gradient_bytes: size of all gradients in bytes.
-        mb_per_s: speed of the network interface of each rank's host in MB/s, each way.
+        mb_per_s: for each rank, the speed of its host's network interface in MB/s, in each direction.
         global_batch: samples of all ranks together per step.
-        hosts: name of each rank's host; ranks of one host are used together. By default each has its own.
-        codecs: by name, the bytes that are sent for each byte of gradients; by default float32 (1.0).
-        overlap: which part of the computation communication can run beside, from 0.0 to 1.0.
-        latency_s: of a message between two hosts, in seconds.
+        hosts: for each rank, the name of its host. Ranks of one host are used together. By default each rank
+            has its own host.
+        codecs: by name of a codec, the bytes that are sent for each byte of gradients; by default float32
+            (1.0).
+        overlap: the part of the computation, from 0.0 to 1.0, during which communication can run.
+        latency_s: latency of a message between two hosts, in seconds.
 
     Returns:
         the recommendation, and all possible jobs.

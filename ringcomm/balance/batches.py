@@ -172,16 +172,17 @@ class Balanced:
 class BalancedBatches(Balanced):
     """A batch sampler for PyTorch's ``DataLoader``: each rank gets as many samples as it can compute in time.
 
-    The global batch is fixed, so the learning rate is that of one process. Which samples are in a global
-    batch depends on the seed, the epoch and its number alone, and every sample is in one of them per epoch.
+    The global batch is fixed, so use the learning rate of one process. The seed, the epoch and the number of
+    a global batch determine its samples. Every sample is in one global batch per epoch.
     ::
 
         batches = hvd.BalancedBatches(dataset, global_batch=96)
         loader = DataLoader(dataset, batch_sampler=batches, num_workers=2)
         optimizer = hvd.DistributedOptimizer(optimizer, batches=batches)
 
-    Average the loss over the samples of the batch, as with one process; gradients are weighted by them.
-    A rank without samples in a step gets two of another rank's, and its gradients have weight 0.
+    Average the loss over the samples of this rank's batch, as in one process. Gradients are weighted by the
+    number of samples. A rank whose share of a global batch is empty gets two samples of another rank, and its
+    gradients have weight 0.
 
     Args:
         {balanced_count}
@@ -199,10 +200,11 @@ class BalancedBatches(Balanced):
 
     @contextmanager
     def within_memory(self) -> Iterator[None]:
-        """Context manager for the forward and backward pass: running out of memory does not end the job.
+        """Context manager for forward and backward pass: the job continues if this rank runs out of memory.
 
-        The gradients of this rank then have weight 0 in this step, and its shares are at most nine tenths of
-        this one from the next change on, which all ranks make soon. The samples of this share are left out.
+        Then the gradients of this rank have weight 0 in this step, so the samples of its share are left out.
+        Soon all ranks change their shares. From then on, the share of this rank is at most nine tenths of the
+        present one.
         ::
 
             with batches.within_memory():
@@ -226,20 +228,20 @@ def _is_out_of_memory(problem: BaseException) -> bool:
 
 @documented
 def balanced(count: Union[int, Sized], global_batch: int = 96, seed: int = 0, **options: Any) -> Balanced:
-    """The samples of this rank, global batch by global batch, for ranks of unequal speed.
+    """Return the samples of this rank in each global batch, for ranks of unequal speed.
 
     Example::
 
         for mine in rc.balanced(len(images), global_batch=96):
             gradient = rc.allreduce(mean_gradient(mine), weight=len(mine))
 
-    Each iteration over the result is an epoch. Every sample is in one share of one rank per epoch, whatever
-    the speeds; a share may be empty, and then has weight 0.
+    Each iteration over the result is an epoch. In an epoch, every sample is in the share of one rank,
+    whatever the speeds. A share may be empty; its weight is then 0.
 
     Args:
         {balanced_count}
         global_batch: samples of all ranks together per step.
-        seed: of the order of samples, the same on all ranks.
+        seed: seed for the order of the samples, the same on all ranks.
         **options: ``speeds``, ``min_batch``, ``max_batch``, ``multiple_of``, ``shuffle`` and ``drop_last``,
             as for ``ringcomm.torch.BalancedBatches``.
 

@@ -165,7 +165,7 @@ def allreduce_async_(array: Array, options: Options) -> Handle:
         a handle; its ``wait()`` returns ``array`` itself.
 
     Raises:
-        Misuse: it is not a NumPy array, or it is read-only.
+        Misuse: an array is not a NumPy array, or is read-only.
         {start_errors}
     """
     return start_allreduce([submitted(api.context().staging, array, "allreduce_async_")], options)
@@ -180,8 +180,8 @@ def reducescatter_async(array: Any, options: Options) -> Handle:
         {options}
 
     Returns:
-        a handle; its ``wait()`` returns a new array with this rank's rows: of ``n`` rows every member of
-        the set gets ``n // size``, the first ``n % size`` members one more.
+        a handle; its ``wait()`` returns a new array with this rank's rows. Every member of the set gets ``n
+        // size`` of ``n`` rows; the first ``n % size`` members get one more.
 
     Raises:
         Misuse: the array has no first dimension.
@@ -202,7 +202,7 @@ def allgather_async(
 
     Returns:
         a handle; its ``wait()`` returns a new array with the rows of all ranks, in rank order. The number of
-        rows may differ from rank to rank.
+        rows may differ between ranks.
 
     Raises:
         {start_errors}
@@ -214,7 +214,7 @@ def allgather_async(
 def broadcast_async(
     array: Any, root_rank: int = 0, name: Optional[str] = None, process_set: Optional[ProcessSet] = None
 ) -> Handle:
-    """Start copying the root's array to every rank, as a new array.
+    """Start copying the root's array to a new array on every rank.
 
     Args:
         {array_in}
@@ -236,7 +236,7 @@ def broadcast_async(
 def broadcast_async_(
     array: Array, root_rank: int = 0, name: Optional[str] = None, process_set: Optional[ProcessSet] = None
 ) -> Handle:
-    """Start overwriting ``array`` on every rank with the root's.
+    """Start overwriting ``array`` on every rank with the root's array.
 
     Args:
         {array_pending}
@@ -247,7 +247,7 @@ def broadcast_async_(
         a handle; its ``wait()`` returns ``array`` itself.
 
     Raises:
-        Misuse: it is not a NumPy array, or it is read-only.
+        Misuse: an array is not a NumPy array, or is read-only.
         {start_errors}
     """
     context = api.context()
@@ -260,7 +260,7 @@ def alltoall_async(
     array: Any, splits: Optional[Sequence[int]] = None, name: Optional[str] = None,
     process_set: Optional[ProcessSet] = None,
 ) -> Handle:  # fmt: skip
-    """Start sending a part of the rows to every rank, and receiving a part of the rows of every rank.
+    """Start sending rows to every rank, and receiving rows from every rank.
 
     Args:
         {array_rows}
@@ -284,7 +284,7 @@ def alltoall_async(
 
 @takes("allreduce", texts="core")
 def grouped_allreduce_async(arrays: Sequence[Any], options: Options) -> Handle:
-    """Start an allreduce of copies of several arrays as one operation: all are reduced, or none.
+    """Start one allreduce of copies of several arrays: either all are reduced, or none.
 
     Args:
         {arrays_in}
@@ -301,7 +301,7 @@ def grouped_allreduce_async(arrays: Sequence[Any], options: Options) -> Handle:
 
 @takes("allreduce", texts="core")
 def grouped_allreduce_async_(arrays: Sequence[Array], options: Options) -> Handle:
-    """Start an allreduce of several arrays in place as one operation: all are reduced, or none.
+    """Start one allreduce of several arrays in place: either all are reduced, or none.
 
     Args:
         {arrays_pending}
@@ -311,7 +311,7 @@ def grouped_allreduce_async_(arrays: Sequence[Array], options: Options) -> Handl
         a handle; its ``wait()`` returns a list of the arrays themselves.
 
     Raises:
-        Misuse: it is not a NumPy array, or it is read-only.
+        Misuse: an array is not a NumPy array, or is read-only.
         {start_errors}
     """
     return start_allreduce(all_submitted(arrays, "grouped_allreduce_async_"), options, grouped=True)
@@ -319,7 +319,7 @@ def grouped_allreduce_async_(arrays: Sequence[Array], options: Options) -> Handl
 
 @takes("allreduce", texts="core")
 def grouped_allreduce(arrays: Sequence[Any], options: Options) -> List[Array]:
-    """Reduce several arrays over all ranks as one operation: all are reduced, or none.
+    """Reduce several arrays over all ranks in one operation: either all are reduced, or none.
 
     Example: ``weights, bias = rc.grouped_allreduce([weights, bias], op=rc.Sum)``.
 
@@ -338,7 +338,7 @@ def grouped_allreduce(arrays: Sequence[Any], options: Options) -> List[Array]:
 
 @takes("allreduce", texts="core")
 def grouped_allreduce_(arrays: Sequence[Array], options: Options) -> List[Array]:
-    """Reduce several arrays over all ranks in place as one operation: all are reduced, or none.
+    """Reduce several arrays in place, in one operation: either all are reduced, or none.
 
     Example: ``rc.grouped_allreduce_([weights, bias], op=rc.Sum, name="layer1")``.
 
@@ -350,7 +350,7 @@ def grouped_allreduce_(arrays: Sequence[Array], options: Options) -> List[Array]
         a list of the arrays themselves.
 
     Raises:
-        Misuse: it is not a NumPy array, or it is read-only.
+        Misuse: an array is not a NumPy array, or is read-only.
         {call_errors}
     """
     operands = all_submitted(arrays, "grouped_allreduce_")
@@ -359,7 +359,7 @@ def grouped_allreduce_(arrays: Sequence[Array], options: Options) -> List[Array]
 
 @takes("reducescatter", texts="core")
 def grouped_reducescatter_async(arrays: Sequence[Any], options: Options) -> Handle:
-    """Start a reducescatter of copies of several arrays as one operation.
+    """Start one reducescatter of copies of several arrays.
 
     Args:
         {arrays_in}
@@ -377,15 +377,15 @@ def grouped_reducescatter_async(arrays: Sequence[Any], options: Options) -> Hand
 
 @takes("reducescatter", texts="core")
 def grouped_reducescatter(arrays: Sequence[Any], options: Options) -> List[Array]:
-    """Reduce several arrays over all ranks as one operation; every rank gets only its rows of each.
+    """Reduce several arrays over all ranks in one operation; every rank gets only its rows of each.
 
     Args:
         {arrays_in}
         {options}
 
     Returns:
-        a list of new arrays: of ``n`` rows every member of the set gets ``n // size``, the first
-        ``n % size`` members one more.
+        a list of new arrays. Every member of the set gets ``n // size`` of ``n`` rows; the first ``n % size``
+        members get one more.
 
     Raises:
         Misuse: an array has no first dimension.
@@ -399,7 +399,7 @@ def grouped_reducescatter(arrays: Sequence[Any], options: Options) -> List[Array
 def grouped_allgather_async(
     arrays: Sequence[Any], name: Optional[str] = None, process_set: Optional[ProcessSet] = None
 ) -> Handle:
-    """Start an allgather of copies of several arrays as one operation.
+    """Start one allgather of copies of several arrays.
 
     Args:
         {arrays_rows}
@@ -418,15 +418,15 @@ def grouped_allgather_async(
 def grouped_allgather(
     arrays: Sequence[Any], name: Optional[str] = None, process_set: Optional[ProcessSet] = None
 ) -> List[Array]:
-    """Concatenate every rank's arrays along the first dimension, several of them as one operation.
+    """Concatenate several arrays of every rank along the first dimension, in one operation.
 
     Args:
         {arrays_rows}
         {matching}
 
     Returns:
-        a list of new arrays with the rows of all ranks, in rank order. The number of rows may differ from
-        rank to rank; a zero-dimensional array counts as one row.
+        a list of new arrays with the rows of all ranks, in rank order. The number of rows may differ between
+        ranks. A zero-dimensional array counts as one row.
 
     Raises:
         {call_errors}
@@ -441,7 +441,7 @@ def grouped_allgather(
 def send(
     array: Any, dest: int, tag: int = 0, name: Optional[str] = None, process_set: Optional[ProcessSet] = None
 ) -> None:
-    """Send an array to another rank; returns when that rank has received it.
+    """Send an array to another rank, and return when that rank has received it.
 
     The other rank calls :func:`recv`. Messages between two ranks with the same tag are received in the order
     in which they were sent. Other ranks take no part.
@@ -454,8 +454,8 @@ def send(
             rc.recv(batch, source=0)
 
     Args:
-        array: NumPy array, or what converts to one.
-        dest: the rank that receives it: its rank in the job.
+        array: a NumPy array, or an object that converts to one.
+        dest: the rank of the job that receives it.
         {message}
 
     Raises:
@@ -473,8 +473,8 @@ def send_async(
     """Start sending a copy of an array to another rank, as :func:`send` does.
 
     Args:
-        array: array of any kind, or what converts to one.
-        dest: the rank that receives it: its rank in the job.
+        array: an array of any kind, or an object that converts to one.
+        dest: the rank of the job that receives it.
         {message}
 
     Returns:
@@ -495,8 +495,8 @@ def recv(
     """Receive an array that another rank sends with :func:`send` or :func:`send_async`.
 
     Args:
-        array: of the same shape and dtype as the one that is sent; it is overwritten.
-        source: the rank that sends it: its rank in the job.
+        array: an array of the shape and dtype of the sent array. It is overwritten.
+        source: the rank of the job that sends it.
         {message}
 
     Returns:
@@ -518,9 +518,9 @@ def recv_async(
     """Start receiving an array that another rank sends, as :func:`recv` does.
 
     Args:
-        array: of the same shape and dtype as the one that is sent; it is overwritten, and must not be used
+        array: an array of the shape and dtype of the sent array. It is overwritten, and must not be used
             until the handle is done.
-        source: the rank that sends it: its rank in the job.
+        source: the rank of the job that sends it.
         {message}
 
     Returns:
@@ -555,11 +555,11 @@ def _start_message(
 def join() -> int:
     """Announce that this rank has no more data, and wait until all ranks have announced it.
 
-    Until then this rank contributes the neutral element to the other ranks' allreduces (0 to a sum); an
-    average still divides by the number of all ranks.
+    Until then this rank contributes the neutral element (0 for a sum) to the allreduces of the other ranks.
+    An average still divides by the number of all ranks.
 
     Returns:
-        the rank that joined last, whose state is the newest.
+        the rank that joined last. Its state is the newest.
 
     Raises:
         PeerLostError: a rank ended, or is silent for too long.
@@ -572,8 +572,8 @@ def join() -> int:
 def pause(reason: str) -> ContextManager[None]:
     """Announce that this rank will start no collectives for a while, for example while it writes a file.
 
-    During the ``with`` block the other ranks neither warn nor time out because of collectives that this rank
-    has not started.
+    During the ``with`` block, other ranks can wait for collectives of this rank without a warning or a
+    timeout.
 
     Example: ``with rc.pause("saving checkpoint"): torch.save(model, path)``.
 
@@ -590,16 +590,16 @@ def pause(reason: str) -> ContextManager[None]:
 
 
 def poll(handle: Handle) -> bool:
-    """Return whether an operation is done, so that :func:`synchronize` would not wait.
+    """Return whether an operation is done; :func:`synchronize` then does not wait.
 
     Args:
-        handle: from one of the asynchronous collectives.
+        handle: the handle of an asynchronous collective.
 
     Returns:
         True if the operation is done or has failed.
 
     Raises:
-        Misuse: it is not such a handle.
+        Misuse: ``handle`` is not such a handle.
     """
     return _checked(handle).done()
 
@@ -609,13 +609,13 @@ def synchronize(handle: Handle) -> Any:
     """Wait for an operation and return its result, or raise its error.
 
     Args:
-        handle: from one of the asynchronous collectives.
+        handle: the handle of an asynchronous collective.
 
     Returns:
         the operation's result: an array, a list of arrays, or a pair.
 
     Raises:
-        Misuse: it is not such a handle.
+        Misuse: ``handle`` is not such a handle.
         {rank_errors}
     """
     return _checked(handle).wait()

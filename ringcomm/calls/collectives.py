@@ -111,7 +111,7 @@ class Collectives:
 
     @takes("reducescatter", texts="direct", without="process_set")
     def reducescatter_(self, array: Array, options: Options) -> Array:
-        """Reduce an array over all ranks with ``array`` as working space; every rank gets only its rows.
+        """Reduce an array over all ranks, using it as working space; every rank gets only its rows.
 
         {reducescatter_}
         """
@@ -168,9 +168,9 @@ class Collectives:
 
     @documented
     def allgather_(self, array: Array, name: Optional[str] = None) -> Array:
-        """Complete an array of which every rank holds its rows: the inverse of ``reducescatter_``.
+        """Complete an array of which every rank has only its rows: the inverse of ``reducescatter_``.
 
-        Each rank contributes the rows that ``reducescatter`` would give it; the other rows are overwritten.
+        Each rank contributes the rows that ``reducescatter`` would give it. The other rows are overwritten.
 
         {allgather_}
         """
@@ -199,7 +199,7 @@ class Collectives:
 
     @documented
     def broadcast_(self, array: Array, root_rank: int = 0, name: Optional[str] = None) -> Array:
-        """Overwrite ``array`` on every rank with the root's.
+        """Overwrite ``array`` on every rank with the root's array.
 
         {broadcast_}
         """
@@ -219,7 +219,7 @@ class Collectives:
 
     @documented
     def alltoall(self, array: Any, splits: Optional[Sequence[int]] = None, name: Optional[str] = None) -> Any:
-        """Send a part of the rows to every rank, and receive a part of the rows of every rank.
+        """Send rows to every rank, and receive rows from every rank.
 
         {alltoall}
         """
@@ -274,7 +274,7 @@ class Collectives:
 
     @documented
     def barrier(self, name: Optional[str] = None) -> None:
-        """Wait until every rank has called it.
+        """Wait until every rank has called this.
 
         {barrier}
         """

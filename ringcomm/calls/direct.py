@@ -79,7 +79,7 @@ def reducescatter(array: Any, options: Options) -> Array:
 
 @takes("reducescatter", texts="direct")
 def reducescatter_(array: Array, options: Options) -> Array:
-    """Reduce an array over all ranks with ``array`` as working space; every rank gets only its rows.
+    """Reduce an array over all ranks, using it as working space; every rank gets only its rows.
 
     {reducescatter_}
         {direct_errors}
@@ -107,9 +107,9 @@ def allgather(array: Any, name: Optional[str] = None, process_set: Optional[Proc
 
 @documented
 def allgather_(array: Array, name: Optional[str] = None, process_set: Optional[ProcessSet] = None) -> Array:
-    """Complete an array of which every rank holds its rows: the inverse of ``reducescatter_``.
+    """Complete an array of which every rank has only its rows: the inverse of ``reducescatter_``.
 
-    Each rank contributes the rows that ``reducescatter`` would give it; the other rows are overwritten.
+    Each rank contributes the rows that ``reducescatter`` would give it. The other rows are overwritten.
 
     {allgather__in_set}
         {direct_errors}
@@ -142,7 +142,7 @@ def broadcast(
 def broadcast_(
     array: Array, root_rank: int = 0, name: Optional[str] = None, process_set: Optional[ProcessSet] = None
 ) -> Array:
-    """Overwrite ``array`` on every rank with the root's.
+    """Overwrite ``array`` on every rank with the root's array.
 
     {broadcast__in_set}
         {direct_errors}
@@ -157,7 +157,7 @@ def alltoall(
     array: Any, splits: Optional[Sequence[int]] = None, name: Optional[str] = None,
     process_set: Optional[ProcessSet] = None,
 ) -> Any:  # fmt: skip
-    """Send a part of the rows to every rank, and receive a part of the rows of every rank.
+    """Send rows to every rank, and receive rows from every rank.
 
     Example: ``rows, counts = rc.alltoall(rows, splits=[3, 1])`` on 2 ranks.
 
@@ -186,7 +186,7 @@ def alltoall_(array: Array, name: Optional[str] = None, process_set: Optional[Pr
 
 @documented
 def barrier(name: Optional[str] = None, process_set: Optional[ProcessSet] = None) -> None:
-    """Wait until every rank has called it.
+    """Wait until every rank has called this.
 
     {barrier_in_set}
         {direct_errors}
@@ -217,16 +217,18 @@ Arrays = Union[Mapping[str, Any], Iterable[Any]]
 
 
 def check_same(arrays: Arrays, process_set: Optional[ProcessSet] = None) -> None:
-    """Check that every rank has the same arrays: names, shapes, dtypes and all bits. All ranks call it.
+    """Check that the arrays of all ranks are equal, bit for bit. All ranks must call this.
 
     Example: ``rc.check_same({name: item.numpy() for name, item in model.state_dict().items()})``.
 
     Args:
-        arrays: NumPy arrays: a mapping by name, in the same order on all ranks, or a sequence.
+        arrays: NumPy arrays, as a mapping by name (in the same order on all ranks) or as a sequence. Names,
+            shapes and dtypes are compared, too.
         process_set: the ranks that are compared; by default all ranks of the job.
 
     Raises:
-        DesyncError: some arrays differ; on every rank, with the first such array and the ranks that differ.
+        DesyncError: (on every rank) some arrays differ. It names the first such array, and the ranks that
+            differ.
         MismatchError: ranks pass different numbers of arrays.
         PeerLostError: a rank ended, or is silent for too long.
     """

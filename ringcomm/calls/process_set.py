@@ -26,7 +26,7 @@ class ProcessSet:
     """
 
     mpi_comm = None
-    """Always None: exists for Horovod's scripts; ringcomm does not use MPI."""
+    """Always None. It exists for scripts that were written for Horovod; ringcomm does not use MPI."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         if isinstance(ranks, (str, bytes)) or not hasattr(ranks, "__iter__"):
@@ -49,7 +49,7 @@ class ProcessSet:
         self._registered = None if number is None else (api.context(), number)
 
     def register(self) -> None:
-        """Register the set. Every rank of the job must call this, members or not."""
+        """Register the set. Every rank of the job must call this, also ranks outside of the set."""
         context = api.context()
         self._registered = (context, context.engine.add_process_set(self.ranks))
 
@@ -118,10 +118,10 @@ global_process_set: ProcessSet = _AllRanks()
 
 
 def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet:
-    """Register a group of ranks. Every rank of the job must call it, members or not.
+    """Register a group of ranks. Every rank of the job must call this, also ranks outside of the group.
 
-    Its members pass it to collectives as ``process_set=``. These are matched by name, or without a name by
-    their order in the set; see docs/collectives.md.
+    Its ranks pass it to collectives as ``process_set=``. These collectives are matched by name. Without a
+    name, they are matched by their order in the set; see docs/collectives.md.
 
     Args:
         process_set: a :class:`ProcessSet`, or a list of ranks.
@@ -132,7 +132,7 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
     Raises:
         ConfigError: a rank is not in the job, or a set with the same ranks is already registered.
         MismatchError: ranks pass different sets.
-        NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
+        NotInitializedError: before ``init()``, or after ``shutdown()``.
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
@@ -141,10 +141,10 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a registered group. Every rank of the job must call it.
+    """Remove a registered group. Every rank of the job must call this.
 
-    Wait for the group's operations before. One that some members have not submitted by then fails with
-    :class:`~ringcomm.errors.MismatchError`.
+    First wait for the group's operations. An operation that some members have not submitted by then fails
+    with :class:`~ringcomm.errors.MismatchError`.
 
     Args:
         process_set: the set.
@@ -154,7 +154,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
     Raises:
         MismatchError: ranks pass different sets.
-        NotInitializedError: ``init()`` has not been called, or ``shutdown()`` has.
+        NotInitializedError: before ``init()``, or after ``shutdown()``.
     """
     number = process_set.process_set_id
     if number is None or not api.context().engine.remove_process_set(number):

@@ -40,8 +40,8 @@ TEXTS: Dict[str, str] = {
     "tf_weight": SHARED["weight"] + "\n    It may be a tensor.",
     "reducescatter_op": SHARED["scatter_op"],
     "reducescatter_splits": """\
-splits: the number of rows for each rank that takes part, in rank order, such as ``[3, 0, 1]``: the same list
-    on all ranks, with the number of rows as its sum. Without it rows are divided evenly.""",
+splits: the number of rows for each rank that takes part, in rank order, such as ``[3, 0, 1]``. All ranks
+    pass the same list; its sum is the number of rows. Without it rows are divided evenly.""",
 }
 """Descriptions of options that are special to some functions or to a collective."""
 _PLACEHOLDER = re.compile(r"^([ \t]*)\{options\}[ \t]*$", re.MULTILINE)

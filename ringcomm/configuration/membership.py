@@ -22,33 +22,33 @@ PREFIX = "RINGCOMM_"
 
 # The variables that are not settings, without the prefix, and their meaning.
 MEMBERSHIP_VARIABLES = (
-    ("SIZE", "Number of ranks. 1, or unset without `srun` and `mpirun`: this process is the whole job."),
-    ("RENDEZVOUS", "Address of the rendezvous: `host:port`, or several separated by commas; those after a "
-     "semicolon are tried if none before it answers. Without `ringrun`, the process on that host that asks "
-     "for rank 0 or for none serves it, if one address is given. Otherwise start "
-     "`python -m ringcomm.rendezvous` there."),
-    ("RENDEZVOUS_MACHINE", "Identifier of the machine that serves the rendezvous. Other machines skip "
-     "addresses that they have themselves (like docker0's)."),
+    ("SIZE", "Number of ranks. 1: this process is the whole job. Unset: the number of `srun` or `mpirun`, "
+     "otherwise 1."),
+    ("RENDEZVOUS", "Address of the rendezvous, the service by which ranks find each other: `host:port`, or "
+     "several separated by commas. Addresses after a semicolon are tried last. Without `ringrun`, give one "
+     "address: a rank on that host with `RINGCOMM_RANK` 0 or unset serves the rendezvous. Without such a "
+     "rank, start `python -m ringcomm.rendezvous` there."),
+    ("RENDEZVOUS_MACHINE", "Set by `ringrun`: identifies the machine that serves the rendezvous."),
     ("RANK", "The rank that this process asks for. Unset: the rendezvous assigns one."),
-    ("KEY_FILE", "File with the job's key in hex digits, the same on every host and readable by its owner "
-     "only; `python -m ringcomm.newkey FILE` makes one. With a certificate in it, all TCP connections are "
-     "encrypted."),
-    ("KEY", "The key itself. Prefer a file: other users may see environments."),
-    ("KEY_FD", "Descriptor of the key, from `ringrun`."),
-    ("KEY_READER", "Process that has read the key from that descriptor. Programs that it starts do not "
-     "inherit the key."),
+    ("KEY_FILE", "File with the job's key in hex digits. It must be the same on every host, and readable by "
+     "its owner only. `python -m ringcomm.newkey FILE` makes one. If it also holds a certificate, all TCP "
+     "connections are encrypted."),
+    ("KEY", "The key itself. Prefer a file: other processes may see environments."),
+    ("KEY_FD", "Set by `ringrun`: the file descriptor of the key."),
+    ("KEY_READER", "Set by ringcomm: ID of the process that has read this key. Its child processes do not "
+     "get the key."),
     ("JOB", "Name of the job. Ranks of another job are refused."),
     ("SHARED_DIR", "Directory that all hosts share, where ranks started by `srun` or Open MPI's `mpirun` "
      "find rank 0. Unset: `~/.ringcomm`."),
     ("HOST", "Name of this host in messages. Unset: its hostname."),
-    ("SLOT", "`HOST_INDEX:SLOT`, the place that `ringrun` gave this process."),
-    ("MASTER", "The values of `MASTER_ADDR`, `MASTER_PORT` and `WORLD_SIZE` that `ringrun` has set. While "
-     "they are unchanged, `torch.distributed` uses the job's own rendezvous."),
-    ("FLIGHT_FD", "Socket and pipe by which `ringrun` requests flight records."),
-    ("ELASTIC", "`1`: the job is elastic, and `SIZE` has no effect. "
-     "`python -m ringcomm.rendezvous --min-np N` serves such a job."),
-    ("MEMBER", "Number of this process in an elastic job. Unset: the rendezvous gives one."),
-    ("RESTART", "How often `ringrun --restarts` has started the job again: 0 the first time."),
+    ("SLOT", "Set by `ringrun`: `HOST_INDEX:SLOT`, the place of this process."),
+    ("MASTER", "Set by `ringrun`: its values of `MASTER_ADDR`, `MASTER_PORT` and `WORLD_SIZE`. While these "
+     "are unchanged, `torch.distributed` uses the job's own rendezvous."),
+    ("FLIGHT_FD", "Set by `ringrun`: file descriptors by which it requests a rank's last operations."),
+    ("ELASTIC", "`1`: ranks can join and leave the job, and `RINGCOMM_SIZE` has no effect. Without "
+     "`ringrun`, start `python -m ringcomm.rendezvous --min-np N`."),
+    ("MEMBER", "Number of this process in an elastic job. Unset: the rendezvous assigns one."),
+    ("RESTART", "How often `ringrun --restarts` has restarted the job: 0 at first."),
 )  # fmt: skip
 
 _assigned: Dict[str, str] = {}
@@ -224,21 +224,21 @@ class Membership:
     """How this process takes part in a job.
 
     Attributes:
-        size: number of ranks; 1 needs neither rendezvous nor key.
-        rendezvous: where the rendezvous may be reached, ``(address, port)``; any one will do.
+        size: number of ranks. A job of one rank needs neither a rendezvous nor a key.
+        rendezvous: addresses of the rendezvous, each ``(address, port)``; the first that answers is used.
         key: the job's secret, at least 16 bytes.
-        job: the job's public name; ranks of other jobs are refused.
-        slot: the place the launcher gave this process, or None if it joins on its own.
-        rank: the rank it asks for, or None to be given one.
+        job: the name of the job, which is not secret. Ranks of other jobs are refused.
+        slot: the place that the launcher has given this process, or None if it joins without a launcher.
+        rank: the rank that this process asks for; None: the rendezvous assigns one.
         host: this host's name in messages, or None for its own hostname.
-        certificate: PEM of a certificate and of its private key, if connections must be encrypted; else "".
-        rendezvous_last: further addresses of the rendezvous, if it does not answer at ``rendezvous``.
-        rendezvous_machine: identifies the machine that serves the rendezvous; "": not known.
-        elastic: whether ranks may be lost and may join while the job runs; then ``size`` and ``rank`` do not
-            count.
-        member: in an elastic job, this process's member number, or None if the rendezvous is to give one.
-        launched: how srun or mpirun has started this process; then rank 0 chooses rendezvous and key.
-        within: the job whose rendezvous connects the ranks of this one, a process group; "": its own.
+        certificate: a certificate and its private key as PEM, if connections must be encrypted; otherwise "".
+        rendezvous_last: addresses that are tried if none of ``rendezvous`` answers.
+        rendezvous_machine: identifier of the machine that serves the rendezvous; "": not known.
+        elastic: whether ranks may be lost and may join while the job runs. Then ``size`` and ``rank`` have no
+            effect.
+        member: in an elastic job, the number of this process; None: the rendezvous assigns one.
+        launched: set if srun or mpirun has started this process. Then rank 0 chooses rendezvous and key.
+        within: for a process group, the job whose rendezvous connects its ranks; "": its own rendezvous.
     """
 
     size: int = 1
@@ -258,21 +258,21 @@ class Membership:
 
     @property
     def is_alone(self) -> bool:
-        """Whether this process is the whole job, without rendezvous and key."""
+        """Whether this process is the whole job. Then there is no rendezvous and no key."""
         return self.size == 1 and not self.elastic
 
     @classmethod
     def from_environment(
         cls, environ: Optional[Mapping[str, str]] = None, elastic: bool = False
     ) -> Membership:
-        """Read the variables that ``ringrun`` or a user has set; without them those of srun and mpirun.
+        """Read the variables that ``ringrun`` or a user has set, or else the variables of srun and mpirun.
 
         Args:
-            environ: the variables; None: this process's.
-            elastic: whether the job is elastic also without ``RINGCOMM_ELASTIC``.
+            environ: the variables; None: the environment of this process.
+            elastic: True: the job is elastic also without ``RINGCOMM_ELASTIC``.
 
         Raises:
-            ConfigError: a variable is missing or does not parse.
+            ConfigError: a variable is missing or has an invalid value.
         """
         environ = variables(environ)
         elastic = elastic or environ.get(PREFIX + "ELASTIC", "") not in ("", "0")

@@ -143,105 +143,105 @@ def _setting(
 
 @dataclass(frozen=True)
 class Settings:
-    """The tunables, each defined exactly once: default, variable, parser and description."""
+    """The settings of a job. docs/configuration.md lists those that are also options of ``ringrun``."""
 
     iface: str = _setting(
         "", "IFACE", str,
-        "Network interfaces that may carry traffic: names, globs, CIDRs and exclusions, separated by "
-        "commas (`eth0`, `en*`, `192.168.1.0/24`, `!docker*`). Empty: every interface that works.",
+        "Network interfaces that ranks may use: names, globs, networks and exclusions, separated by commas "
+        "(`eth0`, `en*`, `192.168.1.0/24`, `!docker*`). Empty: all interfaces.",
     )  # fmt: skip
     start_timeout_s: float = _setting(
         60.0, "START_TIMEOUT", parse_positive_seconds,
-        "Seconds that ranks wait for each other in `init`.", metavar="S",
+        "Seconds that ranks wait for each other in `init()` before it fails.", metavar="S",
     )  # fmt: skip
     compression: str = _setting(
         "", "COMPRESSION", parse_compression,
-        f"How gradients are sent where the program names no compression: `{'`, `'.join(CODECS)}` or `auto` "
-        "(float32, bf16 or int8, as measured steps, links and codecs suggest).",
+        "How ringcomm's optimizers and gradient tapes send gradients if the program names no compression: "
+        f"`{'`, `'.join(CODECS)}` or `auto` (chosen by measurements).",
         "--compress", metavar="|".join(COMPRESSIONS),
         brief="int8, auto, …",
     )  # fmt: skip
     local_steps: str = _setting(
         "", "LOCAL_STEPS", parse_local_steps,
-        "Steps that ranks with PyTorch's `DistributedOptimizer` train alone before they average weights. "
-        "`auto`: as many as their distance permits and the link demands. Empty: gradients are averaged in "
-        "every step.",
+        "With PyTorch's `DistributedOptimizer`: number of steps that each rank trains alone before the ranks "
+        "average their weights. `auto`: chosen by measurements. Empty: gradients are averaged in every step.",
         metavar="auto|N",
     )  # fmt: skip
     transport: str = _setting(
         "auto", "TRANSPORT", parse_transport,
-        "How ranks of one host exchange data: `auto` (the first of these that works), `memory` (each reads "
-        "the other's memory), `shm` (memory that both share), `unix` (Unix sockets) or `tcp`.",
+        "How ranks of one host exchange data: `memory` (a rank reads the other rank's memory), `shm` (shared "
+        "memory), `unix` (Unix sockets), `tcp`, or `auto` (the first of these that works).",
         metavar="auto|memory|shm|unix|tcp",
     )  # fmt: skip
     fusion_bytes: int = _setting(
         FUSION_BYTES, "FUSION_THRESHOLD", parse_size,
-        "Bytes of small tensors that the engine fuses into one message. 0: no fusion.",
+        "Tensors that are ready are reduced together, up to this number of bytes. 0: one by one.",
         metavar="BYTES",
     )  # fmt: skip
     dead_after_s: float = _setting(
         30.0, "DEAD_AFTER", parse_seconds,
-        "Seconds without a heartbeat after which a rank counts as failed: its process is stopped or cut off, "
-        "or a C call holds the interpreter lock. Also the limit for a transfer without progress. 0: never.",
+        "Seconds without a heartbeat after which a rank counts as failed. Heartbeats are missing if the "
+        "rank's process is stopped, its network is cut, or a C call holds the interpreter lock. A "
+        "transfer without progress has the same limit. 0: no limit.",
         metavar="S",
     )  # fmt: skip
     late_after_s: float = _setting(
         600.0, "LATE_AFTER", parse_seconds,
-        "Seconds after which a collective fails that some ranks have not entered. After a tenth of that time "
-        "rank 0 warns, with their Python stacks. 0: neither. `with ringcomm.pause(...)` stops this clock.",
+        "Seconds after which a collective fails if some ranks have not entered it. After a tenth of that "
+        "time, rank 0 logs a warning with the Python stacks of these ranks. 0: no limit and no warning. Time "
+        "in `with ringcomm.pause(...)` does not count.",
         metavar="S", brief="Longest wait.",
     )  # fmt: skip
     timeline: str = _setting(
         "", "TIMELINE", str,
-        "Write a Chrome trace of all ranks to this file of rank 0. It has collectives by name (all those of "
-        "the adapters) and process groups of torch.distributed, not direct calls. Empty: nothing.",
+        "Write a Chrome trace of all ranks to this file on rank 0's host. It shows all collectives except "
+        "synchronous calls of `ringcomm` itself, like `rc.allreduce`. Empty: no trace.",
         metavar="FILE", brief="Chrome trace.",
     )  # fmt: skip
     diagnose_dir: str = _setting(
         "", "DIAGNOSE_DIR", str,
-        "Folder for ranks' last operations and Python stacks when a job fails. `ringrun` brings them "
-        "there from all hosts. Empty: ringrun's `--output-dir`, or else a new temporary folder (ten stay); "
-        "without `ringrun`, nothing is written.", metavar="FOLDER",
+        "Folder for ranks' last operations and Python stacks when a job fails. `ringrun` collects them from "
+        "all hosts. Empty: `--output-dir`, or else a new temporary folder (the ten newest are kept); without "
+        "`ringrun`, nothing is written.",
+        metavar="FOLDER",
     )  # fmt: skip
     advise: bool = _setting(
         False, "ADVISE", parse_flag,
-        "Recommend machines, and end: measure every rank in 20 steps with each of two batch sizes, print the "
-        "predicted time of a step for every subset of hosts. The program must take its data from "
-        "balanced batches.",
+        "Predict the time of a step for every subset of the hosts, recommend one of them, and end the job. "
+        "The program must take its data from `BalancedBatches`, `BalancedDataset` or `rc.balanced`.",
     )  # fmt: skip
     encrypt: bool = _setting(
         False, "ENCRYPT", parse_flag,
-        "Encrypt all TCP connections by TLS 1.3. `ringrun` makes a certificate for this job alone and passes "
-        "it to its processes, also without this if a host has a public address or machines join. Without "
-        "`ringrun`: require it; the key file must hold a certificate "
-        "(`python -m ringcomm.newkey --encrypt FILE`). What stays in one host's memory is not encrypted.",
+        "Encrypt all TCP connections with TLS 1.3. `ringrun` does so by default if a host has a public "
+        "address or machines join with a code. Without `ringrun`, the key file must hold a certificate "
+        "(`python -m ringcomm.newkey --encrypt FILE`). Data that ranks exchange in memory are not "
+        "encrypted.",
     )  # fmt: skip
     threads: str = _setting(
         "auto", "THREADS", parse_threads,
         "Threads per rank, for NumPy, TensorFlow and JAX. `ringrun` sets `OMP_NUM_THREADS` and similar "
-        "variables unless they are set. `auto`: cores // ranks where several share a host; "
-        "`none`: not set.", metavar="N|none",
+        "variables unless you have set them. `auto`: a host's cores divided by its ranks, if there are "
+        "several. `none`: `ringrun` sets nothing.", metavar="N|none",
     )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", parse_flag,
-        "Rank 0 logs the table of links and which interface each one uses, and which algorithm serves which "
-        "messages.",
+        "Rank 0 logs the links between ranks, and the algorithm for each message size.",
     )  # fmt: skip
 
     # The rest has no option and no variable: it is for programs that pass their own settings to `init`.
 
     timeout_s: float = 0.0
-    """Seconds for which nothing at all may move in a call, whatever the peer says; 0: no such limit."""
+    """Seconds after which a call that moves no data fails, even if all ranks are alive; 0: no limit."""
     algorithm: str = ""
-    """The name of the all-reduce algorithm; "": chosen by size and by what was measured."""
+    """The name of the all-reduce algorithm; "": chosen by message size and measurements."""
     measure: bool = True
-    """Whether links are measured when a job starts; otherwise algorithms are chosen by rule."""
+    """Whether links are measured when a job starts. Otherwise fixed rules choose the algorithms."""
     segment_bytes: int = 0
-    """Bytes that are received before they are reduced; 0: what suits the link."""
+    """Bytes that are received before they are reduced; 0: a number that suits the link."""
     spin_us: float = 200.0
     """Microseconds for which a waiting call polls before it sleeps."""
     cycle_ms: float = 1.0
-    """Milliseconds that a tensor may wait for others to be fused with, unless a caller waits for it."""
+    """Milliseconds for which a tensor waits for others to be reduced with, unless a caller waits for it."""
 
     @property
     def stall_warning_s(self) -> float:
@@ -250,16 +250,16 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environ: Optional[Mapping[str, str]] = None) -> Settings:
-        """The effective settings: defaults, overridden by ``RINGCOMM_*`` variables.
+        """Return the effective settings: the defaults, overridden by ``RINGCOMM_*`` variables.
 
         Raises:
-            ConfigError: a variable does not parse; the message names it, its value and what fits.
+            ConfigError: a variable has an invalid value. The message names the variable and valid values.
         """
         environ = variables(environ)
         return effective([source(environ) for source in (values_in, *aliases)]).settings
 
     def to_environment(self) -> Dict[str, str]:
-        """The variables that give another process these same settings (only what differs)."""
+        """Return variables that give another process the same settings, without those at their defaults."""
         plain = Settings()
         changed: Dict[str, str] = {}
         for item in tunables():

@@ -1,4 +1,4 @@
-"""Elastic training: ranks may be lost and may join while a program runs, and it goes on with those alive."""
+"""Elastic training: ranks may be lost and may join while a program runs, and the living ranks continue."""
 
 from ..api import take_changes
 from .state import ArrayState, ElasticSampler, ObjectState, State, run

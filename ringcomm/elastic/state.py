@@ -25,8 +25,8 @@ NO_UPDATE, REMOVED, ADDED, MIXED = range(4)
 class State:
     """Base class of the state from which training continues after a loss.
 
-    Subclasses implement :meth:`save`, :meth:`restore` and :meth:`sync`; :class:`ObjectState` and the states
-    of the adapters do.
+    Subclasses such as :class:`ObjectState` and the states of the adapters implement :meth:`save`,
+    :meth:`restore` and :meth:`sync`.
 
     Args:
         bcast_object: function that sends a Python object from rank 0 to all ranks and returns it.
@@ -69,18 +69,19 @@ class State:
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Report that hosts were added or removed. May be called from any thread.
 
-        While a function of :func:`run` runs, the thread that receives such reports calls this at once: when
-        processes are being started on a host (which changes nothing yet), and when they are ready to join, or
-        are to leave. Programs may replace it, and look for reports in the queue ``_host_messages``.
+        While a function of :func:`run` runs, the thread that receives such reports calls this method at once.
+        It does so when processes are being started on a host (which changes nothing yet), when they are ready
+        to join, and when they are to leave. Programs may replace the method, and look for reports in the
+        queue ``_host_messages``.
 
         Args:
             timestamp: time of the change in seconds; older reports are ignored.
-            update_res: 1: hosts were removed; 2: added; 3: both.
+            update_res: 1: hosts were removed; 2: hosts were added; 3: both.
         """
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """Save the state as the one to restore after a loss, and check for changed hosts.
+        """Save the state, which a loss restores, and check for changed hosts.
 
         Raises:
             HostsUpdatedInterrupt: hosts were added or removed.
@@ -142,7 +143,7 @@ class State:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Prepare for another number of ranks; called before :meth:`sync`. Does nothing by default."""
+        """Prepare for another number of ranks, before :meth:`sync`. It does nothing by default."""
 
 
 class ObjectState(State):
@@ -190,9 +191,10 @@ class ObjectState(State):
 class ArrayState(State):
     """Elastic state of NumPy arrays and plain Python values, which are its attributes.
 
-    The position in the training belongs to the state: :attr:`step` counts the updates. So nothing is copied
-    while training runs, and nothing is rolled back after a loss: the ranks that are alive have finished the
-    same step, or some have finished one more, and then the others take the state of one of those.
+    The state includes the position in the training: :attr:`step` counts the updates. Therefore nothing is
+    copied while training runs, and nothing is rolled back after a loss. All living ranks have finished the
+    same step, or some have finished one step more. In the second case the others take the state of one of
+    these ranks.
 
     Example::
 
@@ -206,10 +208,10 @@ class ArrayState(State):
         train(rc.elastic.ArrayState(weights=np.zeros(1000)))
 
     Args:
-        check_every: after how many updates to check whether processes are to join or to leave: a short
-            all-reduce.
-        values: the arrays, which must have the same shape and element type on all ranks, and initial values
-            of further attributes, which must be picklable.
+        check_every: number of updates between checks whether processes are to join or to leave. A check is a
+            short all-reduce.
+        values: the arrays, with the same shape and element type on all ranks, and initial values of further
+            attributes, which must be picklable.
 
     Attributes:
         step: how many updates the state contains.
@@ -226,13 +228,14 @@ class ArrayState(State):
 
     @contextmanager
     def update(self) -> Iterator[None]:
-        """Change the state: one step. Other ranks may be lost before or after it, but not within.
+        """Context manager in which you change the state: one step. A loss never interrupts it.
 
-        The block must not call collectives, and attributes may be changed nowhere else.
+        Do not call collectives in this block, and change attributes nowhere else. Losses of ranks are
+        reported before or after it.
 
         Raises:
-            HostsUpdatedInterrupt: the step is finished, and processes are to join or to leave.
-            PeerLostError: the step is finished, and a rank was lost.
+            HostsUpdatedInterrupt: processes are to join or to leave; the step is finished.
+            PeerLostError: a rank was lost; the step is finished.
             Misuse: a collective in the block failed, so that the state is only partly changed.
         """
         try:
@@ -272,10 +275,10 @@ class ArrayState(State):
         """Do nothing: the present state is the saved one."""
 
     def restore(self) -> None:
-        """Do nothing: the present state is that of the last update."""
+        """Do nothing: the present state is the state after the last update."""
 
     def sync(self) -> None:
-        """Give all ranks rank 0's state.
+        """Give all ranks the state of rank 0.
 
         Raises:
             PeerLostError: a rank was lost.
@@ -460,10 +463,10 @@ def build(optimizer: Any, model: Any) -> None:
 def run(func: Callable[..., Any], reset: Optional[Callable[[], None]] = None) -> Callable[..., Any]:
     """Decorate a training function: it is called again after a loss, in the processes that are alive.
 
-    If a rank is lost, the state is restored from the last commit; if processes are to join or to leave, it
-    stays as it is. Then the ranks connect again. If any rank has another state than the others, or none,
-    all take that of rank 0, which has the newest; and the function is called again. Errors of the program
-    itself (:class:`~ringcomm.errors.Misuse`) are raised, because they would occur again.
+    If a rank is lost, the state is restored from the last commit. If processes are to join or to leave, the
+    state stays as it is. Then the ranks connect again. If the states of the ranks differ, all ranks take the
+    state of rank 0, which is the newest. Then the function is called again. Errors of the program itself
+    (:class:`~ringcomm.errors.Misuse`) are raised, because they would occur again.
 
     Example::
 
@@ -481,9 +484,9 @@ def run(func: Callable[..., Any], reset: Optional[Callable[[], None]] = None) ->
         reset: function that connects the ranks again; None: :func:`ringcomm.api.restart`.
 
     Returns:
-        a function with the arguments and the result of ``func``. Where this process is to leave the job
-        (its host was removed), it raises :class:`~ringcomm.errors.ExcludedError`, which ends the program
-        with exit code 0.
+        a function with the arguments and the result of ``func``. If this process must leave the job because
+        its host was removed, the function raises :class:`~ringcomm.errors.ExcludedError`, which ends the
+        program with exit code 0.
     """
 
     @functools.wraps(func)
@@ -540,11 +543,11 @@ def _synchronize(state: State) -> None:
 class ElasticSampler:
     """Distributes samples over the ranks, and redistributes the remaining ones when the ranks change.
 
-    Make it an attribute of an elastic state, call :meth:`record_batch` after each batch and before the
-    commit, and :meth:`set_epoch` at the end of each epoch. Then every sample of an epoch is processed once,
-    whatever ranks are lost or join meanwhile: batches after the last commit are repeated after a loss, and
-    their results are dropped. All ranks get the same number of samples, so some of the first remaining ones
-    are repeated at the end of an epoch if they cannot be divided.
+    Make it an attribute of an elastic state. Call :meth:`record_batch` after each batch and before the
+    commit, and :meth:`set_epoch` at the end of each epoch. Then every sample of an epoch counts once,
+    whatever ranks are lost or join meanwhile: after a loss, the batches since the last commit are repeated,
+    and their first results are dropped. All ranks get the same number of samples. If the remaining samples
+    cannot be divided evenly, some of them are repeated at the end of the epoch.
 
     Example::
 
@@ -558,14 +561,14 @@ class ElasticSampler:
 
     Args:
         dataset: the data set, or its number of samples, which must not change.
-        shuffle: whether to shuffle, in a different order each epoch.
-        seed: of the shuffling; the same on all ranks.
+        shuffle: whether to shuffle the samples, in a different order in each epoch.
+        seed: seed for the shuffling; the same on all ranks.
 
     Attributes:
         epoch: the index of the epoch.
         processed_num: number of samples of this epoch that all ranks together have processed.
-        indices: the indices of the samples that remain for this rank, since the last :meth:`reset`.
-        remaining_indices: those that remain for all ranks.
+        indices: the indices of the samples that remained for this rank at the last :meth:`reset`.
+        remaining_indices: the indices of the samples that remained for all ranks.
         num_replicas: number of ranks.
         rank: this process's rank.
     """
@@ -582,7 +585,7 @@ class ElasticSampler:
         """Start an epoch, with all samples.
 
         Args:
-            epoch: its index.
+            epoch: the index of the epoch.
         """
         self.epoch = epoch
         self.processed_num = 0
@@ -592,20 +595,20 @@ class ElasticSampler:
         """Record that every rank has processed a batch.
 
         Args:
-            batch_idx: its index; not used.
-            batch_size: its number of samples on each rank.
+            batch_idx: the index of the batch; not used.
+            batch_size: the number of samples of the batch on each rank.
         """
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> Dict[str, Any]:
-        """The epoch, and the number of samples processed in it."""
+        """Return the epoch, and the number of samples processed in it."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Continue from a state, with the current ranks.
 
         Args:
-            state_dict: as :meth:`state_dict` returns it.
+            state_dict: a state that :meth:`state_dict` has returned.
         """
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]

@@ -11,7 +11,7 @@ GLOBAL_SET = 0  # number of the set of all ranks
 
 
 class UnknownProcessSetError(Misuse, ValueError):
-    """A process set that does not exist (any more), or that this rank does not belong to."""
+    """A process set does not exist (any more), or this rank does not belong to it."""
 
 
 class ProcessSets:

@@ -34,10 +34,10 @@ program that gives each step's tensors new names."""
 
 
 class Handle:
-    """An operation on its way. ``done()`` asks, ``wait()`` waits and gives the result or raises.
+    """An operation that has been started. ``wait()`` waits for it and returns its result.
 
-    ``on_wait`` waits instead of :meth:`block`. ``convert`` makes the caller's result when it is first
-    requested. ``absent`` has, at the end of a reduction, a bit for each part of it that no rank had.
+    ``on_wait`` replaces :meth:`block`. ``convert`` makes the caller's result when the result is first
+    requested. After a reduction, ``absent`` has a bit for each part that no rank had.
     """
 
     __slots__ = ("_convert", "_gate", "_on_wait", "_result", "absent", "error", "finished", "label")
@@ -58,11 +58,11 @@ class Handle:
         self._on_wait = on_wait or Handle.block
 
     def done(self) -> bool:
-        """Return whether the operation has come to its end, good or bad."""
+        """Return whether the operation has ended, successfully or with an error."""
         return self.finished
 
     def wait(self, timeout_s: Optional[float] = None) -> Any:
-        """Return the result, as soon as it is there; TimeoutError: it was not, and the operation goes on."""
+        """Return the result when it is there. TimeoutError: it is not; the operation continues."""
         if not self.finished:
             self._on_wait(self, timeout_s, True)
             if not self.finished:
@@ -80,18 +80,18 @@ class Handle:
         return self._result
 
     def attend(self) -> None:
-        """Wait for the end as :meth:`wait`, but of no interest to rank 0, and without result or error."""
+        """Wait for the end like :meth:`wait`, without a report to rank 0, a result or an error."""
         if not self.finished:
             self._on_wait(self, None, False)
 
     def block(self, timeout_s: Optional[float], reports: bool = False) -> bool:
-        """Sleep until the end, or for so long; whether it has come."""
+        """Sleep until the end, or for ``timeout_s``; return whether the operation has ended."""
         if not self.finished and self._gate.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
             self._gate.release()
         return self.finished
 
     def finish(self, result: Any = None, error: Optional[BaseException] = None) -> None:
-        """The end, called once."""
+        """End the operation. Called once, by ringcomm."""
         self._result, self.error = result, error
         self.finished = True
         self._gate.release()

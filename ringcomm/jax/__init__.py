@@ -11,8 +11,8 @@
     loss, gradients = jax.value_and_grad(loss_of)(params, batch)     # in jax.jit
     updates, opt_state = tx.update(gradients, opt_state, params)
 
-Every rank runs its own JAX on its own device; ringcomm connects them, so ``jax.distributed`` is not needed.
-Collectives in compiled programs run in the order of the program, which must be the same on all ranks.
+Every rank runs its own JAX on its own device, and ringcomm connects the ranks. ``jax.distributed`` is not
+needed. Collectives in compiled programs run in the order of the program, which must be the same on all ranks.
 """
 
 import re as _re

@@ -52,8 +52,8 @@ def allreduce(tree: Any, options: Options) -> Any:
         {options}
 
     Returns:
-        a new tree of the input's structure, shapes and dtypes, bit-identical on all ranks. With Average and
-        Sum, without weights, it is differentiable; the gradient is the same reduction of all gradients.
+        a new tree of the input's structure, shapes and dtypes, bit-identical on all ranks. Average and Sum
+        without weights are differentiable; the gradient is the same reduction of all gradients.
 
     Raises:
         UnsupportedDtypeError: the op does not support the dtype.
@@ -101,13 +101,13 @@ def allgather(tree: Any, name: Optional[str] = None, process_set: ProcessSet = g
     """Concatenate the arrays of all ranks along their first dimension, in rank order.
 
     Args:
-        tree: a pytree of arrays with at least one dimension. In compiled programs all shapes are equal on all
-            ranks; elsewhere the first dimensions may differ.
+        tree: a pytree of arrays with at least one dimension. In compiled programs, shapes must be equal on
+            all ranks. Elsewhere the first dimensions may differ.
         {jax_matching}
 
     Returns:
-        a new tree, the same on all ranks. It is differentiable where shapes are equal; the gradient is this
-        rank's rows of the averaged gradients.
+        a new tree, the same on all ranks. It is differentiable if shapes are equal; the gradient consists of
+        this rank's rows of the averaged gradients.
 
     Raises:
         ShapeError: an array has no dimensions.
@@ -128,8 +128,8 @@ def broadcast(
         {jax_matching}
 
     Returns:
-        a new tree with the root's values. It is differentiable; the root gets the averaged gradients, all
-        other ranks zeros.
+        a new tree with the root's values. It is differentiable: the root gets the averaged gradients, all
+        other ranks get zeros.
 
     Raises:
         {jax_errors}
@@ -141,7 +141,7 @@ def broadcast(
 def reducescatter(tree: Any, options: Options) -> Any:
     """Reduce all arrays of a tree over all ranks; every rank gets its part of the rows.
 
-    Rows are divided evenly; where that leaves a remainder of r rows, the first r ranks get one row more.
+    Rows are divided evenly. If r rows remain, the first r ranks get one row more.
 
     Args:
         tree: a pytree of arrays with at least one dimension, of the same structure, shapes and dtypes on all
@@ -169,12 +169,13 @@ def alltoall(
     Args:
         x: an array with at least one dimension.
         {splits}
-            Only outside of compiled programs, where shapes may depend on other ranks.
+            Use it only outside of compiled programs, in which shapes cannot depend on other ranks.
         {jax_matching}
 
     Returns:
-        the received rows in rank order; with ``splits`` a pair of them and their numbers by rank (int32).
-        Without ``splits`` it is differentiable; the gradient is the alltoall of the gradients.
+        the received rows in rank order. With ``splits``, a pair: the received rows, and their number from
+        each rank (int32). Without ``splits`` it is differentiable; the gradient is the alltoall of the
+        gradients.
 
     Raises:
         ConfigError: the splits do not match the rows or the ranks.
@@ -201,7 +202,7 @@ def alltoall(
 
 @documented
 def barrier(process_set: ProcessSet = global_process_set, name: Optional[str] = None) -> None:
-    """Wait until all ranks have come here; in a compiled program, in the order of its other collectives.
+    """Wait until all ranks have called this. In a compiled program it runs in the order of collectives.
 
     Args:
         {process_set}
@@ -221,7 +222,7 @@ def broadcast_parameters(tree: Any, root_rank: int = 0, process_set: ProcessSet 
 
     Args:
         tree: a pytree of the same structure on all ranks. Arrays have the same shapes and dtypes; other
-            values (such as Python numbers) are pickled, outside of compiled programs only.
+            values (such as Python numbers) are pickled, which works only outside of compiled programs.
         {root_rank}
         {process_set}
 

@@ -401,10 +401,10 @@ program_p.multiple_results = True
 
 @documented
 def jit(fun: Optional[Callable[..., Any]] = None, **options: Any) -> Any:
-    """``jax.jit`` for functions with collectives: JAX starts the program faster, by about 0.1 ms.
+    """``jax.jit`` for functions with collectives. JAX starts the program about 0.1 ms faster.
 
-    Results, order and errors are those of ``jax.jit``. Within another function that is compiled,
-    differentiated or vectorized, it is ``jax.jit``.
+    Results, order and errors are the same as with ``jax.jit``. Within another function that is compiled,
+    differentiated or vectorized, it is ``jax.jit`` itself.
 
     Example::
 
@@ -412,8 +412,8 @@ def jit(fun: Optional[Callable[..., Any]] = None, **options: Any) -> Any:
         def step(params, opt_state, batch): ...
 
     Args:
-        fun: the function. None: the result is a decorator.
-        options: arguments of ``jax.jit``, by keyword, such as ``donate_argnums``.
+        fun: the function. With None, the result is a decorator.
+        options: keyword arguments of ``jax.jit``, such as ``donate_argnums``.
 
     Returns:
         a function with the arguments and the results of ``fun``.
@@ -493,12 +493,12 @@ mlir.register_lowering(program_p, _lower_program, **uncached)
 
 @contextmanager
 def typed_errors() -> Iterator[None]:
-    """Raise the error of a failed collective in place of JAX's error that quotes it.
+    """Context manager that raises a collective's own error in place of JAX's error, which only quotes it.
 
     Outside of compiled programs collectives raise their own errors (``PeerLostError``, ``MismatchError``, …).
-    A compiled program runs them in XLA, which turns each into a ``JaxRuntimeError`` with the same text,
-    raised where a result of the program is used. At the end of this ``with`` block programs in progress are
-    waited for, so that their errors are raised here.
+    In a compiled program, XLA turns each error into a ``JaxRuntimeError`` with the same text. JAX raises it
+    when a result of the program is used. The end of this ``with`` block waits for programs in progress, so
+    that their errors are raised here.
 
     Example::
 

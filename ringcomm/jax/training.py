@@ -71,7 +71,7 @@ def value_and_grad(
     gradient_predivide_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     weight: Optional[Callable[..., Any]] = None, **options: Any,
 ) -> Callable[..., Any]:  # fmt: skip
-    """``jax.value_and_grad`` whose gradients are reduced over all ranks. The value stays this rank's own.
+    """``jax.value_and_grad`` with gradients that are reduced over all ranks. The value is this rank's own.
 
     Example::
 
@@ -86,12 +86,12 @@ def value_and_grad(
         {tf_gradient_predivide_factor}
         {process_set}
         weight: a function of the arguments of ``fun``, such as ``lambda params, batch: batch.mask.sum()``.
-            With ``Average`` the gradients are the sum of ``weight * gradient`` over all ranks, divided by the
-            sum of their weights; what a rank of weight 0 computes is ignored. None: the plain average.
-        options: further arguments of ``jax.value_and_grad``, by keyword.
+            With ``Average``, the gradients are then the sum of ``weight * gradient`` over all ranks, divided
+            by the sum of the weights. Gradients of a rank with weight 0 are ignored. None: the plain average.
+        options: further keyword arguments of ``jax.value_and_grad``.
 
     Returns:
-        a function with the arguments of ``fun`` that returns what ``jax.value_and_grad(fun)`` does.
+        a function with the arguments of ``fun`` and the results of ``jax.value_and_grad(fun)``.
 
     Raises:
         ConfigError: ``gradient_predivide_factor`` is given with an op other than Average.
@@ -110,18 +110,18 @@ def value_and_grad(
 def grad(
     fun: Callable[..., Any], argnums: Union[int, Sequence[int]] = 0, has_aux: bool = False, **options: Any
 ) -> Callable[..., Any]:
-    """``jax.grad`` whose gradients are reduced over all ranks.
+    """``jax.grad`` with gradients that are reduced over all ranks.
 
     Args:
         fun: a function that returns a scalar, as for ``jax.grad``.
         argnums: the arguments to differentiate by.
         has_aux: whether ``fun`` returns a pair of the scalar and other results.
         options: ``op``, ``compression``, ``gradient_predivide_factor``, ``process_set`` and ``weight`` as for
-            ``value_and_grad()``, and further arguments of ``jax.grad``, by keyword.
+            ``value_and_grad()``, and further keyword arguments of ``jax.grad``.
 
     Returns:
-        a function with the arguments of ``fun`` that returns the gradients, or a pair of them and the other
-        results.
+        a function with the arguments of ``fun``. It returns the gradients; with ``has_aux`` a pair of the
+        gradients and the other results.
 
     Raises:
         ConfigError: ``gradient_predivide_factor`` is given with an op other than Average.
@@ -139,9 +139,9 @@ class AccumulationState(NamedTuple):
     """The state of an optimizer with ``backward_passes_per_step`` above 1.
 
     Attributes:
-        inner: the wrapped optimizer's own state.
-        passes: how many gradients the sums contain.
-        sums: of this rank's gradients since the last step.
+        inner: the state of the wrapped optimizer.
+        passes: number of gradients in the sums.
+        sums: sums of this rank's gradients since the last step.
     """
 
     inner: Any
@@ -159,9 +159,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Example: ``tx = hvd.DistributedOptimizer(optax.adam(1e-3 * hvd.size()))``.
 
-    Ranks with unequal numbers of samples pass theirs: ``tx.update(gradients, state, params, weight=samples)``
-    takes the sum of ``weight * gradient`` over all ranks, divided by the sum of their weights. What a rank of
-    weight 0 passes is ignored. Either all ranks pass a weight or none.
+    If ranks have unequal numbers of samples, call ``tx.update(gradients, state, params, weight=samples)``. It
+    uses the sum of ``weight * gradient`` over all ranks, divided by the sum of the weights. Gradients of a
+    rank with weight 0 are ignored. Either all ranks pass a weight or none.
 
     Args:
         optimizer: an ``optax.GradientTransformation``.
@@ -174,7 +174,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         average_aggregated_gradients: divide the sums by ``backward_passes_per_step``.
 
     Returns:
-        an ``optax.GradientTransformationExtraArgs``. Its state is the wrapped optimizer's own; with
+        an ``optax.GradientTransformationExtraArgs``. Its state is the state of the wrapped optimizer, or with
         ``backward_passes_per_step`` above 1 an ``AccumulationState``.
 
     Raises:

@@ -64,26 +64,26 @@ def _enter(membership: Membership, settings: Settings, resume: Optional[Resume] 
 
 
 class Context(Collectives):
-    """A rank of a job. Make one with :meth:`start`, end it with :meth:`close`, or use ``with``.
+    """One rank of a job. Make it with :meth:`start`, and end it with :meth:`close` or by ``with``.
 
-    Its own collectives are calls in order, see :class:`Collectives`; those of its :attr:`engine` are
+    Its methods are collectives that all ranks call in the same order. Collectives of its :attr:`engine` are
     matched by name.
 
     Args:
         channels: links to the other ranks.
-        peers: all ranks, in rank order, this one included.
-        settings: tunables.
-        joined: the rendezvous' side of it, if there is one.
+        peers: all ranks in rank order, including this one.
+        settings: the settings of the job.
+        joined: what the rendezvous has assigned to this rank, if there is a rendezvous.
 
     Attributes:
-        balance_count: how many data sets are divided among the ranks by their speed.
+        balance_count: number of data sets that are divided among the ranks by their speed.
         batch_norm: whether a model is known to have batch normalization.
-        cost_model: the links as they were measured; None: they were not.
-        advised: whether machines have been recommended (``RINGCOMM_ADVISE``).
-        group: the ranks as this one sees them: its links, runner, records and timeline.
-        joined_as: how this process has taken part in the job, with address and key of the rendezvous; None:
-            it runs alone.
-        activity: what this rank has done so far, in numbers.
+        cost_model: the measured speed of the links; None: it was not measured.
+        advised: whether machines have been recommended (``ringrun --advise``).
+        group: the links, the executor of collectives, the records and the timeline of this rank.
+        joined_as: how this process has joined the job, with the address and key of the rendezvous; None: it
+            runs alone.
+        activity: numbers about what this rank has done so far.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Context(Collectives):
 
     @property
     def staging(self) -> StagingPool:
-        """The page-locked memory through which arrays of devices are sent."""
+        """The page-locked memory through which arrays on GPUs are sent."""
         return self._staging
 
     @classmethod
@@ -132,18 +132,18 @@ class Context(Collectives):
         cls, membership: Optional[Membership] = None, settings: Optional[Settings] = None,
         resume: Optional[Resume] = None, before: Optional[Prepared] = None,
     ) -> Context:  # fmt: skip
-        """Join the job that the environment (or the arguments) describe, and connect to all ranks.
+        """Join the job that the arguments or the environment describe, and connect to all ranks.
 
         Args:
             membership: how this process takes part in the job.
-            settings: tunables.
-            resume: in an elastic job, what this process has kept of the last view.
-            before: in an elastic job, what it has measured in the last view.
+            settings: the settings of the job.
+            resume: in an elastic job, what this process has kept from the last view (set of ranks).
+            before: in an elastic job, what this process has measured in the last view.
 
         Raises:
             ExcludedError: an elastic job has no place for this process.
-            ConfigError: a setting makes no sense.
-            StartupError: (or one of its kinds) the job could not be put together.
+            ConfigError: a setting has an invalid value.
+            StartupError: (or a subclass) the job could not start.
         """
         settings = Settings.from_environment() if settings is None else settings
         membership = Membership.from_environment() if membership is None else membership
@@ -223,18 +223,18 @@ class Context(Collectives):
     def restart(self, position: int = 0) -> Context:
         """Leave this view of an elastic job, and join the next one in the same process.
 
-        Every member of the view must call it, or end. The control connection to the rendezvous stays open.
+        Every process of the view must call this, or end. The connection to the rendezvous stays open.
 
         Args:
-            position: how many commits or steps this process's state contains. Rank 0 of the next view is a
-                process with the highest.
+            position: number of commits or steps in this process's state. A process with the highest position
+                becomes rank 0 of the next view.
 
         Returns:
-            the context of the next view; this one cannot be used any more.
+            the context of the next view. Do not use this context any more.
 
         Raises:
-            ExcludedError: this process is not to be in the job any more.
-            StartupError: (or a subclass) the job cannot go on with this process.
+            ExcludedError: this process must leave the job.
+            StartupError: (or a subclass) the job cannot continue with this process.
         """
         return Context.start(self.joined_as, self.settings, self.suspend(position), self._kept())
 
@@ -243,7 +243,7 @@ class Context(Collectives):
         return None if isinstance(self.group.reporter.abort_error, TimeoutError) else self._prepared or before
 
     def suspend(self, position: int) -> Resume:
-        """End this process's part in the view, and keep its connection; ``position``: see :meth:`restart`."""
+        """Leave the view, and keep the connection to the rendezvous; ``position``: see :meth:`restart`."""
         assert self._joined is not None
         self._closed = True
         self.group.stop("the next view begins", True)
@@ -252,7 +252,7 @@ class Context(Collectives):
         return resume
 
     def take_changes(self) -> int:
-        """Return the changes since the last call: 0 (none), 1 (processes leave), 2 (processes join) or 3."""
+        """Return the changes since the last call: 0 none, 1 processes leave, 2 processes join, 3 both."""
         return 0 if self._joined is None else self._joined.control.take_changes()
 
     @property
@@ -266,7 +266,7 @@ class Context(Collectives):
 
     @property
     def reduced_bytes(self) -> int:
-        """Payload of all all-reduces of this rank so far."""
+        """Number of bytes that this rank has reduced in all-reduces so far."""
         return self._runner.reduced_bytes + self.engine.buckets.reduced_bytes
 
     def _report(self, text: str) -> None:
@@ -276,17 +276,17 @@ class Context(Collectives):
             self._joined.control.note(text)
 
     def announce(self, topic: str, text: str) -> None:
-        """Show a line to the user, at the launcher or by logging; of each topic only the first one."""
+        """Show a line to the user, by the launcher or by logging, once for each topic."""
         if self._joined is not None and self._embedded is None:
             self._joined.control.warn(topic, text)
         else:
             logger.warning("%s", text)
 
     def close(self, reason: str = "it called shutdown()", ok: bool = True) -> None:
-        """Leave the job. Others that still need this rank get an error that names it and ``reason``.
+        """Leave the job. Ranks that still need this rank get an error that names it and ``reason``.
 
         Args:
-            ok: False if this rank leaves because of an error; then all ranks are aborted.
+            ok: False if this rank leaves because of an error. Then the job of all ranks is aborted.
         """
         if self._closed or self.group.is_forked:
             return
@@ -308,18 +308,18 @@ class Context(Collectives):
             self.close(describe_error(error), ok=False)
 
     def start_timeline(self, path: str) -> None:
-        """Write what the engines do to a Chrome trace, until :meth:`stop_timeline`.
+        """Write the operations of the ranks to a Chrome trace, until :meth:`stop_timeline`.
 
-        Every rank that is to appear must call it; rank 0 writes the file.
+        Every rank that is to appear must call this. Rank 0 writes the file.
 
         Raises:
-            Misuse: it is being written already.
+            Misuse: a timeline is already being written.
             ConfigError: the file cannot be written.
         """
         self.group.recording.start(path)
 
     def stop_timeline(self) -> None:
-        """End the timeline. Every rank that started it must call it; the file is complete afterwards."""
+        """End the timeline. Every rank that started it must call this. Then the file is complete."""
         self.group.recording.stop(lambda: self.engine.barrier("ringcomm.stop_timeline").wait())
 
     @property
@@ -379,17 +379,17 @@ _before_calls: Optional[Callable[[], None]] = None
 def init(membership: Optional[Membership] = None, settings: Optional[Settings] = None) -> None:
     """Join the job: find the other ranks and connect to them. A second call does nothing.
 
-    Every rank calls it before its first collective. It returns when all ranks have joined, and waits for
-    them up to ``RINGCOMM_START_TIMEOUT`` (60 s). The process leaves the job at ``shutdown()`` or at its end;
-    after ``shutdown()`` on every rank it can be called again.
+    Every rank calls it before its first collective. It waits up to ``RINGCOMM_START_TIMEOUT`` (60 s) until
+    all ranks have joined. The process leaves the job at ``shutdown()`` or when it ends. After ``shutdown()``
+    on every rank you can call ``init()`` again.
 
-    Without a launcher and without ``RINGCOMM_SIZE`` in the environment the job is this one process,
-    and no socket is opened.
+    Without a launcher and without ``RINGCOMM_SIZE`` in the environment, this process is the whole job, and no
+    socket is opened.
 
     Args:
-        membership: the job's size, rendezvous and key; by default from the environment, as ``ringrun``
-            sets it, else as srun or mpirun does.
-        settings: tunables (:class:`~ringcomm.config.Settings`); by default from the ``RINGCOMM_*`` variables.
+        membership: the job's size, rendezvous and key. By default they come from the environment that
+            ``ringrun``, srun or mpirun sets.
+        settings: a :class:`~ringcomm.config.Settings`; by default from the ``RINGCOMM_*`` variables.
 
     Raises:
         ConfigError: a variable or an argument has an invalid value.
@@ -426,7 +426,7 @@ def _started(membership: Membership, settings: Settings) -> Context:
 def shutdown() -> None:
     """Leave the job and close its connections.
 
-    Does nothing if this process is in no job. It is called automatically when the program ends.
+    It does nothing if this process is in no job. It is called automatically when the program ends.
     """
     _finish_first()
     context = _take_default()
@@ -502,10 +502,10 @@ def gather_positions(position: int) -> List[int]:
 
 @documented
 def epoch() -> int:
-    """The number of the present view of an elastic job, or of the present generation of another job.
+    """Return the number of the present set of ranks (elastic job) or of the present start (other jobs).
 
     Returns:
-        0 at first; every later view has a larger number.
+        0 at first, and a larger number after each change of the ranks or new start.
 
     Raises:
         {not_initialized}

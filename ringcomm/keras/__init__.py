@@ -9,7 +9,7 @@
     model.compile(optimizer=optimizer, loss=..., metrics=[...])
     model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 
-The program divides the data among the ranks; the rest of it stays as for one process.
+Your program divides the data among the ranks. The rest of it is the same as for one process.
 """
 
 import sys as _sys

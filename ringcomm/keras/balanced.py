@@ -17,25 +17,28 @@ from ..errors import ConfigError
 class BalancedDataset(keras.utils.PyDataset):
     """Arrays for ``model.fit``, from which each rank gets as many samples as it can compute in time.
 
-    The global batch is fixed, so the learning rate is that of one process, and every sample is in one batch
-    of one rank per epoch. ::
+    The global batch is fixed, so use the learning rate of one process. In an epoch, every sample is in one
+    batch of one rank.
+
+    Example::
 
         data = hvd.BalancedDataset(images, labels, global_batch=96)
         model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(), batches=data), ...)
         model.fit(data, epochs=5)
 
-    On PyTorch shares change as soon as speeds do, on TensorFlow and JAX with the next epoch.
+    On PyTorch, the shares of ranks change as soon as their speeds do; on TensorFlow and JAX, with the next
+    epoch.
 
-    A rank without samples in a step gets two of another rank's, and its gradients have weight 0.
+    A rank whose share of a step is empty gets two samples of another rank, and its gradients have weight 0.
 
     Args:
         x: the inputs: an array, or a list or a dictionary of arrays with one row per sample.
-        y: the targets, likewise; None: there are none.
+        y: the targets, in the same form; None: there are none.
         global_batch: samples of all ranks together per step.
-        seed: of the order of samples, the same on all ranks.
+        seed: seed for the order of the samples, the same on all ranks.
         **options: ``speeds``, ``min_batch``, ``max_batch``, ``multiple_of``, ``shuffle`` and ``drop_last``,
             as for ``ringcomm.torch.BalancedBatches``. Compiled functions are compiled again for every number
-            of samples: ``multiple_of=8`` keeps these few.
+            of samples. ``multiple_of=8`` limits this.
 
     Raises:
         ConfigError: this version of Keras has no ``PyDataset.on_epoch_begin``, or an argument is invalid.
@@ -59,12 +62,12 @@ class BalancedDataset(keras.utils.PyDataset):
         return self._batches.pace
 
     def __len__(self) -> int:
-        """Return the global batches in an epoch, or left of it at first after :meth:`load_state_dict`."""
+        """Return the number of global batches that remain in this epoch."""
         return len(self._batches) - self._start
 
     def __getitem__(self, index: int) -> Any:
         """Return this rank's rows of the next global batch; ConfigError if no optimizer has ``batches=``.
-        ``index`` is ignored while Keras trains: ``fit(shuffle=True)`` would shuffle otherwise on each rank.
+        While Keras trains, ``index`` is ignored: ``fit(shuffle=True)`` would use another order on each rank.
         """
         if not self._running:
             # Keras looks at types.
@@ -103,7 +106,7 @@ class BalancedDataset(keras.utils.PyDataset):
             raise SystemExit(0)  # not before: gradients are reduced in threads of the framework
 
     def state_dict(self) -> Dict[str, Any]:
-        """The position in the data: it does not depend on the number of ranks.
+        """Return the position in the data. It does not depend on the number of ranks.
 
         Returns:
             see ``ringcomm.torch.BalancedBatches.state_dict``.

@@ -35,15 +35,15 @@ class _Keras2Interface:
 
 
 class Callback(_Keras2Interface, keras.callbacks.Callback):
-    """Base class of the callbacks here: a callback of Keras 3 that Keras 2 accepts too."""
+    """Base class of these callbacks: a callback of Keras 3 that Keras 2 also accepts."""
 
 
 @documented
 class BroadcastGlobalVariablesCallback(Callback):
     """Broadcasts the model's weights and the optimizer's state from one rank when training begins.
 
-    All ranks then start from the same values, initialized or loaded. A model that is not built yet is
-    broadcast after its first batch, which creates its variables.
+    All ranks then start from the same initial or loaded values. A model that is not built yet is broadcast
+    after its first batch, which creates its variables.
 
     Args:
         {root_rank}
@@ -82,7 +82,7 @@ class BroadcastGlobalVariablesCallback(Callback):
             self._broadcast()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Check that the optimizer, if distributed, has reduced gradients in this epoch.
+        """Check that a distributed optimizer has reduced gradients in this epoch.
 
         Raises:
             BrokenInvariantError: Keras has not called the method that reduces gradients.
@@ -107,15 +107,16 @@ class BroadcastGlobalVariablesCallback(Callback):
 class MetricAverageCallback(Callback):
     """Replaces metrics by their averages over all ranks at the end of each epoch.
 
-    With a ``BalancedDataset`` metrics of training are weighted by samples.
+    With a ``BalancedDataset``, training metrics are weighted by the number of samples.
 
-    Place it before callbacks that read metrics, such as ``ReduceLROnPlateau`` and ``EarlyStopping``: these
-    then decide the same on all ranks.
+    Place it before callbacks that read metrics, such as ``ReduceLROnPlateau`` and ``EarlyStopping``. These
+    then make the same decisions on all ranks.
 
     Args:
         device: no effect; accepted because Horovod's class has it.
-        log_stats: add the numbers of :func:`ringcomm.stats` to the metrics: this rank's, not averages. So
-            callbacks behind this one, such as ``TensorBoard``, ``CSVLogger`` or Weights & Biases', log them.
+        log_stats: add the numbers of :func:`ringcomm.stats` to the metrics. They are numbers of this rank,
+            not averages. Callbacks after this one, such as ``TensorBoard``, ``CSVLogger`` or the one of
+            Weights & Biases, then log them.
     """
 
     def __init__(self, device: str = "", log_stats: bool = False) -> None:
@@ -142,12 +143,12 @@ class LearningRateScheduleCallback(Callback):
         initial_lr: the learning rate that is multiplied.
         multiplier: a number, or a function of the epoch that returns one.
         start_epoch: the first epoch in which the schedule applies.
-        end_epoch: the first epoch in which it does not apply any more; None: it applies to the end.
-        staircase: change the learning rate at the beginning of each epoch only. Otherwise it changes with
+        end_epoch: the first epoch in which the schedule no longer applies; None: it applies until the end.
+        staircase: change the learning rate only at the beginning of each epoch. Otherwise it changes with
             every batch, and the multiplier is called with fractions of epochs.
         momentum_correction: scale the momentum for one batch when the learning rate changes (Goyal et al.,
-            2017). It has an effect where Keras reads the momentum in every step: on PyTorch, and with
-            ``run_eagerly=True``. Otherwise Keras compiles the number in.
+            2017). It works only if Keras reads the momentum in every step: on PyTorch, and with
+            ``run_eagerly=True``. Otherwise the momentum is a constant of the compiled program.
         {keras_steps_per_epoch}
 
     Raises:
@@ -178,7 +179,8 @@ class LearningRateScheduleCallback(Callback):
         """Set the learning rate, and the corrected momentum.
 
         Raises:
-            ConfigError: the number of batches per epoch is needed and neither given nor known to Keras.
+            ConfigError: the number of batches per epoch is needed, but it is not given, and Keras does not
+                know it.
         """
         rate = self.schedule.rate(self.current_epoch, batch)
         if rate is None:
@@ -211,10 +213,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate linearly from ``initial_lr / size`` to ``initial_lr`` (Goyal et al., 2017).
 
     Args:
-        initial_lr: the learning rate at the end: that of one rank, multiplied by the number of ranks.
+        initial_lr: the learning rate at the end: the learning rate of one rank times the number of ranks.
         warmup_epochs: duration of the warm-up in epochs.
-        momentum_correction: scale the momentum for one batch when the learning rate changes. It has an effect
-            on PyTorch, and with ``run_eagerly=True``.
+        momentum_correction: scale the momentum for one batch when the learning rate changes. It works on
+            PyTorch, and with ``run_eagerly=True``.
         {keras_steps_per_epoch}
         verbose: 1: rank 0 logs (level INFO) when the warm-up is over.
 
@@ -233,10 +235,11 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Set the learning rate; in the first batch after the warm-up to ``initial_lr``.
+        """Set the learning rate. In the first batch after the warm-up, set it to ``initial_lr``.
 
         Raises:
-            ConfigError: the number of batches per epoch is needed and neither given nor known to Keras.
+            ConfigError: the number of batches per epoch is needed, but it is not given, and Keras does not
+                know it.
         """
         super().on_train_batch_begin(batch, logs)
         if self.current_epoch == self.schedule.end_epoch and batch == 0:
@@ -254,7 +257,7 @@ class BestModelCheckpoint(_Keras2Interface, keras.callbacks.ModelCheckpoint):
         verbose: 1: print a line when the model is saved.
         mode: ``"min"``, ``"max"`` or ``"auto"``: which values of the metric are better.
         save_freq: ``"epoch"``, or the number of batches between comparisons.
-        filepath: of the file; Keras replaces ``{epoch}`` and names of metrics in braces by their values.
+        filepath: path of the file. Keras replaces ``{epoch}`` and names of metrics in braces by their values.
     """
 
     def __init__(

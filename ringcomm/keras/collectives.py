@@ -41,7 +41,7 @@ def allreduce(value: Any, options: Options) -> np.ndarray[Any, Any]:
 def reducescatter(value: Any, options: Options) -> np.ndarray[Any, Any]:
     """Reduce a value over all ranks; every rank gets its part of the rows of the result.
 
-    Rows are divided evenly; where that leaves a remainder of r rows, the first r ranks get one row more.
+    Rows are divided evenly. If r rows remain, the first r ranks get one row more.
 
     Args:
         value: an array or a tensor with at least one dimension, of the same shape and dtype on all ranks.
@@ -66,8 +66,8 @@ def allgather(
     """Concatenate the values of all ranks along the first dimension, in rank order.
 
     Args:
-        value: an array or a tensor with at least one dimension. The first dimension may differ between ranks;
-            all other dimensions and the dtype may not.
+        value: an array or a tensor with at least one dimension. The first dimension may differ between ranks.
+            All other dimensions and the dtype must be equal.
         {matching}
 
     Returns:
@@ -108,18 +108,18 @@ def alltoall(
     """Send rows of a value to every rank and receive rows from every rank.
 
     Args:
-        value: an array or a tensor with at least one dimension. The first dimension may differ between ranks;
-            all other dimensions and the dtype may not.
-        splits: the number of rows for each rank, in rank order; None: the same for every rank.
+        value: an array or a tensor with at least one dimension. The first dimension may differ between ranks.
+            All other dimensions and the dtype must be equal.
+        splits: the number of rows for each rank, in rank order; None: the same number for every rank.
         {matching}
 
     Returns:
-        a new NumPy array of the received rows in rank order; with ``splits`` a pair of it and the number of
-        rows from each rank, int32.
+        a new NumPy array of the received rows in rank order. With ``splits``, a pair: that array, and the
+        number of rows from each rank (int32).
 
     Raises:
-        ConfigError: ``splits`` does not match the value or the number of ranks, or rows cannot be divided
-            evenly without it.
+        ConfigError: ``splits`` does not match the value or the number of ranks. Or it is missing, and rows
+            cannot be divided evenly.
         {rank_errors}
     """
     counts = None if splits is None else as_array(splits)

@@ -61,8 +61,8 @@ class CommitStateCallback(Callback):
 
     Args:
         state: the elastic state of this training.
-        batches_per_commit: number of batches between commits. A commit copies the whole model in memory; a
-            larger number means fewer copies and more batches to repeat after a loss.
+        batches_per_commit: number of batches between commits. A commit copies the whole model in memory. A
+            larger number means fewer copies, but more batches to repeat after a loss.
     """
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:

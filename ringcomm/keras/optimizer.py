@@ -210,9 +210,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             On other backends all gradients are dense.
         {tf_gradient_predivide_factor}
         {tf_gradient_op}
-        backward_passes_per_step: number of batches of which gradients are summed locally before one reduction
-            and one step; ``gradient_accumulation_steps`` of Keras 3. With ``tf_keras``, sparse gradients then
-            need ``sparse_as_dense``.
+        backward_passes_per_step: number of batches whose gradients are summed on this rank before one
+            reduction and one step. Keras 3 calls it ``gradient_accumulation_steps``. With ``tf_keras``,
+            sparse gradients then need ``sparse_as_dense``.
         {tf_average_aggregated_gradients}
         num_groups: on TensorFlow, split the gradients into this number of groups, each reduced as one
             operation; 0: one group. On other backends there is always one group.
@@ -223,7 +223,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         {balanced_batches}
 
     Returns:
-        a new optimizer with the configuration of ``optimizer``, of a class derived from its class. Its
+        a new optimizer with the configuration of ``optimizer``, of a class derived from its class. Its method
         ``register_local_var(variable)`` excludes a variable's gradient from the reduction.
 
     Raises:
@@ -269,9 +269,9 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     Args:
         optimizer: an optimizer of Keras 3 or of ``tf_keras``.
         args: further arguments of :func:`DistributedOptimizer`.
-        local_layers: one layer or several (built), whose gradients are not reduced because every rank has
-            its own weights of them.
-        kwargs: further arguments of :func:`DistributedOptimizer`, by keyword.
+        local_layers: one or several built layers. Every rank has its own weights of these layers, and their
+            gradients are not reduced.
+        kwargs: further keyword arguments of :func:`DistributedOptimizer`.
 
     Returns:
         a new optimizer with the configuration of ``optimizer``, of a class derived from its class.
@@ -296,7 +296,7 @@ def load_model(
         {keras_load}
 
     Returns:
-        the model. Its optimizer, with its saved state, reduces gradients over all ranks.
+        the model. Its optimizer has its saved state, and reduces gradients over all ranks.
     """
     return loaded(keras.models.load_model, filepath, custom_optimizers, custom_objects, compression)
 

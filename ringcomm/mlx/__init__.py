@@ -11,7 +11,7 @@
     loss, gradients = loss_and_gradients(model, images, labels)     # of mlx.nn.value_and_grad
     optimizer.update(model, gradients)                              # averages them over all ranks
 
-Everything else in the training loop stays as it is. Collectives are called outside of ``mx.compile``.
+Everything else in the training loop stays as it is. Call collectives outside of ``mx.compile``.
 """
 
 from .._adapter.basics import *  # noqa: F403

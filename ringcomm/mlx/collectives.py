@@ -53,8 +53,8 @@ def allreduce(tree: Any, options: Options) -> Any:
         {options}
 
     Returns:
-        a new tree of the input's structure, shapes and dtypes, bit-identical on all ranks. With Average and
-        Sum, without weights, it is differentiable; the gradient is the same reduction of all gradients.
+        a new tree of the input's structure, shapes and dtypes, bit-identical on all ranks. Average and Sum
+        without weights are differentiable; the gradient is the same reduction of all gradients.
 
     Raises:
         {mlx_errors}
@@ -67,7 +67,7 @@ def allgather(tree: Any, name: Optional[str] = None, process_set: ProcessSet = g
     """Concatenate the arrays of all ranks along their first dimension, in rank order.
 
     Args:
-        tree: a tree of arrays with at least one dimension, the first of which may differ between ranks.
+        tree: a tree of arrays with at least one dimension. The first dimension may differ between ranks.
         {matching}
 
     Returns:
@@ -104,7 +104,7 @@ def broadcast(
 def reducescatter(tree: Any, options: Options) -> Any:
     """Reduce all arrays of a tree over all ranks; every rank gets its part of the rows.
 
-    Rows are divided evenly; where that leaves a remainder of r rows, the first r ranks get one row more.
+    Rows are divided evenly. If r rows remain, the first r ranks get one row more.
 
     Args:
         tree: a tree of arrays with at least one dimension, of the same structure, shapes and dtypes on all
@@ -135,7 +135,8 @@ def alltoall(
         {matching}
 
     Returns:
-        the received rows in rank order; with ``splits`` a pair of them and their numbers by rank (int32).
+        the received rows in rank order. With ``splits``, a pair: the received rows, and their number from
+        each rank (int32).
 
     Raises:
         ConfigError: the splits do not match the rows or the ranks.
@@ -325,7 +326,7 @@ def average_gradients(
         a new tree of the same structure.
 
     Raises:
-        ConfigError: the compression is ``"auto"``, which needs what it keeps from step to step.
+        ConfigError: the compression is ``"auto"``, which only an optimizer can use.
         {mlx_errors}
     """
     how = of_gradients(op, 1.0, process_set, compression)
@@ -358,7 +359,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: mlx.optimizers.Optimizer, op: ReduceOp = ReduceOp.AVERAGE, compression: Any = Compression.none,
     gradient_predivide_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> mlx.optimizers.Optimizer:  # fmt: skip
-    """Wrap an MLX optimizer: it first reduces the gradients over all ranks.
+    """Wrap an MLX optimizer: before each step it reduces the gradients over all ranks.
 
     Example: ``optimizer = hvd.DistributedOptimizer(optim.Adam(1e-3))``.
 
@@ -370,11 +371,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         {process_set}
 
     Returns:
-        an optimizer with the state and the attributes of the other one, of a class derived from its class.
+        an optimizer with the state and the attributes of ``optimizer``, of a class derived from its class.
 
     Raises:
-        ConfigError: it is not an MLX optimizer, or is distributed already, or ``gradient_predivide_factor``
-            is given with an op other than Average.
+        ConfigError: ``optimizer`` is not an MLX optimizer or is already distributed, or
+            ``gradient_predivide_factor`` is given with an op other than Average.
     """
     if not isinstance(optimizer, mlx.optimizers.Optimizer) or isinstance(optimizer, _Distributed):
         raise ConfigError(
@@ -394,8 +395,8 @@ def broadcast_parameters(tree: Any, root_rank: int = 0, process_set: ProcessSet 
     ``optimizer.state = hvd.broadcast_parameters(optimizer.state)``.
 
     Args:
-        tree: an ``mlx.nn.Module``, whose parameters are replaced; or a tree of arrays of the same shapes and
-            dtypes on all ranks, and of other objects, which are pickled.
+        tree: an ``mlx.nn.Module``, whose parameters are replaced. Or a tree of arrays with the same shapes
+            and dtypes on all ranks, and of other objects, which are pickled.
         {root_rank}
         {process_set}
 

@@ -53,7 +53,7 @@ def allreduce(tensor: mx.nd.NDArray, options: Options) -> mx.nd.NDArray:
         a new NDArray of the same shape, dtype and context, bit-identical on all ranks.
 
     Raises:
-        ConfigError: it is not a dense NDArray, or ``average`` and ``op`` are both given.
+        ConfigError: ``tensor`` is not a dense NDArray, or ``average`` and ``op`` are both given.
         {call_errors}
     """
     return _reduce([copy_of(dense(tensor, "allreduce"))], options)[0]
@@ -71,7 +71,7 @@ def allreduce_(tensor: mx.nd.NDArray, options: Options) -> mx.nd.NDArray:
         ``tensor`` itself.
 
     Raises:
-        ConfigError: it is not a dense NDArray, or ``average`` and ``op`` are both given.
+        ConfigError: ``tensor`` is not a dense NDArray, or ``average`` and ``op`` are both given.
         {call_errors}
     """
     return _reduce([NDArrayOperand(dense(tensor, "allreduce_"))], options)[0]
@@ -79,7 +79,7 @@ def allreduce_(tensor: mx.nd.NDArray, options: Options) -> mx.nd.NDArray:
 
 @takes("allreduce", _ALLREDUCE, "mx")
 def grouped_allreduce(tensors: Sequence[mx.nd.NDArray], options: Options) -> List[mx.nd.NDArray]:
-    """Reduce several NDArrays over all ranks as one operation: all are reduced, or none.
+    """Reduce several NDArrays over all ranks in one operation: either all are reduced, or none.
 
     Args:
         {tensors_in}
@@ -89,7 +89,7 @@ def grouped_allreduce(tensors: Sequence[mx.nd.NDArray], options: Options) -> Lis
         a list of new NDArrays, in order.
 
     Raises:
-        ConfigError: one is not a dense NDArray, or ``average`` and ``op`` are both given.
+        ConfigError: one of ``tensors`` is not a dense NDArray, or ``average`` and ``op`` are both given.
         {call_errors}
     """
     return _reduce([copy_of(dense(tensor, "allreduce")) for tensor in tensors], options)
@@ -97,7 +97,7 @@ def grouped_allreduce(tensors: Sequence[mx.nd.NDArray], options: Options) -> Lis
 
 @takes("allreduce", _ALLREDUCE, "mx")
 def grouped_allreduce_(tensors: Sequence[mx.nd.NDArray], options: Options) -> List[mx.nd.NDArray]:
-    """Reduce several NDArrays in place as one operation: all are reduced, or none.
+    """Reduce several NDArrays in place, in one operation: either all are reduced, or none.
 
     Args:
         {tensors_inplace}
@@ -107,7 +107,7 @@ def grouped_allreduce_(tensors: Sequence[mx.nd.NDArray], options: Options) -> Li
         a list of the NDArrays themselves.
 
     Raises:
-        ConfigError: one is not a dense NDArray, or ``average`` and ``op`` are both given.
+        ConfigError: one of ``tensors`` is not a dense NDArray, or ``average`` and ``op`` are both given.
         {call_errors}
     """
     return _reduce([NDArrayOperand(dense(tensor, "allreduce_")) for tensor in tensors], options)
@@ -128,11 +128,11 @@ def reducescatter(tensor: mx.nd.NDArray, options: Options) -> mx.nd.NDArray:
         {options}
 
     Returns:
-        a new NDArray with this rank's rows: of ``n`` rows every member of the set gets ``n // size``, the
-        first ``n % size`` members one more.
+        a new NDArray with this rank's rows. Every member of the set gets ``n // size`` of ``n`` rows; the
+        first ``n % size`` members get one more.
 
     Raises:
-        ConfigError: it is not a dense NDArray.
+        ConfigError: ``tensor`` is not a dense NDArray.
         NotOfferedError: op is Adasum.
         ShapeError: the NDArray has no first dimension.
         {call_errors}
@@ -142,7 +142,7 @@ def reducescatter(tensor: mx.nd.NDArray, options: Options) -> mx.nd.NDArray:
 
 @takes("reducescatter", _SCATTER, "mx")
 def grouped_reducescatter(tensors: Sequence[mx.nd.NDArray], options: Options) -> List[mx.nd.NDArray]:
-    """Reduce several NDArrays as one operation; every rank gets only its rows of each result.
+    """Reduce several NDArrays in one operation; every rank gets only its rows of each result.
 
     Args:
         {tensors_in}
@@ -152,7 +152,7 @@ def grouped_reducescatter(tensors: Sequence[mx.nd.NDArray], options: Options) ->
         a list of new NDArrays with this rank's rows.
 
     Raises:
-        ConfigError: one is not a dense NDArray.
+        ConfigError: one of ``tensors`` is not a dense NDArray.
         NotOfferedError: op is Adasum.
         ShapeError: an NDArray has no first dimension.
         {call_errors}
@@ -181,10 +181,10 @@ def allgather(
         {mx_matching}
 
     Returns:
-        a new NDArray with the rows of all ranks; their number may differ from rank to rank.
+        a new NDArray with the rows of all ranks. The number of rows may differ between ranks.
 
     Raises:
-        ConfigError: it is not a dense NDArray.
+        ConfigError: ``tensor`` is not a dense NDArray.
         ShapeError: the NDArray has no first dimension.
         {call_errors}
     """
@@ -197,18 +197,18 @@ def grouped_allgather(
     tensors: Sequence[mx.nd.NDArray], name: Optional[str] = None, priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> List[mx.nd.NDArray]:  # fmt: skip
-    """Concatenate every rank's NDArrays along the first dimension, several NDArrays as one operation.
+    """Concatenate several NDArrays of every rank along the first dimension, in one operation.
 
     Args:
         {tensors_rows}
         {mx_matching}
 
     Returns:
-        a list of new NDArrays, one for each of ``tensors``, with the rows of all ranks in rank order. An
-        empty list (on all ranks) needs no other rank.
+        a list of new NDArrays, one for each of ``tensors``, with the rows of all ranks in rank order. If all
+        ranks pass an empty list, none waits for another.
 
     Raises:
-        ConfigError: one is not a dense NDArray.
+        ConfigError: one of ``tensors`` is not a dense NDArray.
         ShapeError: an NDArray has no first dimension.
         {call_errors}
     """
@@ -234,7 +234,7 @@ def broadcast(
         a new NDArray with the root's elements, in the context of ``tensor``.
 
     Raises:
-        ConfigError: it is not a dense NDArray, or ``root_rank`` is not in the process set.
+        ConfigError: ``tensor`` is not a dense NDArray, or ``root_rank`` is not in the process set.
         {call_errors}
     """
     operand = copy_of(dense(tensor, "broadcast"))
@@ -246,7 +246,7 @@ def broadcast_(
     tensor: mx.nd.NDArray, root_rank: int, name: Optional[str] = None, priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> mx.nd.NDArray:  # fmt: skip
-    """Overwrite an NDArray on every rank with the root's, on the CPU without any copy.
+    """Overwrite an NDArray on every rank with the root's NDArray, on the CPU without any copy.
 
     Args:
         {tensor_inplace}
@@ -257,7 +257,7 @@ def broadcast_(
         ``tensor`` itself.
 
     Raises:
-        ConfigError: it is not a dense NDArray, or ``root_rank`` is not in the process set.
+        ConfigError: ``tensor`` is not a dense NDArray, or ``root_rank`` is not in the process set.
         {call_errors}
     """
     operand = NDArrayOperand(dense(tensor, "broadcast_"))
@@ -269,7 +269,7 @@ def alltoall(
     tensor: mx.nd.NDArray, splits: Any = None, name: Optional[str] = None, priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:  # fmt: skip
-    """Send a part of the rows to every rank, and receive a part of the rows of every rank.
+    """Send rows to every rank, and receive rows from every rank.
 
     Args:
         {tensor_rows}
@@ -279,11 +279,11 @@ def alltoall(
         {mx_matching}
 
     Returns:
-        the received rows in rank order; with ``splits``, a pair: the received rows, and an NDArray with the
+        the received rows in rank order. With ``splits``, a pair: the received rows, and an NDArray with the
         number of rows from each rank (int32).
 
     Raises:
-        ConfigError: it is not a dense NDArray.
+        ConfigError: ``tensor`` is not a dense NDArray.
         ShapeError: the splits are not integers or do not fit the NDArray, or it has no first dimension.
         {call_errors}
     """

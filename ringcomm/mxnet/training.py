@@ -46,12 +46,12 @@ def _of_the_other(name: str) -> Any:
 
 @documented
 class DistributedOptimizer(mx.optimizer.Optimizer):
-    """An optimizer that averages gradients over all ranks, then updates weights as another optimizer does.
+    """An optimizer that averages gradients over all ranks, then updates the weights by another optimizer.
 
     Example: ``trainer = mx.gluon.Trainer(params, hvd.DistributedOptimizer(optimizer), kvstore=None)``.
 
-    It is for ``Module`` and for ``gluon.Trainer``; :class:`DistributedTrainer` needs none. Attributes are
-    those of the other optimizer, to read and to assign.
+    Use it with ``Module`` and ``gluon.Trainer``; :class:`DistributedTrainer` does not need it. You can read
+    and assign the attributes of the other optimizer on it.
 
     Args:
         optimizer: any optimizer of MXNet.
@@ -60,7 +60,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         {process_set}
 
     Raises:
-        ConfigError: it is not an optimizer, or is distributed already; or ``num_groups`` is negative.
+        ConfigError: ``optimizer`` is not an optimizer or is already distributed, or ``num_groups`` is
+            negative.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
 
     @property
     def aggregate_num(self) -> int:
-        """How many gradients MXNet passes in one call: all, so that they are reduced together."""
+        """Number of gradients that MXNet passes in one call: all, so that they are reduced together."""
         return _ALL
 
     create_state = _of_the_other("create_state")
@@ -120,7 +121,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         """Average gradients over all ranks, in place, and update weights.
 
         Args:
-            index: of a weight, or those of several weights; the same on all ranks.
+            index: the index of a weight, or the indices of several weights; the same on all ranks.
             weight: the weight or weights.
             grad: the gradient or gradients.
             state: the state or states.
@@ -131,7 +132,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         self._reduce_and_update(self._optimizer.update, index, weight, grad, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Do as :meth:`update`, for weights that may be float16."""
+        """Do the same as :meth:`update` for weights that may be float16."""
         self._reduce_and_update(self._optimizer.update_multi_precision, index, weight, grad, state)
 
     def _reduce_and_update(self, update: Any, index: Any, weight: Any, grad: Any, state: Any) -> None:
@@ -159,24 +160,24 @@ class DistributedTrainer(mx.gluon.Trainer):
 
     Example: ``trainer = hvd.DistributedTrainer(model.collect_params(), "sgd", {"learning_rate": 0.1})``.
 
-    ``step(batch_size)`` divides gradients by the batch size of this rank, and they are averaged over the
-    ranks. So ranks of equal batch sizes together make the step of one process with all their samples.
+    ``step(batch_size)`` divides gradients by the batch size of this rank, and averages them over the ranks.
+    Ranks of equal batch sizes together make the same step as one process with all their samples.
 
     Args:
         params: ``Block.collect_params()``, a dict or a list of parameters, in the same order on all ranks.
         optimizer: an optimizer of MXNet or its name.
-        optimizer_params: arguments for an optimizer given by name.
+        optimizer_params: arguments for an optimizer that is given by name.
         {gradient_compression}
-            A class with methods ``compress`` and ``decompress`` does as well.
+            A class with methods ``compress`` and ``decompress`` is possible, too.
         {mx_gradient_predivide_factor}
-        prefix: of the operations' names. Trainers that are used at the same time in several threads need
-            different ones.
+        prefix: prefix of the operations' names. Trainers that several threads use at the same time need
+            different prefixes.
         {mx_num_groups}
         {process_set}
 
     Raises:
-        ConfigError: an argument has an invalid value, or a parameter is in several contexts: every rank
-            trains in one.
+        ConfigError: an argument has an invalid value, or a parameter is in several contexts (every rank
+            trains in one context).
     """
 
     def __init__(
@@ -211,8 +212,9 @@ class DistributedTrainer(mx.gluon.Trainer):
 
         Args:
             batch_size: the number of samples of this rank, by which gradients are divided.
-            ignore_stale_grad: update only parameters of which a rank has a new gradient since the last step;
-                ranks that have none contribute zeros. If it is False, all ranks need one of every parameter.
+            ignore_stale_grad: update only parameters for which some rank has a new gradient since the last
+                step. Ranks without a new gradient contribute zeros. If it is False, all ranks need a new
+                gradient of every parameter.
 
         Raises:
             UserWarning: a gradient is not new, and ``ignore_stale_grad`` is False.
@@ -320,20 +322,21 @@ def broadcast_parameters(
 
     Example: ``hvd.broadcast_parameters(model.collect_params(), root_rank=0)``.
 
-    A parameter whose initialization is deferred until its layer sees data is overwritten then; each rank may
-    use its layers in another order. A parameter that is initialized once more by force is not sent again.
+    If the initialization of a parameter is deferred until its layer sees data, the parameter is overwritten
+    at that time. Each rank may use its layers in another order. A parameter that is initialized again by
+    force is not sent again.
 
     Args:
-        params: ``Block.collect_params()`` or a dict of NDArrays or parameters, like those of
-            ``Module.get_params()``: the same names and dtypes on all ranks.
+        params: ``Block.collect_params()``, or a dict of NDArrays or parameters such as
+            ``Module.get_params()`` returns. Names and dtypes are the same on all ranks.
         {root_rank}
         prefix: appears in the names of the operations.
         {process_set}
 
     Raises:
-        ConfigError: ``params`` is neither a dict nor a ParameterDict; or (on all ranks) names or dtypes
-            differ between ranks, or a parameter is not initialized on one of them.
-        ShapeError: (in the first forward pass) a parameter has another size than the root's.
+        ConfigError: ``params`` is neither a dict nor a ParameterDict. Or (on all ranks) names or dtypes
+            differ between ranks, or a parameter is not initialized on a rank.
+        ShapeError: (in the first forward pass) a parameter has another size than on the root.
         {call_errors}
     """
     if not isinstance(params, (dict, ParameterDict)):

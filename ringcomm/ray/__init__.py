@@ -1,4 +1,4 @@
-"""ringcomm on Ray: :class:`RayExecutor` as in Horovod, and configurations for Ray Train.
+"""ringcomm on Ray: :class:`RayExecutor` with Horovod's interface, and configurations for Ray Train.
 
 ::
 
@@ -8,7 +8,7 @@
     results = executor.run(train)
     executor.shutdown()
 
-With Ray Train: ``TorchTrainer(train, torch_config=TorchConfig())`` for process groups of PyTorch, and
+With Ray Train, use ``TorchTrainer(train, torch_config=TorchConfig())`` for process groups of PyTorch. Use
 ``DataParallelTrainer(train, backend_config=RingcommConfig())`` for programs that call ``init()`` of ringcomm
 or of one of its adapters. Ray starts, places and ends the processes; ringcomm connects them.
 """
@@ -43,17 +43,17 @@ _LEAVE_S = 5.0  # time of workers to leave the job before they are ended
 
 @dataclass
 class MiniSettings:
-    """Settings of a :class:`RayExecutor`, by their names in Horovod.
+    """Settings of a :class:`RayExecutor`, with their names in Horovod.
 
     Attributes:
         nics: names of the network interfaces that may be used; None for all.
         verbose: not used; ``RINGCOMM_VERBOSE=1`` shows the job's progress.
-        key: not used: every job makes a key.
+        key: not used: every job makes its own key.
         ssh_port: not used: Ray starts the processes.
         ssh_identity_file: not used.
         ssh_str: not used.
-        timeout_s: seconds that ranks wait for each other when they start.
-        placement_group_timeout_s: seconds until Ray must have reserved the resources.
+        timeout_s: seconds for which ranks wait for each other at the start.
+        placement_group_timeout_s: seconds in which Ray must reserve the resources.
         elastic: not used.
     """
 
@@ -71,26 +71,27 @@ class MiniSettings:
 class RayExecutor:
     """Workers on a Ray cluster that are the ranks of one job, with Horovod's interface.
 
-    The machine of this process serves the rendezvous, so the workers must be able to connect to it: use it on
-    a machine of the cluster (``ray job submit``), not through Ray Client.
+    The workers must be able to connect to the machine of this process, through which they find each other.
+    Therefore use it on a machine of the cluster (``ray job submit``), not through Ray Client.
 
-    A worker that is lost is named by the others as soon as their heartbeats or connections show it; that does
-    not wait for Ray.
+    If a worker is lost, the others raise an error that names it as soon as their connections or heartbeats
+    show the loss. This does not wait for Ray.
 
     Args:
-        settings: of :meth:`create_settings`, a :class:`ringcomm.Settings`, or None for the defaults.
-        num_workers: number of ranks, wherever Ray has room.
+        settings: the result of :meth:`create_settings`, a :class:`ringcomm.Settings`, or None for the
+            defaults.
+        num_workers: number of ranks, on any hosts that have room.
         num_hosts: number of hosts, instead of ``num_workers``.
-        num_workers_per_host: ranks on each of these hosts.
+        num_workers_per_host: number of ranks on each of these hosts.
         cpus_per_worker: CPUs that Ray reserves for each rank.
-        use_gpu: whether Ray reserves GPUs, too.
-        gpus_per_worker: how many for each rank; by default 1.
-        use_current_placement_group: whether to use the placement group of the Ray task or actor that this is
-            called in, if it has one.
-        min_workers: must be None, like the following: elastic jobs on Ray are not offered.
-        max_workers: see ``min_workers``.
-        reset_limit: see ``min_workers``.
-        cooldown_range: see ``min_workers``.
+        use_gpu: whether Ray also reserves GPUs.
+        gpus_per_worker: number of GPUs for each rank; by default 1.
+        use_current_placement_group: whether to use the placement group of the Ray task or actor that makes
+            this call, if it has one.
+        min_workers: must be None: ringcomm offers no elastic jobs on Ray.
+        max_workers: must be None.
+        reset_limit: must be None.
+        cooldown_range: must be None.
         elastic_timeout: not used.
         override_discovery: not used.
 
@@ -99,7 +100,7 @@ class RayExecutor:
 
     Raises:
         ConfigError: the numbers do not fit together.
-        NotOfferedError: an elastic job is asked for.
+        NotOfferedError: an argument asks for an elastic job.
     """
 
     @classmethod
@@ -107,13 +108,13 @@ class RayExecutor:
         cls, timeout_s: float = 30, ssh_identity_file: Optional[str] = None, ssh_str: Optional[str] = None,
         placement_group_timeout_s: float = 100, nics: Optional[Sequence[str]] = None,
     ) -> MiniSettings:  # fmt: skip
-        """Settings for the constructor.
+        """Return settings for the constructor.
 
         Args:
-            timeout_s: seconds that ranks wait for each other when they start.
+            timeout_s: seconds for which ranks wait for each other at the start.
             ssh_identity_file: not used: Ray starts the processes.
             ssh_str: not used.
-            placement_group_timeout_s: seconds until Ray must have reserved the resources.
+            placement_group_timeout_s: seconds in which Ray must reserve the resources.
             nics: names of the network interfaces that may be used; None for all.
 
         Returns:
@@ -170,8 +171,8 @@ class RayExecutor:
         """Start the workers.
 
         Args:
-            executable_cls: a class; each worker makes an object of it, which the functions of
-                :meth:`execute` get.
+            executable_cls: a class. Each worker makes an object of it, and the functions of :meth:`execute`
+                get this object.
             executable_args: the class's positional arguments.
             executable_kwargs: its keyword arguments.
             extra_env_vars: environment variables for the workers.
@@ -179,7 +180,7 @@ class RayExecutor:
         Raises:
             StartTimeoutError: Ray has no room for the workers.
             RemoteError: the class raised an error.
-            ConfigError: the workers were started before.
+            ConfigError: the workers have already been started.
         """
         if self._placement is not None:
             raise ConfigError("The workers of this executor have been started. Call shutdown() first.")
@@ -203,10 +204,10 @@ class RayExecutor:
         self, executable_cls: Callable[..., Any], executable_args: Optional[Sequence[Any]] = None,
         executable_kwargs: Optional[Mapping[str, Any]] = None,
     ) -> None:  # fmt: skip
-        """Make an object on each worker, which the functions of :meth:`execute` get.
+        """Make an object on each worker; the functions of :meth:`execute` get this object.
 
         Args:
-            executable_cls: its class.
+            executable_cls: the class of the object.
             executable_args: the class's positional arguments.
             executable_kwargs: its keyword arguments.
 
@@ -219,17 +220,17 @@ class RayExecutor:
         ])  # fmt: skip
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Optional[Sequence[Any]] = None) -> List[Any]:
-        """Call ``fn(object)`` on each worker, with the object of ``executable_cls``.
+        """Call ``fn(object)`` on each worker, with its object of ``executable_cls``.
 
         Args:
             fn: the function; the object is None if there is no class.
             callbacks: must be None.
 
         Returns:
-            what it returned on each rank, in rank order.
+            the results of all ranks, in rank order.
 
         Raises:
-            RemoteError: a rank failed; ``rank`` and ``host`` say which, ``__cause__`` is its exception.
+            RemoteError: a rank failed. ``rank`` and ``host`` name it, and ``__cause__`` is its exception.
         """
         if callbacks:
             raise NotOfferedError(
@@ -244,7 +245,8 @@ class RayExecutor:
     ) -> List[Any]:  # fmt: skip
         """Call ``fn(*args, **kwargs)`` on each worker.
 
-        The function calls ``init()``; after it has returned, the worker remains in the job for the next call.
+        The function must call ``init()``. After it has returned, the worker remains in the job for the next
+        call.
 
         Args:
             fn: the function.
@@ -253,10 +255,10 @@ class RayExecutor:
             callbacks: must be None.
 
         Returns:
-            what it returned on each rank, in rank order.
+            the results of all ranks, in rank order.
 
         Raises:
-            RemoteError: a rank failed; ``rank`` and ``host`` say which, ``__cause__`` is its exception.
+            RemoteError: a rank failed. ``rank`` and ``host`` name it, and ``__cause__`` is its exception.
         """
         return self.execute(lambda _: fn(*(args or ()), **(kwargs or {})), callbacks)
 
@@ -272,7 +274,8 @@ class RayExecutor:
             kwargs: its keyword arguments.
 
         Returns:
-            a reference for each rank, for ``ray.get``, which raises the function's error as Ray does.
+            a reference for each rank. ``ray.get`` returns its result, or raises the function's error as Ray
+            does.
         """
         call: Callable[[Any], Any] = lambda _: fn(*(args or ()), **(kwargs or {}))  # noqa: E731
         return [worker.execute.remote(call) for worker in self._ready_workers()]
@@ -284,7 +287,7 @@ class RayExecutor:
             fn: the function.
 
         Returns:
-            what it returned.
+            the result of the function.
         """
         return ray.get(self._ready_workers()[0].execute.remote(fn))
 

@@ -20,13 +20,13 @@ class TorchConfig(_TorchConfig):
     """``ray.train.torch.TorchConfig`` for process groups with the backend "ringcomm".
 
     Example: ``TorchTrainer(train, torch_config=TorchConfig(), scaling_config=ScalingConfig(num_workers=4))``.
-    Every start gets a new key, so the group's ranks accept no other process.
+    Every start makes a new key, so the ranks accept no other process.
 
     Attributes:
         backend: ``"ringcomm"``, or a list like ``"cpu:ringcomm,cuda:nccl"``.
         init_method: as in Ray: ``"env"`` or ``"tcp"``.
         timeout_s: as in Ray: seconds until operations of process groups fail.
-        settings: of ringcomm; None for those of the environment.
+        settings: settings of ringcomm; None: the settings of the environment.
     """
 
     backend: Optional[str] = "ringcomm"
@@ -34,7 +34,7 @@ class TorchConfig(_TorchConfig):
 
     @property
     def backend_cls(self) -> type:
-        """The class that Ray Train makes the backend from."""
+        """The class of Ray Train's backend."""
         return _Backend
 
 

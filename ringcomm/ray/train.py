@@ -19,25 +19,25 @@ _jobs: WeakKeyDictionary[Any, PlacedJob] = WeakKeyDictionary()
 
 @dataclass
 class RingcommConfig(BackendConfig):
-    """Makes the workers of a Ray trainer the ranks of a job, for NumPy, TensorFlow, Keras and JAX.
+    """Makes the workers of a Ray trainer ranks of one job, for NumPy, TensorFlow, Keras and JAX.
 
-    Example: ``DataParallelTrainer(train, backend_config=RingcommConfig(), scaling_config=...)``, where
+    Example: ``DataParallelTrainer(train, backend_config=RingcommConfig(), scaling_config=...)``, in which
     ``train`` calls ``ringcomm.init()`` (or ``ringcomm.tensorflow.init()``, ...). ``rank()`` is Ray's world
     rank.
 
     Attributes:
-        settings: of the job; None for those of the environment.
+        settings: settings of the job; None: the settings of the environment.
     """
 
     settings: Optional[Settings] = None
 
     @property
     def backend_cls(self) -> type:
-        """The class that Ray Train makes the backend from."""
+        """The class of Ray Train's backend."""
         return _RingcommBackend
 
     def to_dict(self) -> Dict[str, Any]:
-        """The settings that differ from the defaults, for Ray's records."""
+        """Return the settings that differ from the defaults, for Ray's records."""
         return {} if self.settings is None else dict(self.settings.to_environment())
 
 

@@ -12,8 +12,8 @@
     if first_batch:
         hvd.broadcast_variables(model.variables, root_rank=0)
 
-Works in eager mode, in ``tf.function`` and in graphs of TensorFlow 1 (``tf.compat.v1``), but not in functions
-compiled with ``jit_compile=True``: XLA cannot call Python.
+It works in eager mode, in ``tf.function`` and in graphs of TensorFlow 1 (``tf.compat.v1``). It does not work
+in functions compiled with ``jit_compile=True``, because XLA cannot call Python.
 """
 
 import sys as _sys

@@ -38,8 +38,8 @@ NO_SPLITS = np.zeros(0, np.int32)  # ``splits`` that means: every rank gets the 
 def allreduce(tensor: Any, options: Options) -> Tensor:
     """Reduce a tensor over all ranks; every rank gets the result.
 
-    For ``tf.IndexedSlices`` the result has the slices of all ranks (divided by the number of ranks for
-    Average), which are gathered and not added up.
+    For ``tf.IndexedSlices`` the result contains the slices of all ranks (divided by the number of ranks for
+    Average). They are gathered, not added up.
 
     Args:
         tensor: a tensor, a variable or an array, of the same shape and dtype on all ranks; or
@@ -47,7 +47,7 @@ def allreduce(tensor: Any, options: Options) -> Tensor:
         {options}
 
     Returns:
-        a new tensor of the input's shape and dtype, bit-identical on all ranks. It is differentiable; the
+        a new tensor of the input's shape and dtype, bit-identical on all ranks. It is differentiable: the
         gradient is the same reduction of the ranks' gradients.
 
     Raises:
@@ -105,15 +105,15 @@ def grouped_allreduce(tensors: Sequence[Any], options: Options) -> List[Tensor]:
 def reducescatter(tensor: Any, options: Options) -> tf.Tensor:
     """Reduce a tensor over all ranks; every rank gets its part of the rows of the result.
 
-    Rows are divided evenly; where that leaves a remainder of r rows, the first r ranks get one row more.
+    Rows are divided evenly. If r rows remain, the first r ranks get one row more.
 
     Args:
         tensor: a dense tensor with at least one dimension, of the same shape and dtype on all ranks.
         {options}
 
     Returns:
-        a new tensor of the input's dtype with this rank's rows; all dimensions but the first are the input's.
-        It is differentiable.
+        a new tensor of the input's dtype with this rank's rows. All dimensions but the first are the same as
+        in the input. It is differentiable.
 
     Raises:
         NotImplementedError: the tensor is ``tf.IndexedSlices``.
@@ -129,7 +129,7 @@ def reducescatter(tensor: Any, options: Options) -> tf.Tensor:
 def grouped_reducescatter(tensors: Sequence[Any], options: Options) -> List[tf.Tensor]:
     """Reduce several tensors in one operation; every rank gets its part of the rows of each result.
 
-    Rows are divided evenly; where that leaves a remainder of r rows, the first r ranks get one row more.
+    Rows are divided evenly. If r rows remain, the first r ranks get one row more.
 
     Args:
         tensors: dense tensors with at least one dimension; all ranks pass the same number of them, with the
@@ -157,13 +157,13 @@ def allgather(
     """Concatenate the tensors of all ranks along the first dimension, in rank order.
 
     Args:
-        tensor: a dense tensor with at least one dimension. The first dimension may differ between ranks; all
-            other dimensions and the dtype may not.
+        tensor: a dense tensor with at least one dimension. The first dimension may differ between ranks. All
+            other dimensions and the dtype must be equal.
         {tf_matching}
 
     Returns:
-        a new tensor, the same on all ranks. It is differentiable; the gradient is this rank's rows of the
-        averaged gradients.
+        a new tensor, the same on all ranks. It is differentiable: the gradient consists of this rank's rows
+        of the averaged gradients.
 
     Raises:
         NotImplementedError: the tensor is ``tf.IndexedSlices``.
@@ -183,7 +183,7 @@ def grouped_allgather(
 
     Args:
         tensors: dense tensors with at least one dimension; all ranks pass the same number of them. The first
-            dimensions may differ between ranks; all other dimensions and the dtypes may not.
+            dimensions may differ between ranks. All other dimensions and the dtypes must be equal.
         {tf_matching}
 
     Returns:
@@ -211,8 +211,8 @@ def broadcast(
         {tf_matching}
 
     Returns:
-        a new tensor with the root's values. It is differentiable; the root gets the averaged gradients, all
-        other ranks zeros.
+        a new tensor with the root's values. It is differentiable: the root gets the averaged gradients, all
+        other ranks get zeros.
 
     Raises:
         NotImplementedError: the tensor is ``tf.IndexedSlices``.
@@ -231,20 +231,20 @@ def alltoall(
     """Send rows of a tensor to every rank and receive rows from every rank.
 
     Args:
-        tensor: a dense tensor with at least one dimension. The first dimension may differ between ranks; all
-            other dimensions and the dtype may not.
-        splits: int32 tensor or list with the number of rows for each rank, in rank order; its sum is the
+        tensor: a dense tensor with at least one dimension. The first dimension may differ between ranks. All
+            other dimensions and the dtype must be equal.
+        splits: an int32 tensor or a list with the number of rows for each rank, in rank order. Its sum is the
             number of rows. None: every rank gets the same number.
         {tf_matching}
 
     Returns:
-        the received rows in rank order; with ``splits`` a pair of these rows and an int32 tensor with the
+        the received rows in rank order. With ``splits``, a pair: these rows, and an int32 tensor with the
         number of rows from each rank. The rows are differentiable.
 
     Raises:
         NotImplementedError: the tensor is ``tf.IndexedSlices``.
-        ConfigError: ``splits`` does not match the tensor or the number of ranks, or rows cannot be divided
-            evenly without it.
+        ConfigError: ``splits`` does not match the tensor or the number of ranks. Or it is missing, and rows
+            cannot be divided evenly.
         {rank_errors}
     """
     given = dense([tensor], "alltoall")

@@ -33,7 +33,7 @@ class TensorFlowState(PartsState):
     Args:
         variables: list of ``tf.Variable``, in the same order on all ranks. None: all variables of the present
             TensorFlow 1 graph.
-        session: in a TensorFlow 1 graph the session that holds the values; None: the default session.
+        session: in a TensorFlow 1 graph, the session that holds the values; None: the default session.
         kwargs: initial values of further attributes, which must be picklable.
     """
 

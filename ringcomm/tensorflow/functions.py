@@ -40,7 +40,7 @@ def broadcast_variables(
         inplace: no effect; accepted because Horovod's function has it.
 
     Returns:
-        in a graph an operation that must be run; in eager mode None, after the assignment.
+        in a graph, an operation that you must run. In eager mode None, after the assignment.
 
     Raises:
         {rank_errors}
@@ -72,7 +72,7 @@ def broadcast_(
         {process_set}
 
     Returns:
-        in eager mode the variables; in a graph tensors with their new values.
+        in eager mode, the variables. In a graph, tensors with their new values.
 
     Raises:
         {rank_errors}
@@ -93,7 +93,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
         {root_rank}
 
     Returns:
-        the operation; run it in a session once the variables have been initialized.
+        the operation. Run it in a session after the variables have been initialized.
 
     Raises:
         RuntimeError: called in eager mode, where TensorFlow has no list of all variables.
@@ -110,8 +110,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
     """Session hook that assigns the root's values to all variables when a session has been created.
 
-    With ``MonitoredTrainingSession`` all ranks then start from the same values, initialized or restored from
-    a checkpoint.
+    With ``MonitoredTrainingSession`` all ranks then start from the same initial or restored values.
 
     Args:
         {root_rank}
@@ -133,7 +132,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
 
         Args:
             session: the session.
-            coord: its coordinator of threads; not used.
+            coord: the session's coordinator of threads; not used.
         """
         session.run(self.bcast_op)
 
@@ -143,7 +142,7 @@ def broadcast_object(
     obj: Any, root_rank: int = 0, session: Any = None, name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:  # fmt: skip
-    """Send a Python object from the root to all ranks, pickled by cloudpickle. Runs at once, not in graphs.
+    """Send a Python object from the root to all ranks, pickled by cloudpickle. It does not work in graphs.
 
     Args:
         obj: the object; used on the root only.
@@ -173,7 +172,7 @@ def broadcast_object_fn(
         {matching}
 
     Returns:
-        a function that all ranks call with an object and that returns the root's object.
+        a function that returns the root's object. All ranks must call it, each with an object.
     """
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
@@ -182,7 +181,7 @@ def broadcast_object_fn(
 def allgather_object(
     obj: Any, session: Any = None, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> List[Any]:
-    """Collect one Python object from every rank, pickled by cloudpickle. Runs at once, not in graphs.
+    """Collect one Python object from every rank, pickled by cloudpickle. It does not work in graphs.
 
     Args:
         obj: this rank's object.
@@ -202,11 +201,11 @@ def allgather_object(
 
 
 def size_op(process_set_id: int = 0, name: Optional[str] = None) -> tf.Tensor:
-    """The number of ranks of a process set, as an operation that reads it each time it runs.
+    """Return an operation that gives the number of ranks of a process set each time it runs.
 
     Args:
-        process_set_id: of the process set; 0 is all ranks.
-        name: of the tensor in the graph.
+        process_set_id: id of the process set; 0 is the set of all ranks.
+        name: name of the tensor in the graph.
 
     Returns:
         an int32 scalar tensor.
@@ -218,14 +217,14 @@ def size_op(process_set_id: int = 0, name: Optional[str] = None) -> tf.Tensor:
 
 
 def process_set_included_op(process_set_id: int = 0, name: Optional[str] = None) -> tf.Tensor:
-    """Return whether this rank belongs to a process set, as an operation that reads it each time it runs.
+    """Return an operation that tells whether this rank belongs to a process set, each time it runs.
 
     Args:
-        process_set_id: of the process set; 0 is all ranks.
-        name: of the tensor in the graph.
+        process_set_id: id of the process set; 0 is the set of all ranks.
+        name: name of the tensor in the graph.
 
     Returns:
-        an int32 scalar tensor, 1 if it does and 0 if not.
+        an int32 scalar tensor: 1 if it belongs to the set, otherwise 0.
 
     Raises:
         Misuse: there is no process set with this id.
@@ -234,10 +233,10 @@ def process_set_included_op(process_set_id: int = 0, name: Optional[str] = None)
 
 
 def rank_op(name: Optional[str] = None) -> tf.Tensor:
-    """The rank of this process, as an operation that reads it each time it runs.
+    """Return an operation that gives the rank of this process each time it runs.
 
     Args:
-        name: of the tensor in the graph.
+        name: name of the tensor in the graph.
 
     Returns:
         an int32 scalar tensor.
@@ -246,10 +245,10 @@ def rank_op(name: Optional[str] = None) -> tf.Tensor:
 
 
 def local_rank_op(name: Optional[str] = None) -> tf.Tensor:
-    """The rank of this process among those of its host, as an operation that reads it each time it runs.
+    """Return an operation that gives this process's rank among the ranks of its host each time it runs.
 
     Args:
-        name: of the tensor in the graph.
+        name: name of the tensor in the graph.
 
     Returns:
         an int32 scalar tensor.
@@ -258,10 +257,10 @@ def local_rank_op(name: Optional[str] = None) -> tf.Tensor:
 
 
 def local_size_op(name: Optional[str] = None) -> tf.Tensor:
-    """The number of processes of the job on this host, as an operation that reads it each time it runs.
+    """Return an operation that gives the number of ranks on this host each time it runs.
 
     Args:
-        name: of the tensor in the graph.
+        name: name of the tensor in the graph.
 
     Returns:
         an int32 scalar tensor.

@@ -1,4 +1,4 @@
-"""The collectives under Horovod's module name; Horovod's own tests also read the names with an underscore."""
+"""The collectives under Horovod's module name. (Horovod's tests also use its names with an underscore.)"""
 
 import tensorflow as tf
 

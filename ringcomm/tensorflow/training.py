@@ -89,8 +89,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         {balanced_batches}
 
     Returns:
-        a tape with the recorded computation of ``gradtape`` and the methods of its class, and besides
-        ``register_local_source(variable)``, which excludes a variable's gradient from the reduction.
+        a tape with the recorded computation of ``gradtape`` and the methods of its class. Its additional
+        method ``register_local_source(variable)`` excludes a variable's gradient from the reduction.
 
     Raises:
         ConfigError: ``groups`` is neither a number nor lists of variables, or
@@ -119,8 +119,8 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     Args:
         gradtape: the tape that has recorded the computation.
         {tf_gradients_options}
-        local_layers: one layer or several (built), whose gradients are not reduced because every rank has
-            its own weights of them.
+        local_layers: one or several built layers. Every rank has its own weights of these layers, and their
+            gradients are not reduced.
         {tf_scale_local_gradients}
         {balanced_batches}
 
@@ -182,7 +182,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Args:
         optimizer: an optimizer of ``tf.compat.v1.train`` or of Keras.
-        name: of the returned optimizer; None: that of ``optimizer``.
+        name: name of the returned optimizer; None: the name of ``optimizer``.
         use_locking: no effect; accepted because Horovod's function has it.
         {tf_device_dense}
         {tf_device_sparse}
@@ -199,13 +199,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         {balanced_batches}
 
     Returns:
-        an optimizer of a class derived from that of ``optimizer``. Its ``register_local_var(variable)``
-        excludes a variable's gradient from the reduction.
+        an optimizer of a class derived from the class of ``optimizer``. Its method
+        ``register_local_var(variable)`` excludes a variable's gradient from the reduction.
 
     Raises:
-        ConfigError: ``optimizer`` is of another kind, ``backward_passes_per_step`` is less than 1, ``groups``
-            is neither a number nor lists of variables, or ``gradient_predivide_factor`` is given with an op
-            other than Average.
+        ConfigError: ``optimizer`` is not such an optimizer, ``backward_passes_per_step`` is less than 1,
+            ``groups`` is neither a number nor lists of variables, or ``gradient_predivide_factor`` is given
+            with an op other than Average.
     """
     checked_passes(backward_passes_per_step)
     if not isinstance(optimizer, tf1.train.Optimizer):
@@ -235,9 +235,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     """Batch normalization layer that computes mean and variance over the batches of all ranks.
 
-    For Keras 3 on TensorFlow and for ``tf_keras``. Inputs have the shapes and dtypes of
-    ``keras.layers.BatchNormalization``; batch sizes may differ between ranks. A forward pass in training
-    performs two allreduces.
+    It works with Keras 3 on TensorFlow and with ``tf_keras``. Inputs have the shapes and dtypes that
+    ``keras.layers.BatchNormalization`` accepts. Batch sizes may differ between ranks. A forward pass in
+    training performs two allreduces.
 
     Args:
         fused: must be False; accepted because Horovod's class has it.
@@ -294,7 +294,9 @@ def _lengths(inputs: Any, reduced: Any) -> Any:
 
 @documented
 class BalancedDataset(BalancedBatches):
-    """Tensors for a training loop: each rank gets as many rows as it can compute in time. ::
+    """Tensors for a training loop: each rank gets as many rows as it can compute in time.
+
+    Example::
 
         data = hvd.BalancedDataset(images, labels, global_batch=96)
         for epoch in range(epochs):
@@ -303,15 +305,15 @@ class BalancedDataset(BalancedBatches):
                     loss = loss_of(model(x), y)  # the mean over the rows, as with one process
                 tape = hvd.DistributedGradientTape(tape, batches=data)
 
-    A rank without rows in a step gets two of another rank's, and its gradients have weight 0.
+    A rank whose share of a step is empty gets two rows of another rank, and its gradients have weight 0.
 
     Args:
-        *arrays: arrays or tensors of equally many rows.
+        *arrays: arrays or tensors with equally many rows.
         global_batch: rows of all ranks together per step.
-        seed: of the order of rows, the same on all ranks.
+        seed: seed for the order of the rows, the same on all ranks.
         **options: ``speeds``, ``min_batch``, ``max_batch``, ``multiple_of``, ``shuffle`` and ``drop_last``,
-            as for ``BalancedBatches``. A ``tf.function`` is traced again for every number of rows:
-            ``multiple_of=8`` keeps these few, or ``reduce_retracing=True``.
+            as for ``BalancedBatches``. A ``tf.function`` is traced again for every number of rows.
+            ``multiple_of=8`` or ``reduce_retracing=True`` limits this.
 
     Raises:
         {balanced_errors}

@@ -1,4 +1,4 @@
-"""Run N ranks as threads of this process: over memory, or over real sockets and a real rendezvous."""
+"""Run ranks as threads of this process: over memory, or over real sockets and a real rendezvous."""
 
 from __future__ import annotations
 
@@ -46,20 +46,21 @@ def run_ranks(
     wrap: Optional[Callable[[Fabric], Fabric]] = None,
     ranks_per_host: int = 1,
 ) -> List[Any]:
-    """Call ``function(context)`` on every rank, each in a thread; the results in rank order.
+    """Call ``function(context)`` on every rank, each in a thread; return the results in rank order.
 
     Args:
-        transport: ``memory`` for pipes within this process; ``tcp``, ``unix``, ``shm`` or ``auto`` (which
-            reads memory where it may) for real sockets on this machine and a real rendezvous.
-        settings: defaults if None (without polling: the threads share one interpreter). With ``encrypt``
-            the job gets a certificate.
-        timeout_s: limit for everything together.
-        wrap: for ``memory``: wraps every rank's fabric, to make it faulty for example.
-        ranks_per_host: for ``memory``: how many ranks are treated as ranks of the same host.
+        transport: ``memory`` for pipes within this process. ``tcp``, ``unix``, ``shm`` or ``auto`` for real
+            sockets on this machine and a real rendezvous.
+        settings: the settings of the job. None: the defaults without polling, because the threads share one
+            interpreter. With ``encrypt``, the job gets a certificate.
+        timeout_s: time limit for all ranks together.
+        wrap: for ``memory``: function that wraps every rank's fabric (its links), for example to make it
+            faulty.
+        ranks_per_host: for ``memory``: number of ranks that count as ranks of one host.
 
     Raises:
-        RankFailed: a rank raised. Its ``__cause__`` is the first error.
-        TimeoutError: a rank did not come to an end. Its thread is left behind.
+        RankFailed: a rank raised an error. ``__cause__`` is the first error.
+        TimeoutError: a rank did not end in time. Its thread continues.
     """
     settings = Settings(spin_us=0.0, timeout_s=30.0, start_timeout_s=30.0) if settings is None else settings
     if transport == "memory":
@@ -142,7 +143,7 @@ def _run_threads(
 
 
 def errors_of(size: int, function: RankFunction, **options: Any) -> List[RingcommError]:
-    """Like :func:`run_ranks`, for tests in which every rank must raise: the errors, in rank order."""
+    """Like :func:`run_ranks`, but every rank must raise an error; return the errors in rank order."""
     try:
         results = run_ranks(size, function, **options)
     except RankFailed as failure:

@@ -1,8 +1,8 @@
-"""Fault injection around any fabric, seeded, so that every failure can be reproduced.
+"""Fault injection for the links of any fabric. A seed makes every failure reproducible.
 
-No fault may change a result. Reads and writes that move fewer bytes than possible, or none, and links that
-pause for a while occur on a loaded machine; links that break in the middle of a byte stream occur when a
-cable or a host fails.
+No fault may change a result. Some faults occur on a busy machine: reads and writes that move fewer bytes than
+possible, or none, and links that pause for a while. Other faults occur when a cable or a host fails: links
+that break in the middle of a byte stream.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from ..transport.base import Fabric, Link, LinkClosed, Views, clipped, flat
 
 
 class Cut(NamedTuple):
-    """The link between two ranks breaks once so many bytes have gone one way.
+    """A break of the link between two ranks after a number of bytes in one direction.
 
     Attributes:
         rank: the rank at whose end the bytes are counted.
         peer: the rank at the other end.
-        sending: whether to count what ``rank`` sends; otherwise what it receives.
-        after_bytes: how many bytes still get through. The break itself shows at the next attempt.
-        silent: whether the link swallows what follows, as if a cable were pulled, instead of breaking
-            with an error at both ends. Only this direction does.
-        turns: for how many ticks of the clock a silent link holds everything back before it continues, as
-            TCP does once the cable is back; 0: for ever, and what was sent is lost.
+        sending: True: count the bytes that ``rank`` sends; False: the bytes that it receives.
+        after_bytes: number of bytes that still arrive. The next attempt shows the break.
+        silent: True: later bytes of this direction are lost silently, as if a cable were pulled. False: both
+            ends get an error.
+        turns: number of ticks of the clock for which a silent link holds everything back. Then it continues,
+            like TCP when the cable is back. 0: it never continues, and sent bytes are lost.
     """
 
     rank: int
@@ -38,15 +38,15 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class Faults:
-    """The faults to inject, and how often.
+    """The faults to inject, and their frequency.
 
     Attributes:
-        seed: everything random follows from it and from the two ranks' numbers.
-        would_block: share of calls that move nothing although they could.
+        seed: with the numbers of the two ranks, it determines everything that is random.
+        would_block: share of calls (0.0 to 1.0) that move nothing although they could.
         short: share of the other calls that move only 1 to ``most_bytes`` bytes.
         most_bytes: the most bytes that a short call moves.
-        delay: share of calls with which this direction of the link pauses.
-        most_turns: for how many ticks of the clock it pauses at most.
+        delay: share of calls after which this direction of the link pauses.
+        most_turns: the longest pause in ticks of the clock.
         cuts: the links that break, or become silent.
     """
 
@@ -108,10 +108,10 @@ class _Direction:
 
 
 class FaultyLink(Link):
-    """A link over which bytes travel as :class:`Faults` say.
+    """A link with the faults that :class:`Faults` describes.
 
     Attributes:
-        held_back: whether the last call in either direction moved nothing because of the faults.
+        held_back: True if the last call in either direction moved nothing because of a fault.
     """
 
     def __init__(self, link: Link, faults: Faults, turns: Turns, rank: int) -> None:
@@ -150,11 +150,11 @@ class FaultyLink(Link):
         return moved
 
     def readable(self) -> bool:
-        """Return whether :meth:`recv` has something to say, faults aside. For simulations."""
+        """Return whether :meth:`recv` could return something without the faults. For simulations."""
         return self._broken or self._link.readable()  # type: ignore[attr-defined]
 
     def writable(self) -> bool:
-        """Return whether :meth:`send` has something to say, faults aside. For simulations."""
+        """Return whether :meth:`send` could accept something without the faults. For simulations."""
         return self._broken or self._link.writable()  # type: ignore[attr-defined]
 
     def revoke(self) -> None:
@@ -165,11 +165,11 @@ class FaultyLink(Link):
 
 
 class FaultyFabric(Fabric):
-    """A fabric whose links are all faulty. Waits end at once if a fault caused them.
+    """A fabric (the links of one rank) with faulty links. A wait that a fault has caused ends at once.
 
     Args:
-        fabric: the sound one.
-        faults: what goes wrong.
+        fabric: the fabric without faults.
+        faults: the faults to inject.
         turns: the clock for delays; it also ticks in every wait. None: a new one.
     """
 
@@ -199,7 +199,7 @@ class FaultyFabric(Fabric):
         self._fabric.wake()
 
     def take_held_back(self) -> bool:
-        """Return whether a link was held back by a fault since this was last asked."""
+        """Return whether a fault has held back a link since the last call of this method."""
         held_back = [link for link in self._links.values() if link.held_back]
         for link in held_back:
             link.held_back = False

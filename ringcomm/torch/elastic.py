@@ -22,14 +22,14 @@ __all__ = [
 class ElasticSampler(shared.ElasticSampler, Sampler):
     """Distributes samples over the ranks, and redistributes the remaining ones when the ranks change.
 
-    Pass it to a :class:`TorchState`, call :meth:`record_batch` after each batch and before the commit, and
-    :meth:`set_epoch` at the end of each epoch. A ``DataLoader`` that exists when the ranks change takes the
-    new distribution when it is iterated over again.
+    Pass it to a :class:`TorchState`. Call :meth:`record_batch` after each batch and before the commit, and
+    :meth:`set_epoch` at the end of each epoch. When the ranks change, an existing ``DataLoader`` uses the new
+    distribution in its next iteration over the data.
 
     Args:
-        dataset: its size must not change.
-        shuffle: whether to shuffle, in a different order each epoch.
-        seed: of the shuffling; the same on all ranks.
+        dataset: the data set. Its size must not change.
+        shuffle: whether to shuffle the samples, in a different order in each epoch.
+        seed: seed for the shuffling; the same on all ranks.
     """
 
 
@@ -60,7 +60,7 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """The handlers of :class:`TorchState`: pairs of a type, and a function that wraps a value of it."""
+    """Return the handlers of :class:`TorchState`: pairs of a type and a function that wraps a value of it."""
     return _registry
 
 
@@ -71,7 +71,7 @@ def set_handler_registry(registry: Registry) -> None:
 
 
 class TorchState(PartsState):
-    """The state of elastic training: a model, an optimizer, samplers and plain values, as attributes.
+    """The state of elastic training. Its attributes are a model, an optimizer, samplers and plain values.
 
     ::
 

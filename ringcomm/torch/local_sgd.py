@@ -19,7 +19,7 @@ from .state import broadcast_parameters
 
 @documented
 class LocalSGD(OuterOptimizer):
-    """Context manager: within it ranks train by themselves and average their models now and then.
+    """Context manager in which ranks train alone, and average their models from time to time.
 
     Example::
 
@@ -29,27 +29,29 @@ class LocalSGD(OuterOptimizer):
                 loss_of(model(inputs), targets).backward()
                 optimizer.step()
 
-    This is another algorithm than averaging gradients. By default (``sync_every="auto"``) gradients are
-    averaged in every step at first, as by ``DistributedOptimizer``; when the distance of the ranks permits it
-    they train alone, for longer and longer. docs/slow_links.md shows what that costs. A fixed number can
-    cost more. :meth:`diloco` has an outer momentum, for runs with hundreds of synchronizations.
+    This algorithm differs from averaging gradients, and so do its results. By default
+    (``sync_every="auto"``), gradients are averaged in every step at first, like with
+    ``DistributedOptimizer``. When the weights of the ranks are close enough, ranks train alone for longer and
+    longer. docs/slow_links.md shows the effect on accuracy, which can be larger with a fixed number. For runs
+    with hundreds of synchronizations, :meth:`diloco` adds an outer momentum.
 
-    On entry all ranks get rank 0's parameters and buffers. Every ``sync_every``-th ``optimizer.step()``, and
-    at the end of the block, the average of what the ranks have changed is taken for a gradient of an outer
-    step from the last common parameters; with the defaults this is the average of the parameters.
-    Floating-point buffers, such as batch-norm statistics, are averaged. The optimizer's own state (momenta)
-    is averaged with the weights in automatic intervals of one or two steps, and stays that of each rank in
-    longer ones. All ranks must synchronize equally often; a ``GradScaler``, with which each rank leaves out
-    other steps, cannot be used.
+    At the start of the block, all ranks get rank 0's parameters and buffers. At every ``sync_every``-th
+    ``optimizer.step()`` and at the end of the block, the changes of all ranks are averaged. The average is
+    the gradient of an outer step from the last common parameters; with the defaults, the result is the
+    average of the parameters. Floating-point buffers, such as batch-norm statistics, are averaged. The
+    optimizer's own state (momenta) is averaged in automatic intervals of one or two steps. In longer
+    intervals, each rank keeps its own state. All ranks must synchronize equally often. You cannot use a
+    ``GradScaler``, which skips different steps on each rank.
 
     Args:
-        model: a ``torch.nn.Module`` on any device. Parameters that do not require gradients are left alone.
-        optimizer: of the model; not a ``DistributedOptimizer``, which would average every gradient.
+        model: a ``torch.nn.Module`` on any device. Parameters that do not require gradients are not changed.
+        optimizer: the optimizer of the model. It must not be a ``DistributedOptimizer``, which averages every
+            gradient.
         {local_sgd}
 
     Raises:
-        ConfigError: an argument is out of range, or the optimizer is distributed already; at a step,
-            parameters are trained that were not when the block began.
+        ConfigError: an argument is out of range, or the optimizer is already distributed. Or (at a step) the
+            optimizer trains parameters that it did not train when the block began.
     """
 
     _of_distributed = False
@@ -199,7 +201,7 @@ class LocalSGD(OuterOptimizer):
             )
 
     def synchronize(self) -> None:
-        """Average what the ranks have changed now, and make the outer step. All ranks must call it.
+        """Average the changes of all ranks now, and make the outer step. All ranks must call this.
 
         Raises:
             PeerLostError: a rank ended, or is silent for too long.
@@ -218,11 +220,11 @@ class LocalSGD(OuterOptimizer):
                 tensor.copy_(torch.from_numpy(array))
 
     def state_dict(self) -> Dict[str, Any]:
-        """The outer optimizer's state, for a checkpoint of this rank."""
+        """Return the outer optimizer's state for a checkpoint of this rank."""
         return self.core.state_dict()
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Continue with a state; within the block, after the model was loaded.
+        """Continue with a state. Call this in the block, after you have loaded the model.
 
         Args:
             state: what :meth:`state_dict` of the same rank has returned.

@@ -1,13 +1,12 @@
 """The collectives on tensors, under the name of Horovod's module.
 
-Asynchronous functions return a handle, and ``synchronize(handle)`` returns the result. Those without a
-trailing underscore copy their input before they return, so the caller may change it at once (except with
-``urgent``: then the caller waits); those with one overwrite the caller's own tensor. Gradients flow through
-synchronous functions that return new tensors.
+Asynchronous functions return a handle, and ``synchronize(handle)`` returns the result. Functions without a
+trailing underscore copy their input before they return, so you may change it at once, except with ``urgent``.
+Functions with a trailing underscore overwrite your tensor. Gradients flow through synchronous functions that
+return new tensors.
 
-On the CPU tensors share memory with the arrays that are sent. CUDA tensors are copied to and from page-locked
-memory, and no thread waits for that (:mod:`ringcomm.arrays`). Tensors on other devices are copied while the
-caller waits.
+CPU tensors are sent from their own memory. CUDA tensors are copied to and from page-locked memory, and no
+thread waits for these copies. Tensors on other devices are copied while the caller waits.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ def grouped_allgather_async(
     tensors: Tensors, name: Optional[str] = None, process_set: ProcessSet = global_process_set,
     urgent: bool = False,
 ) -> Handle:  # fmt: skip
-    """Start concatenating several tensors of every rank along the first dimension, as one operation.
+    """Start concatenating several tensors of every rank along the first dimension, in one operation.
 
     Args:
         {tensors_rows}
@@ -127,7 +126,7 @@ def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: Optional[str] = None,
     process_set: ProcessSet = global_process_set, urgent: bool = False,
 ) -> Handle:  # fmt: skip
-    """Start copying the root's tensor to every rank, as a new tensor.
+    """Start copying the root's tensor to a new tensor on every rank.
 
     Args:
         {tensor_in}
@@ -146,7 +145,7 @@ def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: Optional[str] = None,
     process_set: ProcessSet = global_process_set, urgent: bool = False,
 ) -> Handle:  # fmt: skip
-    """Start overwriting a tensor on every rank with the root's.
+    """Start overwriting a tensor on every rank with the root's tensor.
 
     Args:
         {tensor_pending}
@@ -165,7 +164,7 @@ def alltoall_async(
     tensor: torch.Tensor, splits: Any = None, name: Optional[str] = None,
     process_set: ProcessSet = global_process_set, urgent: bool = False,
 ) -> Handle:  # fmt: skip
-    """Start sending a part of the rows to every rank, and receiving a part of the rows of every rank.
+    """Start sending rows to every rank, and receiving rows from every rank.
 
     Args:
         {tensor_rows}
@@ -217,7 +216,7 @@ def allreduce_async_(tensor: torch.Tensor, options: Options) -> Handle:
 
 @takes("allreduce", "average name op prescale_factor postscale_factor process_set urgent weight", "core")
 def grouped_allreduce_async(tensors: Tensors, options: Options) -> Handle:
-    """Start reducing several tensors over all ranks as one operation: all are reduced, or none.
+    """Start reducing several tensors over all ranks in one operation: either all are reduced, or none.
 
     Args:
         {tensors_in}
@@ -230,7 +229,7 @@ def grouped_allreduce_async(tensors: Tensors, options: Options) -> Handle:
 
 @takes("allreduce", "average name op prescale_factor postscale_factor process_set urgent weight", "core")
 def grouped_allreduce_async_(tensors: Tensors, options: Options) -> Handle:
-    """Start reducing several tensors in place as one operation: all are reduced, or none.
+    """Start reducing several tensors in place, in one operation: either all are reduced, or none.
 
     Args:
         {tensors_pending}
@@ -263,7 +262,7 @@ def reducescatter_async(tensor: torch.Tensor, options: Options) -> Handle:
 
 @takes("reducescatter", "name op process_set prescale_factor postscale_factor urgent", "core")
 def grouped_reducescatter_async(tensors: Tensors, options: Options) -> Handle:
-    """Start reducing several tensors as one operation; every rank gets only its rows of each.
+    """Start reducing several tensors in one operation; every rank gets only its rows of each.
 
     Args:
         {tensors_in}
@@ -296,8 +295,8 @@ def sparse_allreduce_async(
         {process_set}
 
     Returns:
-        a handle; ``synchronize(handle)`` (or calling it) returns a new sparse tensor, in which indices may
-        occur several times: ``coalesce()`` adds them.
+        a handle. ``synchronize(handle)`` or ``handle()`` returns a new sparse tensor. Indices may occur
+        several times in it; ``coalesce()`` adds their values.
 
     Raises:
         ConfigError: op is neither Average nor Sum.
@@ -325,10 +324,10 @@ def sparse_allreduce_async(
 
 
 def poll(handle: Any) -> bool:
-    """Return whether an operation is done, so that :func:`synchronize` would not wait.
+    """Return whether an operation is done; :func:`synchronize` then does not wait.
 
     Args:
-        handle: from one of the asynchronous collectives.
+        handle: the handle of an asynchronous collective.
 
     Returns:
         True if the operation is done or has failed; always False for a sparse reduction.
@@ -341,10 +340,10 @@ def synchronize(handle: Any) -> Any:
     """Wait for an operation and return its result, or raise its error.
 
     Args:
-        handle: from one of the asynchronous collectives.
+        handle: the handle of an asynchronous collective.
 
     Returns:
-        the operation's result: a tensor, a list of tensors, or a pair. None for another object.
+        the operation's result: a tensor, a list of tensors, or a pair. None if ``handle`` is not a handle.
 
     Raises:
         {rank_errors}
@@ -394,7 +393,7 @@ def allreduce_(tensor: torch.Tensor, options: Options) -> torch.Tensor:
 
 @takes("allreduce", "average name compression op prescale_factor postscale_factor process_set")
 def grouped_allreduce(tensors: Tensors, options: Options) -> List[torch.Tensor]:
-    """Reduce several tensors over all ranks as one operation: all are reduced, or none.
+    """Reduce several tensors over all ranks in one operation: either all are reduced, or none.
 
     Args:
         {tensors_in}
@@ -415,7 +414,7 @@ def _reduce(tensors: Tensors, options: Options) -> List[torch.Tensor]:
 
 @takes("allreduce", "average name op prescale_factor postscale_factor process_set weight", "core")
 def grouped_allreduce_(tensors: Tensors, options: Options) -> List[torch.Tensor]:
-    """Reduce several tensors in place as one operation; gradients do not flow through them.
+    """Reduce several tensors in place, in one operation; gradients do not flow through them.
 
     Args:
         {tensors_inplace}
@@ -438,8 +437,8 @@ def reducescatter(tensor: torch.Tensor, options: Options) -> torch.Tensor:
         {options}
 
     Returns:
-        a new tensor with this rank's rows: of ``n`` rows every member of the set gets ``n // size``, the
-        first ``n % size`` members one more. Gradients flow through it.
+        a new tensor with this rank's rows. Every member of the set gets ``n // size`` of ``n`` rows; the
+        first ``n % size`` members get one more. Gradients flow through it.
 
     {tensor_call_raises}
         ShapeError: the tensor has no first dimension.
@@ -449,7 +448,7 @@ def reducescatter(tensor: torch.Tensor, options: Options) -> torch.Tensor:
 
 @takes("reducescatter", "name compression op process_set prescale_factor postscale_factor")
 def grouped_reducescatter(tensors: Tensors, options: Options) -> List[torch.Tensor]:
-    """Reduce several tensors as one operation; every rank gets only its rows of each result.
+    """Reduce several tensors in one operation; every rank gets only its rows of each result.
 
     Args:
         {tensors_in}
@@ -483,7 +482,7 @@ def allgather(
         {matching}
 
     Returns:
-        a new tensor with the rows of all ranks; their number may differ from rank to rank. Gradients flow
+        a new tensor with the rows of all ranks. The number of rows may differ between ranks. Gradients flow
         through it.
 
     {tensor_call_raises}
@@ -495,7 +494,7 @@ def allgather(
 def grouped_allgather(
     tensors: Tensors, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> List[torch.Tensor]:
-    """Concatenate every rank's tensors along the first dimension, several tensors as one operation.
+    """Concatenate several tensors of every rank along the first dimension, in one operation.
 
     Args:
         {tensors_rows}
@@ -514,7 +513,7 @@ def broadcast(
     tensor: torch.Tensor, root_rank: int, name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:  # fmt: skip
-    """Copy the root's tensor to every rank, as a new tensor.
+    """Copy the root's tensor to a new tensor on every rank.
 
     Args:
         {tensor_in}
@@ -535,7 +534,7 @@ def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:  # fmt: skip
-    """Overwrite a tensor on every rank with the root's; gradients do not flow through it.
+    """Overwrite a tensor on every rank with the root's tensor; gradients do not flow through it.
 
     Args:
         {tensor_inplace}
@@ -555,7 +554,7 @@ def alltoall(
     tensor: torch.Tensor, splits: Any = None, name: Optional[str] = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:  # fmt: skip
-    """Send a part of the rows to every rank, and receive a part of the rows of every rank.
+    """Send rows to every rank, and receive rows from every rank.
 
     Args:
         {tensor_rows}
@@ -563,7 +562,7 @@ def alltoall(
         {matching}
 
     Returns:
-        the received rows in rank order; with ``splits``, a pair: the received rows, and the number of rows
+        the received rows in rank order. With ``splits``, a pair: the received rows, and the number of rows
         from each rank (int32). Gradients flow through the rows.
 
     {tensor_call_raises}
@@ -576,14 +575,14 @@ def alltoall(
 def join(device: int = -1) -> int:
     """Announce that this rank has no more data, and wait until all ranks have announced it.
 
-    Until then this rank contributes zeros to the other ranks' allreduces; an average still divides by the
-    number of all ranks.
+    Until then this rank contributes zeros to the allreduces of the other ranks. An average still divides by
+    the number of all ranks.
 
     Args:
-        device: ignored; exists for Horovod's scripts.
+        device: ignored. It exists for scripts that were written for Horovod.
 
     Returns:
-        the rank that joined last, whose state is the newest.
+        the rank that joined last. Its state is the newest.
 
     Raises:
         PeerLostError: a rank ended, or is silent for too long.

@@ -306,12 +306,13 @@ def DistributedOptimizer(
 ) -> Any:  # fmt: skip
     """Wrap an optimizer so that it reduces gradients over all ranks before each step.
 
-    Reductions start during ``loss.backward()``, as soon as gradients have been computed; ``step()`` waits for
-    them. In the first step they start in ``step()``, where the ranks find out which gradients are sparse.
+    Reductions start during ``loss.backward()``, as soon as gradients have been computed, and ``step()`` waits
+    for them. In the first step, they start in ``step()``, because the ranks must find out which gradients are
+    sparse.
 
     All ranks must call ``step()`` equally often, and begin with equal parameters and optimizer state
-    (``broadcast_parameters``, ``broadcast_optimizer_state``). Where a rank has no gradient of a parameter and
-    another rank has one, it contributes zeros.
+    (``broadcast_parameters``, ``broadcast_optimizer_state``). A rank without a gradient of a parameter
+    contributes zeros if another rank has one.
 
     Example::
 
@@ -319,29 +320,30 @@ def DistributedOptimizer(
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
     Args:
-        optimizer: any ``torch.optim.Optimizer``. The result shares its state and parameter groups.
-        named_parameters: usually ``model.named_parameters()``; required only if two optimizers reduce
+        optimizer: any ``torch.optim.Optimizer``. The returned optimizer shares its state and parameter
+            groups.
+        named_parameters: usually ``model.named_parameters()``. It is required only if two optimizers reduce
             gradients at the same time and have parameters of the same shapes.
         {gradient_compression}
         backward_passes_per_step: the number of backward passes whose gradients are summed before they are
             reduced.
         {torch_optimizer_op}
-        gradient_predivide_factor: with ``Average``, gradients are divided by this before the sum, and the
-            sum by ``size / gradient_predivide_factor``.
-        num_groups: deprecated, use ``groups``.
-        groups: the gradients that are reduced as one operation: a number of groups, or lists of parameters.
-            By default ringcomm forms buckets of up to 8 MiB.
-        sparse_as_dense: reduce sparse gradients as dense ones; they are dense afterwards (with
-            ``torch.optim.SparseAdam``, which takes no dense ones, sparse).
-        process_set: the ranks that take part; by default all. Ranks outside it step without reduction.
+        gradient_predivide_factor: with ``Average``, gradients are divided by this factor before the sum, and
+            the sum is divided by ``size / gradient_predivide_factor``.
+        num_groups: deprecated; use ``groups``.
+        groups: the gradients that are reduced in one operation: a number of groups, or lists of parameters.
+            By default ringcomm forms groups of up to 8 MiB.
+        sparse_as_dense: reduce sparse gradients as dense ones. The results are dense, but sparse with
+            ``torch.optim.SparseAdam``, which accepts no dense gradients.
+        process_set: the ranks that take part; by default all. Other ranks make steps without a reduction.
         {balanced_batches}
 
     Returns:
-        an optimizer of the given optimizer's class (a subclass of it), with ``synchronize()`` and
-        ``skip_synchronize()`` besides, to read or clip reduced gradients before the step.
+        an optimizer of a subclass of the given optimizer's class. Its additional methods ``synchronize()``
+        and ``skip_synchronize()`` let you read or clip reduced gradients before the step.
 
     Raises:
-        ConfigError: (a ValueError) an argument has an invalid value, or the optimizer is wrapped already.
+        ConfigError: (a ValueError) an argument has an invalid value, or the optimizer is already wrapped.
         NotOfferedError: Adasum with a process set.
         {not_initialized}
         {torch_optimizer_errors}

@@ -21,13 +21,13 @@ Named = Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]
 
 @documented
 def broadcast_parameters(params: Named, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Overwrite parameters (and buffers) on every rank with the root's.
+    """Overwrite parameters and buffers on every rank with the root's values.
 
     Example: ``hvd.broadcast_parameters(model.state_dict(), root_rank=0)``.
 
     Args:
-        params: ``model.state_dict()`` or ``model.named_parameters()``: the same names, shapes and dtypes on
-            all ranks. Values that are not tensors are left as they are.
+        params: ``model.state_dict()`` or ``model.named_parameters()``, with the same names, shapes and dtypes
+            on all ranks. Values that are not tensors are not changed.
         {root_rank}
         {process_set}
 
@@ -64,20 +64,20 @@ def broadcast_optimizer_state(
     model: Any = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Overwrite every rank's optimizer state and options (learning rates, momenta, …) with the root's.
+    """Overwrite optimizer state and options (learning rates, momenta, …) on every rank with the root's.
 
-    Ranks that have made no step yet need no preparation: the root sends the structure of its state. Gradients
-    stay as they are; only in programs that import ``horovod`` do parameters of an optimizer without state get
-    gradients of zeros, as there.
+    Ranks that have not made a step need no preparation: the root sends the structure of its state. Gradients
+    stay as they are. In programs that import ``horovod``, however, parameters of an optimizer without state
+    get gradients of zeros, like in Horovod.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``, wrapped by ``DistributedOptimizer`` or not.
         {root_rank}
-        model: ignored; exists for Horovod's scripts.
+        model: ignored. It exists for scripts that were written for Horovod.
         {process_set}
 
     Raises:
-        ConfigError: the root's optimizer has parameter groups of other sizes.
+        ConfigError: the parameter groups of the root's optimizer have other sizes.
         {call_errors}
     """
     root = api.rank() == root_rank

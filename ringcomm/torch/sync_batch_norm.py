@@ -16,13 +16,14 @@ from .mpi_ops import allgather_async, allreduce_async
 class SyncBatchNorm(_BatchNorm):
     """Batch normalization in which mean and variance are computed over the batches of all ranks.
 
-    Replaces ``torch.nn.BatchNorm1d``, ``2d`` and ``3d``, on the CPU too. The input has the shape
-    ``(batch, num_features, ...)``; batch sizes may differ between ranks, and a rank's batch may be empty.
+    It replaces ``torch.nn.BatchNorm1d``, ``2d`` and ``3d``, also on the CPU. The input has the shape
+    ``(batch, num_features, ...)``. Batch sizes may differ between ranks, and a rank's batch may be empty.
 
     Args:
         num_features: number of channels, the input's second dimension.
         eps: added to the variance before its square root is taken.
-        momentum: weight of a new batch in the running statistics; None: their cumulative average.
+        momentum: weight of a new batch in the running statistics. None: the statistics are cumulative
+            averages.
         affine: whether to have a learnable weight and bias per channel.
         track_running_stats: whether to keep running statistics for evaluation.
         process_set: the ranks over whose batches mean and variance are computed.
@@ -42,8 +43,8 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize a batch of shape ``(batch, num_features, ...)``. All ranks must call it in training mode.
 
-        In evaluation mode it is no collective; without running statistics the batch of this rank alone then
-        counts, as in ``torch.nn.SyncBatchNorm``.
+        In evaluation mode it is not a collective. Without running statistics, it then uses only the batch of
+        this rank, like ``torch.nn.SyncBatchNorm``.
         """
         if not self.training or api.size() == 1:
             return super().forward(input)

@@ -223,20 +223,21 @@ def shared_room(nbytes: int) -> Optional[Array]:
 def empty(shape: Any, dtype: Any = np.float32) -> Array:
     """Return a new array in memory that the other ranks of this host can read directly.
 
-    Between ranks of one host large collectives on such arrays are faster: a reduction adds straight from the
-    other rank's memory. They are ordinary NumPy arrays in all other respects; ``torch.from_numpy`` makes
-    tensors of them. They may outlive the job. A forked process shares them with its parent.
+    Between ranks of one host, large collectives on such arrays are faster, because a reduction adds directly
+    from the other rank's memory. In all other respects they are ordinary NumPy arrays; ``torch.from_numpy``
+    makes tensors of them. You can use them after the end of the job. A forked process shares them with its
+    parent.
 
     Args:
         shape: an integer, or a tuple of them.
-        dtype: the element type, as NumPy takes it.
+        dtype: the element type, in any form that NumPy accepts.
 
     Returns:
-        an array in C order whose elements are arbitrary. It is an ordinary array where it is shorter than
-        512 KiB, or where this system has no such memory (left).
+        an array in C order with arbitrary elements. It is in ordinary memory if it is shorter than 512 KiB,
+        or if this system has no such memory (left).
 
     Raises:
-        ValueError, TypeError: as ``numpy.empty``.
+        ValueError, TypeError: in the same cases as ``numpy.empty``.
 
     Example::
 

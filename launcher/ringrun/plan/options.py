@@ -72,25 +72,27 @@ class Options:
         within=(1, None), brief="Number of ranks.", argument="np", horovod="num_proc", doctor=True)
     hosts: Optional[str] = _option(
         None, "-H --hosts", JOB,
-        "Hosts, with their slots [1]: places for a rank. @PORT: of its sshd. join:N: machines that join with "
-        "a code; join:NAME: a known one. Default: this machine.",
+        "Hosts and their slots [1]. A slot is a place for a rank. HOST:SLOTS@PORT adds the SSH port. "
+        "join:N stands for N machines that join with a code, join:NAME for one that has joined before. "
+        "Default: this machine.",
         metavar="HOST[:SLOTS],…", brief="Hosts, or a list.", argument="hosts", horovod="hosts", doctor=True,
         argument_doc='Hosts with their slots, like ``"localhost,jetson1:2"``; None for this machine.')
     hostfile: Optional[str] = _option(
         None, "--hostfile -hostfile", JOB,
-        "Hosts from a file: 'HOST slots=2' per line. Also max_slots=, port=, python=, cwd=, iface=.",
+        "File with one host per line, like 'jetson1 slots=2'. A line may have max_slots=, port=, python=, "
+        "cwd= and iface=, too.",
         kind=PATH, metavar="FILE", brief="Hosts from a file.", argument="hostfile", horovod="hostfile",
         doctor=True,
-        argument_doc="Hosts from a file: 'HOST slots=2' per line. Also python=, cwd=, iface=.")
+        argument_doc="File with one host per line, like 'jetson1 slots=2'. A line may have python=, cwd= and "
+        "iface=, too.")
     forward: Tuple[str, ...] = _option(
         (), "-x", JOB,
-        "Set a variable for all ranks, or pass one that other hosts do not get by default, like PYTHONPATH. "
-        "'PREFIX_*' passes several.",
+        "Set a variable for all ranks. NAME alone passes this shell's value, also of variables that are not "
+        "passed by default, like PYTHONPATH. 'PREFIX_*' passes several.",
         kind=VARIABLES, metavar="NAME[=VALUE]", brief="Pass a variable.", argument="env",
         argument_doc="Variables for the ranks, as with ``-x NAME=VALUE``.")
     no_env: bool = _option(
-        False, "--no-env", JOB, "Pass none of this shell's variables to other hosts but those of -x.",
-        kind=FLAG)
+        False, "--no-env", JOB, "Pass only the variables of -x to other hosts.", kind=FLAG)
     python: Tuple[str, ...] = _option(
         (), "--python", JOB, "The ranks' Python interpreter. Default: the one that runs ringrun.",
         kind=PER_HOST, metavar="[HOST=]PATH", brief="Interpreter there.", argument="python",
@@ -100,7 +102,7 @@ class Options:
         metavar="[HOST=]FOLDER", argument="cwd", doctor=True)
     iface: Tuple[str, ...] = _option(
         (), "--iface --network-interfaces --network-interface", JOB,
-        "Network interfaces to use: names, globs and CIDRs, like 'eth0,!wlan*'; '!' excludes.",
+        "Network interfaces to use, like 'eth0,en*' or '192.168.1.0/24', or not to use, like '!wlan*'.",
         kind=PER_HOST, metavar="[HOST=]SPEC", brief="Network to use.", argument="iface",
         horovod="network_interfaces", doctor=True)
     restarts: int = _option(
@@ -109,24 +111,24 @@ class Options:
         argument_doc="How often the job is restarted if it fails.")
     grace_s: float = _option(
         30.0, "--grace", JOB,
-        "Seconds that ranks have to end after SIGTERM or 'ringrun stop' [30].",
+        "Seconds for ranks to end after SIGTERM or 'ringrun stop' [30].",
         kind=NUMBER, metavar="S")
     bind: str = _option(
         "none", "--bind", JOB,
-        "Bind each rank to cores of its own [none].", choices=("none", "core"))
+        "core: bind each rank to cores of its own [none].", choices=("none", "core"))
     oversubscribe: bool = _option(
         False, "--oversubscribe", JOB, "Allow more ranks than slots.", kind=FLAG)
     slots_per_host: Optional[int] = _option(
         None, "--slots-per-host --slots", JOB,
-        "Slots of every host, in place of those that are given.",
+        "Number of slots on every host, whatever the list of hosts says.",
         kind=WHOLE, metavar="N", within=(1, None), argument="slots_per_host", horovod="slots")
 
     via: Optional[str] = _option(
         None, "--via", REMOTE,
-        "Reach hosts by a command, like 'docker exec -i {host}'; ssh: by ssh, in a scheduler's job, too.",
+        "Reach hosts by this command, like 'docker exec -i {host}'. 'ssh' uses ssh also in a job of Slurm.",
         metavar="TEMPLATE", argument="via", doctor=True,
-        argument_doc="Reach hosts by a command, like ``'docker exec -i {host}'``. ``'ssh'``: by ssh, also "
-        "inside a job of a scheduler.")
+        argument_doc="Reach hosts by this command, like ``'docker exec -i {host}'``. ``'ssh'`` uses ssh also "
+        "in a job of Slurm.")
     ssh: str = _option(
         "ssh", "--ssh", REMOTE, "The ssh command, with options if needed.", metavar="COMMAND", argument="ssh",
         doctor=True)
@@ -139,31 +141,33 @@ class Options:
 
     ship: Optional[str] = _option(
         None, "--ship", REMOTE,
-        "Send this directory, or FOLDER above it, to the other hosts. Ranks run in a copy there.",
+        "Send the current folder, or FOLDER that contains it, to other hosts. Ranks there run in the copy.",
         kind=SWITCH, metavar="FOLDER", brief="Send this folder.", doctor=True)
     fetch: Tuple[str, ...] = _option(
         (), "--fetch", REMOTE,
-        "Bring files of these copies back to fetched/HOST, like 'out/*.pt'.", kind=TEXTS,
-        metavar="PATTERN")
+        "With --ship: at the end, bring files like 'out/*.pt' back to fetched/HOST.",
+        kind=TEXTS, metavar="PATTERN")
     provision: bool = _option(
-        False, "--provision", REMOTE, "Send NumPy (and psutil, without Linux) to hosts that lack it.",
-        kind=FLAG, brief="Send NumPy, too.", doctor=True,
+        False, "--provision", REMOTE,
+        "Send NumPy to hosts that lack it; hosts without Linux also get psutil.", kind=FLAG,
+        brief="Send NumPy, too.", doctor=True,
     )
 
     min_np: Optional[int] = _option(
         None, "--min-np --min-num-proc", ELASTIC,
-        "Fewest ranks of an elastic job, which continues after losses. Default: -np.",
+        "Make the job elastic: it continues while at least N ranks are left. Default: -np.",
         kind=WHOLE, metavar="N", within=(1, None), brief="Fewest ranks.", argument="min_np",
         horovod="min_num_proc",
-        argument_doc="Fewest ranks of an elastic job. It continues after losses while so many are left. "
+        argument_doc="Make the job elastic: it continues after losses while at least so many ranks are left. "
         "Default: the number of ranks.")
     max_np: Optional[int] = _option(
-        None, "--max-np --max-num-proc", ELASTIC, "Most ranks of an elastic job. Default: one per slot.",
+        None, "--max-np --max-num-proc", ELASTIC,
+        "Maximum number of ranks of an elastic job. Default: one per slot.",
         kind=WHOLE, metavar="N", within=(1, None), brief="Most ranks.", argument="max_np",
         horovod="max_num_proc")
     host_discovery_script: Optional[str] = _option(
         None, "--host-discovery-script", ELASTIC,
-        "A command that prints the hosts of an elastic job, HOST[:SLOTS] per line.",
+        "Make the job elastic: this command prints its hosts, HOST[:SLOTS] per line.",
         metavar="COMMAND", argument="host_discovery_script", horovod="host_discovery_script")
 
     output_dir: Optional[str] = _option(
@@ -172,19 +176,20 @@ class Options:
         kind=PATH, metavar="FOLDER", brief="Keep output.", argument="output_dir", horovod="output_filename")
     watch: bool = _option(
         False, "--watch", OUTPUT,
-        "Show a table of all ranks while they run: steps, rates, waiting times.", kind=FLAG,
+        "Show a table of all ranks while they run: steps, data rates, waiting times.", kind=FLAG,
         brief="Show a table.")
     report: Optional[str] = _option(
         None, "--report", OUTPUT,
-        "Write a page about the run: curves, waiting times, links, operations.",
+        "At the end, write an HTML page with curves, waiting times, links and operations.",
         kind=PATH, metavar="FILE.html")
     verbose: bool = _option(
-        False, "--verbose", OUTPUT, "Log the job's progress, and show the table of links.", kind=FLAG,
+        False, "--verbose", OUTPUT,
+        "Log the job's progress, and show the links between ranks.", kind=FLAG,
         argument="verbose", horovod="verbose")
 
     horovod: bool = _option(
         False, "--horovod", SETTINGS,
-        "For scripts that import horovod: they get ringcomm, and HOROVOD_* variables apply.",
+        "For scripts of Horovod: importing horovod gives ringcomm, and HOROVOD_* variables apply.",
         kind=FLAG, brief="Act as Horovod.", argument="horovod")
     # fmt: on
     ship_self: bool = True  # other hosts get this machine's ringcomm; the doctor examines theirs

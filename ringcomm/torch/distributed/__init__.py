@@ -1,12 +1,12 @@
-"""The backend ``"ringcomm"`` for ``torch.distributed``: DDP, FSDP and all that builds on them, over TCP.
+"""The backend ``"ringcomm"`` for ``torch.distributed``, for example for DDP and FSDP, over TCP.
 
     import ringcomm.torch.distributed
     torch.distributed.init_process_group("ringcomm")
 
-or, for trainers that make a process group themselves, :func:`init`.
+For trainers that make a process group themselves, use :func:`init` instead.
 
-Importing this module registers the backend, and two rendezvous methods for processes started by ``ringrun``:
-``init_method="ringcomm://"``, and PyTorch's default if its variables are not set.
+This import registers the backend. It also registers two rendezvous methods for processes of ``ringrun``:
+``init_method="ringcomm://"``, and PyTorch's default method if its environment variables are not set.
 """
 
 from __future__ import annotations

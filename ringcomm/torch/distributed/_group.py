@@ -39,10 +39,10 @@ _open_groups: weakref.WeakSet[ProcessGroupRingcomm] = weakref.WeakSet()
 
 @uncompiled("_reduce_scatter_base", "_allgather_base", "_start_coalescing", "_end_coalescing")
 class ProcessGroupRingcomm(dist.ProcessGroup):
-    """A group of ranks with links of its own. ``init_process_group`` and ``new_group`` make them.
+    """A process group with its own links. ``init_process_group`` and ``new_group`` make it.
 
-    Collectives run one after another, in the order in which they are called, which must be the same on
-    all ranks. Point-to-point messages have separate links.
+    Collectives run one after another, in the order of the calls. This order must be the same on all ranks.
+    Point-to-point messages have separate links.
     """
 
     def __init__(
@@ -126,16 +126,16 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         return self._start("allreduce", [buffer], None, do, buffer, packed, reads=True)
 
     def reduce(self, tensors: Any, opts: Any = None) -> RingcommWork:
-        """Reduce a tensor; the root gets the result, in place."""
+        """Reduce a tensor in place; only the root gets the result."""
         tensor, how, root = single(tensors), reduction_of(opts), root_of(opts)
         return self._start("reduce", [tensor], opts, self._ops.reduce, tensor, root, how, reads=True)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
-        """Every rank gets the reduction of one of the tensors in a list."""
+        """Reduce the tensors of a list; every rank gets the result of one of them."""
         return self.reduce_scatter_single(single(outputs), list(inputs[0]), opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: Divided, opts: Any = None) -> RingcommWork:
-        """Every rank gets the reduction of an equal part of one tensor."""
+        """Reduce a tensor; every rank gets an equal part of the result."""
         how = reduction_of(opts)
         return self._start("reduce_scatter", [output], opts, self._ops.reduce_scatter, output, source, how)
 
@@ -159,25 +159,25 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
     # ---- movement ----------------------------------------------------------------------------
 
     def broadcast(self, tensors: Any, opts: Any = None) -> RingcommWork:
-        """Every rank gets the root's tensor."""
+        """Copy the root's tensor to every rank."""
         tensor, root = single(tensors), root_of(opts)
         reads = self.rank() == root
         return self._start("broadcast", [tensor], opts, self._ops.broadcast, tensor, root, reads=reads)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
-        """Every rank gets the tensors of all ranks; they may differ in size."""
+        """Copy the tensors of all ranks to every rank. The tensors may differ in size."""
         places, tensor = list(outputs[0]), single(inputs)
         return self._start("allgather", [places], opts, self._ops.all_gather, places, tensor)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> RingcommWork:
-        """The same into one tensor."""
+        """Copy the tensors of all ranks into one tensor on every rank."""
         return self._start("allgather", [output], opts, self._ops.all_gather, output, source)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
         return self._of_each("allgather", outputs, pairs_of(outputs, inputs), self._ops.all_gather, opts)
 
     def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> RingcommWork:
-        """Every rank gets the tensors of all ranks: ``outputs[r][i]`` becomes rank r's ``inputs[i]``."""
+        """Copy the tensors of all ranks to every rank: ``outputs[r][i]`` becomes rank r's ``inputs[i]``."""
         places = [list(item) for item in outputs]
         pairs = pairs_of(list(zip(*places)), inputs)
         return self._of_each("allgather", places, pairs, self._ops.all_gather, opts)
@@ -186,24 +186,24 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
-        """The root gets the tensors of all ranks."""
+        """Copy the tensors of all ranks to the root."""
         places, tensor, root = list(outputs[0]) if outputs else [], single(inputs), root_of(opts)
         return self._start("gather", [places], opts, self._ops.gather, places, tensor, root)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> RingcommWork:
-        """Every rank gets one of the root's tensors."""
+        """Copy one of the root's tensors to each rank."""
         output, pieces, root = single(outputs), list(inputs[0]) if inputs else [], root_of(opts)
         return self._start("scatter", [output], opts, self._ops.scatter, output, pieces, root)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RingcommWork:
-        """Every rank gets one tensor from every rank."""
+        """Send one tensor to every rank, and receive one from every rank."""
         places, tensors = list(outputs), list(inputs)
         return self._start("alltoall", places, opts, self._ops.all_to_all, places, tensors)
 
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, into: Any, send: Any, opts: Any = None
     ) -> RingcommWork:
-        """The same with one tensor each, in equal parts or in parts of so many rows."""
+        """Send parts of a tensor to every rank, equal parts or parts with the given numbers of rows."""
         into, send = list(into or ()), list(send or ())
         return self._start("alltoall", [output], opts, self._ops.all_to_all, output, source, into, send)
 
@@ -216,7 +216,7 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
         return self._start("barrier", [], opts, self._ops.runner.barrier)
 
     def monitored_barrier(self, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks; PeerStalledError (on every rank) names those that have not come in time."""
+        """Wait for all ranks; PeerStalledError (on every rank) names the ranks that are not there in time."""
         limit_s = self._operations.timeout_s if timeout is None else timeout.total_seconds()
         if self.rank() == 0:
             self._judge(limit_s, wait_all_ranks)
@@ -281,7 +281,7 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
     # ---- the end -----------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Leave the group, after what has been started. Others that still need this rank are told."""
+        """Leave the group after the running operations. Ranks that still need this rank get an error."""
         if not self._left:
             self._operations.queue.drain(Deadline(self._operations.timeout_s))
             self._leave("it called destroy_process_group()", ok=True)
@@ -306,11 +306,11 @@ class ProcessGroupRingcomm(dist.ProcessGroup):
 
     @property
     def failure(self) -> Optional[RingcommError]:
-        """The error that ended the group's communication, once something has; it names the culprit."""
+        """The error that ended the group, or None. It names the rank at fault."""
         return self._watch.failure
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long nothing may move in operations that have no limit of their own."""
+        """Set how long an operation without its own limit may make no progress."""
         self._operations.timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
@@ -358,20 +358,20 @@ def root_of(opts: Any) -> int:
 def monitored_barrier(
     group: Any = None, timeout: Union[timedelta, float, None] = None, wait_all_ranks: bool = False
 ) -> None:
-    """Wait until every rank of a group has called it; report the ranks that do not within a time limit.
+    """Wait until every rank of a group has called this; name the ranks that exceed a time limit.
 
-    Replaces ``torch.distributed.monitored_barrier``, which accepts the Gloo backend only.
+    It replaces ``torch.distributed.monitored_barrier``, which accepts only the Gloo backend.
 
     Example: ``monitored_barrier(timeout=60, wait_all_ranks=True)``.
 
     Args:
         group: a process group of the backend ``"ringcomm"``; by default the default group.
-        timeout: how long rank 0 waits for the other ranks: seconds, or a ``timedelta``; by default the
+        timeout: how long rank 0 waits for the other ranks, in seconds or as a ``timedelta``; by default the
             group's timeout.
-        wait_all_ranks: report all missing ranks, not only the first.
+        wait_all_ranks: name all missing ranks, not only the first.
 
     Raises:
-        PeerStalledError: (on every rank) a rank has not called it in time.
+        PeerStalledError: (on every rank) a rank has not called this in time.
     """
     chosen = dist.group.WORLD if group is None else group
     if chosen == dist.GroupMember.NON_GROUP_MEMBER:
@@ -418,17 +418,17 @@ def init(timeout: Optional[timedelta] = None) -> None:
         import ringcomm.torch.distributed
         ringcomm.torch.distributed.init()
 
-    It finds the other processes under ``ringrun`` and ``torchrun``, and makes a group of one process where
-    there is no launcher. A second call does nothing. Where Lightning starts its processes itself, call
+    It finds the other processes under ``ringrun`` and ``torchrun``. Without a launcher, it makes a group of
+    one process. A second call does nothing. If Lightning starts its processes itself, call
     :func:`make_default` instead.
 
-    If several ranks train and never communicate, it warns (``RuntimeWarning``) at the tenth step of an
-    optimizer: then every rank trains a separate model.
+    If several ranks train but do not communicate, every rank trains a separate model. ringcomm then warns
+    (``RuntimeWarning``) at the tenth step of an optimizer.
 
     Args:
-        timeout: how long a transfer of the default group may be without any progress, and how long to wait
-            for the other processes to connect. None, or PyTorch's default of half an hour: 600 s for
-            transfers, and half an hour for connecting. Without effect if there is a default group already.
+        timeout: how long a transfer of the default group may make no progress, and how long to wait for the
+            other processes to connect. None, or PyTorch's default of half an hour: 600 s for transfers, and
+            half an hour for connecting. It has no effect if there is already a default group.
 
     Raises:
         Misuse: there is a default process group of another backend.
@@ -446,10 +446,10 @@ def init(timeout: Optional[timedelta] = None) -> None:
 
 
 def make_default() -> None:
-    """Make ``"ringcomm"`` the backend for CPU tensors wherever a program names none; join no job. After it,
-    ``init_process_group()`` without a backend and Lightning's ``strategy="ddp"`` use ringcomm. For Composer,
-    which accepts no other backend than Gloo for CPUs, its constant is changed too, if Composer has been
-    imported.
+    """Make ``"ringcomm"`` the default backend for CPU tensors, without joining a job.
+
+    Then ``init_process_group()`` without a backend and Lightning's ``strategy="ddp"`` use ringcomm. Composer
+    accepts only Gloo for CPUs. If it has been imported, this function also changes Composer's constant.
     """
     dist.Backend.default_device_backend_map["cpu"] = BACKEND
     composer = sys.modules.get("composer.devices.device_cpu")
@@ -458,13 +458,13 @@ def make_default() -> None:
 
 
 def local_rank() -> int:
-    """Return this process's number among those of the default group on its host.
+    """Return this process's number among the processes of the default group on its host.
 
     Returns:
         0 for the first rank on each host, in the order of ranks.
 
     Raises:
-        Misuse: CPU tensors of the default group do not go through ringcomm.
+        Misuse: the default group does not use ringcomm for CPU tensors.
     """
     return _default_group()._transport.group.local_rank
 

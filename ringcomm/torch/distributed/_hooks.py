@@ -24,16 +24,16 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def compress_hook(compression: Any = "int8") -> Hook:
-    """Return a hook that averages gradients of matrices with a codec, and all others as bfloat16.
+    """Return a hook that averages gradients of matrices with a codec, and other gradients as bfloat16.
 
     Example::
 
         model = DistributedDataParallel(model)
         model.register_comm_hook(None, ringcomm.torch.distributed.compress_hook("int8"))
 
-    What is lost of a gradient is added to the next one of the same parameter (error feedback). All ranks get
-    the same bits. Every model needs its own hook. The first argument of ``register_comm_hook`` is the
-    process group; None is the default group.
+    The rounding error of a gradient is added to the next gradient of the same parameter (error feedback). All
+    ranks get the same bits. Every model needs its own hook. The first argument of ``register_comm_hook`` is
+    the process group; None is the default group.
 
     Args:
         compression: ``"int8"`` (a quarter of the bytes of float32), ``"int4"`` (an eighth), ``"bf16"`` or
@@ -106,12 +106,12 @@ class WeightedAverage:
     """The state of :func:`weighted_average_hook`.
 
     Args:
-        weight: the number of samples (or of tokens) behind this rank's gradients: a number, a function that
-            is called for each bucket, or balanced batches with fixed speeds.
-        process_group: the group of the model; None: the default one.
+        weight: the number of samples (or tokens) from which this rank's gradients are computed. It is a
+            number, a function that is called for each bucket, or balanced batches with fixed speeds.
+        process_group: the process group of the model; None: the default group.
 
     Raises:
-        ConfigError: the batches measure speeds; with DDP they cannot.
+        ConfigError: the batches measure speeds, which is not possible with DDP.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class WeightedAverage:
         """Return the weight of this rank's gradients in the current step.
 
         Raises:
-            Misuse: it is negative, not finite or no number.
+            Misuse: the weight is negative, not finite or not a number.
         """
         if self._cursor is not None:
             return self._cursor.now()
@@ -144,23 +144,24 @@ class WeightedAverage:
 def weighted_average_hook(
     state: WeightedAverage, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket of gradients by weights, which are one more element of what is reduced.
+    """Average a bucket of gradients by weights. The weights are reduced with the bucket.
 
     ::
 
         model = DistributedDataParallel(model)
         model.register_comm_hook(WeightedAverage(lambda: len(x)), weighted_average_hook)
 
-    A rank of weight 0 contributes nothing, whatever its gradients are. Half types are sent as float32. A
-    weight that this type does not represent (beyond 3e38, or below 1e-38 and not 0) is an error on all ranks.
+    A rank with weight 0 contributes nothing, whatever its gradients are. float16 and bfloat16 are sent as
+    float32. A weight that the sent type cannot represent (float32: beyond 3e38, or below 1e-38 and not 0) is
+    an error on all ranks.
 
     Args:
-        state: the weight, and the process group.
-        bucket: of the model's gradients.
+        state: the weight and the process group.
+        bucket: a bucket of the model's gradients.
 
     Returns:
-        a future with the averaged gradients; it fails with :class:`ringcomm.Misuse` if all weights are 0, or
-        the type of the gradients does not represent them.
+        a future with the averaged gradients. It fails with :class:`ringcomm.Misuse` if all weights are 0, or
+        if the type of the gradients cannot represent the weights.
     """
     buffer, weight, last = bucket.buffer(), state.now(), bucket.is_last()
     dtype = torch.float32 if buffer.dtype in _HALF else buffer.dtype
