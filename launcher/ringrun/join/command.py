@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from itertools import chain
 from typing import Any, Callable, Optional, Sequence, Tuple
 
@@ -71,12 +72,18 @@ def limit_cores(cores: Optional[int]) -> int:
 
 
 def connect(
-    code: Code, address: Optional[Tuple[str, int]], name: str, pem: str
-) -> Tuple[SecureSocket, Proof]:
-    """The connection to the launcher with this code or key, at this address or found by discovery."""
+    code: Code, address: Optional[Tuple[str, int]], name: str, pem: str,
+    is_valid: Callable[[], bool] = lambda: True,
+) -> Tuple[SecureSocket, Proof]:  # fmt: skip
+    """Return the connection to the launcher with this code or key, at this address or found by discovery.
+
+    A key may be removed while discovery waits: it is used only while it ``is_valid``.
+    """
     found = () if address and not code.is_kept else find(code.label, FIND_S)
     wrong, why = 0, "nothing has answered in this network. Give the address that ringrun shows, HOST:PORT"
     for place in chain([address] if address else [], found):
+        if not is_valid():
+            break
         proof = Proof(Role.JOINING, code, name, fingerprint_of(pem))
         try:
             with socket.create_connection(place, CONNECT_S) as sock:
@@ -236,8 +243,13 @@ def join(
         for launcher in known_names(LAUNCHERS) if stay else launchers:
             known = find_known(LAUNCHERS, launcher)
             if known is not None and status < 2:
+                is_kept = partial(_is_kept, launcher, known)
                 with contextlib.suppress(RingcommError, OSError):  # it does not wait for this machine
-                    sock, proof = connect(known.code, address or known.address, known.here, pem)
+                    sock, proof = connect(known.code, address or known.address, known.here, pem, is_kept)
                     status, until_s = take_part(sock, proof, known.here, *gives, lambda it: not say(it))
         time.sleep(PAUSE_S)
     return status
+
+
+def _is_kept(launcher: str, known: Known) -> bool:
+    return find_known(LAUNCHERS, launcher) == known

@@ -509,6 +509,19 @@ def test_19_a_forgotten_machine_is_refused_also_while_a_launcher_waits(
         forget("desk")
 
 
+def test_19_a_machine_that_forgets_a_launcher_while_it_looks_for_it_does_not_join(
+    desk: Callable[..., Desk], pem: str
+) -> None:
+    met(desk, pem)
+    host, (launcher,) = desk(0, names=("desk",)), known_names(LAUNCHERS)
+    kept = find_known(LAUNCHERS, launcher)
+    assert kept is not None
+    forget(launcher)
+    with pytest.raises(ConfigError, match="No job was joined"):
+        connect(kept.code, host.address, "desk", pem, lambda: find_known(LAUNCHERS, launcher) == kept)
+    assert not host.invitation.machines
+
+
 def test_20_a_recorded_join_of_a_known_machine_proves_nothing(desk: Callable[..., Desk], pem: str) -> None:
     key = met(desk, pem)
     host, sent = desk(0, names=("desk",)), []
