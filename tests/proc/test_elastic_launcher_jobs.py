@@ -111,6 +111,12 @@ def test_hosts_of_the_script_come_and_go(tmp_path: Path) -> None:
     assert len(starts(job.out)[2]) >= 2
 
 
+def test_a_public_host_of_the_script_needs_a_decision_about_encryption() -> None:
+    done = ringrun("--min-np", "1", "--host-discovery-script", "echo 8.8.8.8", PROGRAM)
+    assert done.process.returncode == 1
+    assert "failed at its first run: 8.8.8.8 has a public address" in done.err and "--encrypt" in done.err
+
+
 @pytest.mark.full
 def test_hosts_are_added_by_the_name_of_a_list_and_dropped(tmp_path: Path) -> None:
     go_on, out, lists = tmp_path / "go_on", tmp_path / "out", tmp_path / "ringcomm" / "hosts"
@@ -123,6 +129,7 @@ def test_hosts_are_added_by_the_name_of_a_list_and_dropped(tmp_path: Path) -> No
     assert "nowhere is no host of this job." in ringrun("drop", "nowhere", env=env).err
     postponed = "localhost leaves when other hosts have joined: --min-np 1"
     assert postponed in ringrun("drop", "localhost", env=env).out
+    assert "8.8.8.8 has a public address, but this job does not" in ringrun("add", "8.8.8.8", env=env).err
     assert "127.0.0.1 with 2 slots is being added" in ringrun("add", "lab", env=env).out
     wait_for(out / "rank.2" / "stdout", "of 2 from", job)
     go_on.unlink()

@@ -109,6 +109,7 @@ class ElasticJob(Job):
     limits: HostLimits = field(default_factory=HostLimits)
     specs: Tuple[HostSpec, ...] = ()
     maker: Any = None
+    needs_private: bool = False  # it does not encrypt, and the user has not asked for that
 
     is_elastic = True
     all_local = False  # hosts of other machines may be added at any time

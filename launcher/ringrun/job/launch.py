@@ -98,7 +98,11 @@ def prepare(
         setting_rows=tuple(rows_of(found)), grace_s=options.grace_s,
     )  # fmt: skip
     if options.is_elastic:
-        return ElasticJob(**vars(job), limits=limits_of(options), specs=tuple(specs), maker=maker)
+        needs_private = not encrypts and "encrypt" not in found.sources
+        limits = limits_of(options)
+        return ElasticJob(
+            **vars(job), limits=limits, specs=tuple(specs), maker=maker, needs_private=needs_private
+        )
     assert plan is not None
     _refuse_aliases(plan, are_local)
     if settings.advise and plan.size < 2:

@@ -238,9 +238,19 @@ class ElasticRanks:
         self._supervisor.loop.call(lambda: self._take(self.membership.list_hosts(specs, self._now_s)))
 
     def _find_local(self, specs: Sequence[HostSpec]) -> None:
-        """Determine which hosts are this machine (any thread). This may take seconds."""
+        """Determine which hosts are this machine (any thread). This may take seconds.
+
+        Raises ConfigError for a public address in a job that does not encrypt.
+        """
+        doors = self._job.maker.doors
         new = [spec for spec in specs if host_key(spec) not in self._local]
-        self._local.update(zip(map(host_key, new), self._job.maker.doors.find_local(new)))
+        self._local.update(zip(map(host_key, new), doors.find_local(new)))
+        public = doors.public_host(spec.name for spec in specs if not self._local[host_key(spec)])
+        if public and self._job.needs_private:
+            raise ConfigError(
+                f"{public} has a public address, but this job does not encrypt its connections. Start the "
+                "job with --encrypt, or with --no-encrypt to use the host without encryption."
+            )
 
     def ready(self, host: HostJob) -> None:
         supervisor, facts = self._supervisor, self._supervisor.hosts[host.index].ready or {}
