@@ -35,8 +35,8 @@ MEMBERSHIP_VARIABLES = (
      "connections are encrypted."),
     ("KEY", "The key itself. Prefer a file: other processes may see environments."),
     ("KEY_FD", "Set by `ringrun`: the file descriptor of the key."),
-    ("KEY_READER", "Set by ringcomm: ID of the process that has read this key. Its child processes do not "
-     "get the key."),
+    ("KEY_READER", "Set by ringcomm: ID of the process that has read `RINGCOMM_KEY_FD`. Its child processes do "
+     "not get the key."),
     ("JOB", "Name of the job. Ranks of another job are refused."),
     ("SHARED_DIR", "Directory that all hosts share, where ranks started by `srun` or Open MPI's `mpirun` "
      "find rank 0. Unset: `~/.ringcomm`."),
