@@ -95,13 +95,14 @@ def document() -> str:
     lines: List[str] = [
         "# Settings",
         "",
-        "Give a setting as an option of `ringrun`, as an environment variable, or (without the dashes) as a "
-        "line in [`ringrun.toml`](ringrun.md#a-file-for-a-folder). Options take precedence over variables, "
-        "and variables over the file. `ringrun` passes the resulting values to ranks on all hosts. "
+        "Give a setting as an option of `ringrun`, as an environment variable, or (without the leading "
+        "dashes) as a line in [`ringrun.toml`](ringrun.md#a-file-for-a-folder). Options take precedence over "
+        "variables, and variables over the file. `ringrun` passes the resulting values to all ranks. "
         "`ringrun --dry-run` shows the values that you have set, and their sources.",
         "",
-        "A program can pass settings itself, including some without an option: "
-        '`rc.init(settings=rc.Settings(algorithm="ring"))`. It then ignores the variables of this table:',
+        "A program can pass settings, including some without an option: "
+        '`rc.init(settings=rc.Settings(algorithm="ring"))`. '
+        "`init()` then ignores the variables of this table:",
         "",
         "| option | variable | default | meaning |",
         "| --- | --- | --- | --- |",

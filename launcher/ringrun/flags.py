@@ -144,7 +144,7 @@ def with_host_options(command: _Command) -> _Command:
 def with_project_option(command: _Command) -> _Command:
     """Decorator: add the option that disables ``ringrun.toml`` to a click command."""
     names = ["--project-file/--no-project-file"]
-    text = "Use ringrun.toml of this folder or the nearest one above [yes]."
+    text = "Use the nearest ringrun.toml, in this folder or above [yes]."
     return _with(command, [Flag(names, options.SETTINGS, is_flag=True, default=True, help=text)])
 
 

@@ -22,21 +22,21 @@ PREFIX = "RINGCOMM_"
 
 # The variables that are not settings, without the prefix, and their meaning.
 MEMBERSHIP_VARIABLES = (
-    ("SIZE", "Number of ranks. 1: this process is the whole job. Unset: the number of `srun` or `mpirun`, "
-     "otherwise 1."),
+    ("SIZE", "Number of ranks. 1: this process is the whole job. Unset: the number of processes of `srun` or "
+     "`mpirun`, otherwise 1."),
     ("RENDEZVOUS", "Address of the rendezvous, the service by which ranks find each other: `host:port`, or "
      "several separated by commas. Addresses after a semicolon are tried last. Without `ringrun`, give one "
-     "address: a rank on that host with `RINGCOMM_RANK` 0 or unset serves the rendezvous. Without such a "
-     "rank, start `python -m ringcomm.rendezvous` there."),
+     "address: a rank on that host serves the rendezvous if its `RINGCOMM_RANK` is 0 or unset. If there is "
+     "no such rank, start `python -m ringcomm.rendezvous` there."),
     ("RENDEZVOUS_MACHINE", "Set by `ringrun`: identifies the machine that serves the rendezvous."),
     ("RANK", "The rank that this process asks for. Unset: the rendezvous assigns one."),
     ("KEY_FILE", "File with the job's key in hex digits. It must be the same on every host, and readable by "
      "its owner only. `python -m ringcomm.newkey FILE` makes one. If it also holds a certificate, all TCP "
      "connections are encrypted."),
-    ("KEY", "The key itself. Prefer a file: other processes may see environments."),
+    ("KEY", "The key itself. Prefer a file: other processes may see environment variables."),
     ("KEY_FD", "Set by `ringrun`: the file descriptor of the key."),
-    ("KEY_READER", "Set by ringcomm: ID of the process that has read `RINGCOMM_KEY_FD`. Its child processes do "
-     "not get the key."),
+    ("KEY_READER", "Set by ringcomm: ID of the process that has read `RINGCOMM_KEY_FD`. Its child processes "
+     "do not get the key."),
     ("JOB", "Name of the job. Ranks of another job are refused."),
     ("SHARED_DIR", "Directory that all hosts share, where ranks started by `srun` or Open MPI's `mpirun` "
      "find rank 0. Unset: `~/.ringcomm`."),

@@ -207,7 +207,7 @@ class Settings:
     )  # fmt: skip
     advise: bool = _setting(
         False, "ADVISE", parse_flag,
-        "Predict the time of a step for every subset of the hosts, recommend one of them, and end the job. "
+        "Predict the step time for every subset of the hosts, recommend a subset, and end the job. "
         "The program must take its data from `BalancedBatches`, `BalancedDataset` or `rc.balanced`.",
     )  # fmt: skip
     encrypt: bool = _setting(
@@ -220,8 +220,8 @@ class Settings:
     threads: str = _setting(
         "auto", "THREADS", parse_threads,
         "Threads per rank, for NumPy, TensorFlow and JAX. `ringrun` sets `OMP_NUM_THREADS` and similar "
-        "variables unless you have set them. `auto`: a host's cores divided by its ranks, if there are "
-        "several. `none`: `ringrun` sets nothing.", metavar="N|none",
+        "variables unless you have set them. `auto`: on hosts with several ranks, cores divided by ranks. "
+        "`none`: `ringrun` sets nothing.", metavar="N|none",
     )  # fmt: skip
     verbose: bool = _setting(
         False, "VERBOSE", parse_flag,

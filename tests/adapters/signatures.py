@@ -78,17 +78,31 @@ _FORM = re.compile(r"(grouped_)?(allreduce|reducescatter|allgather|broadcast|all
 
 
 def table_of_options() -> Tuple[List[str], Dict[str, Tuple[Set[str], List[bool]]]]:
-    """The packages in the table of docs/collectives.md; by function its options, and where it is."""
-    lines = (Path(__file__).resolve().parents[2] / "docs" / "collectives.md").read_text().splitlines()
-    start = next(place for place, line in enumerate(lines) if line.startswith("| function | options |"))
-    packages = ["ringcomm" + name.replace("ringcomm", "") for name in re.findall(r"`(.*?)`", lines[start])]
+    """The packages in the tables of docs/collectives.md; by function its options, and where it is."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "collectives.md").read_text()
+    options = {}
+    for name, cell in _rows(text, "| function, in every form |")[1]:
+        given, _, without = (set(re.findall(r"`(.*?)`", part)) for part in cell.partition(" except in "))
+        options[name] = given, without
+    header, rows = _rows(text, "| function | `ringcomm` |")
+    packages = ["ringcomm" + name.replace("ringcomm", "") for name in header[1:]]
     table = {}
-    for line in lines[start + 2 :]:
-        if not line:
-            break
-        name, options, *has = [cell.strip() for cell in line.strip("|").split("|")]
-        table[name.strip("`")] = set(re.findall(r"`(.*?)`", options)), [cell == "x" for cell in has]
+    for name, *has in rows:
+        form = _FORM.fullmatch(name)
+        assert form is not None
+        given, without = options.get(form[2], (set(), set()))
+        own = set() if name in without else given
+        table[name] = {"name", "process_set", *own}, [cell == "x" for cell in has]
     return packages, table
+
+
+def _rows(text: str, start: str) -> Tuple[List[str], List[List[str]]]:
+    """Return the cells of the header and of the rows of a table; of a lone `code` without the marks."""
+    lines = text[text.index(start) :].partition("\n\n")[0].splitlines()
+    header, _, *rows = [
+        [re.sub(r"^`([^`]*)`$", r"\1", cell.strip()) for cell in line.strip("|").split("|")] for line in lines
+    ]
+    return header, rows
 
 
 def functions_of(package: str) -> List[str]:

@@ -87,8 +87,8 @@ class Options:
         "iface=, too.")
     forward: Tuple[str, ...] = _option(
         (), "-x", JOB,
-        "Set a variable for all ranks. NAME alone passes this shell's value, also of variables that are not "
-        "passed by default, like PYTHONPATH. 'PREFIX_*' passes several.",
+        "Set a variable for all ranks. NAME alone passes this shell's value, even if NAME is not passed by "
+        "default, like PYTHONPATH. 'PREFIX_*' passes several.",
         kind=VARIABLES, metavar="NAME[=VALUE]", brief="Pass a variable.", argument="env",
         argument_doc="Variables for the ranks, as with ``-x NAME=VALUE``.")
     no_env: bool = _option(
@@ -111,7 +111,7 @@ class Options:
         argument_doc="How often the job is restarted if it fails.")
     grace_s: float = _option(
         30.0, "--grace", JOB,
-        "Seconds for ranks to end after SIGTERM or 'ringrun stop' [30].",
+        "Seconds from SIGTERM or 'ringrun stop' until ranks get SIGKILL [30].",
         kind=NUMBER, metavar="S")
     bind: str = _option(
         "none", "--bind", JOB,
@@ -125,10 +125,10 @@ class Options:
 
     via: Optional[str] = _option(
         None, "--via", REMOTE,
-        "Reach hosts by this command, like 'docker exec -i {host}'. 'ssh' uses ssh also in a job of Slurm.",
+        "Reach hosts by this command, like 'docker exec -i {host}'. 'ssh': use ssh, even in a job of Slurm.",
         metavar="TEMPLATE", argument="via", doctor=True,
-        argument_doc="Reach hosts by this command, like ``'docker exec -i {host}'``. ``'ssh'`` uses ssh also "
-        "in a job of Slurm.")
+        argument_doc="Reach hosts by this command, like ``'docker exec -i {host}'``. ``'ssh'``: use ssh, "
+        "even in a job of Slurm.")
     ssh: str = _option(
         "ssh", "--ssh", REMOTE, "The ssh command, with options if needed.", metavar="COMMAND", argument="ssh",
         doctor=True)
@@ -141,7 +141,7 @@ class Options:
 
     ship: Optional[str] = _option(
         None, "--ship", REMOTE,
-        "Send the current folder, or FOLDER that contains it, to other hosts. Ranks there run in the copy.",
+        "Send the current folder, or a FOLDER above it, to other hosts. Ranks there run in the copy.",
         kind=SWITCH, metavar="FOLDER", brief="Send this folder.", doctor=True)
     fetch: Tuple[str, ...] = _option(
         (), "--fetch", REMOTE,
@@ -167,7 +167,7 @@ class Options:
         horovod="max_num_proc")
     host_discovery_script: Optional[str] = _option(
         None, "--host-discovery-script", ELASTIC,
-        "Make the job elastic: this command prints its hosts, HOST[:SLOTS] per line.",
+        "Make the job elastic: this command prints the job's hosts, one HOST[:SLOTS] per line.",
         metavar="COMMAND", argument="host_discovery_script", horovod="host_discovery_script")
 
     output_dir: Optional[str] = _option(
