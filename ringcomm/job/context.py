@@ -31,7 +31,7 @@ from ..storage.files import open_standard_descriptors
 from ..transport.base import Channels
 from ..transport.memory import memory_channels
 from ..wire.auth import Signer
-from .flight_recorder import flat, forget_what_is_closed
+from .flight_recorder import RecorderSocket, flat, forget_what_is_closed
 from .timeline import timeline_path
 
 if TYPE_CHECKING:
@@ -156,6 +156,7 @@ class Context(Collectives):
             return alone
         forget_what_is_closed()
         open_standard_descriptors()
+        RecorderSocket.of_this_process()  # so that ringrun can ask where a rank is that does not connect
         while True:
             context = cls._of(_enter(membership, settings, resume), settings)
             try:

@@ -226,6 +226,31 @@ def test_the_rank_that_failed_first_is_named(tmp_path: Path, way: str, code: int
     assert "PeerLostError" not in done.err and "PeerStalledError" not in done.err
 
 
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        ("time.sleep(600)", r"has called nothing yet; its main thread is in hang \(train.py:6\)\."),
+        ("os.kill(os.getpid(), 19)", r"did not answer: its process is stopped \(SIGSTOP, "),
+    ],
+)
+def test_a_rank_that_hangs_while_it_connects(tmp_path: Path, act: str, words: str) -> None:
+    (tmp_path / "train.py").write_text(f"""
+import os, time
+import ringcomm as rc
+from ringcomm.rendezvous.links import LinkSetup
+def hang(*_):
+    {act}
+if os.environ["RINGCOMM_SLOT"] == "0:1":
+    LinkSetup.link = hang
+rc.init()
+""")
+    done = ringrun("-np", "3", "--dead-after", "2", "train.py", cwd=tmp_path)
+    assert done.process.returncode == 255, done.err
+    assert "rank 1 on localhost held up the others: still running" in done.err
+    assert "silent for 2 s while links were being built" in done.err
+    assert re.search(rf"│ Rank 1 \(localhost\) {words}", done.err), done.err
+
+
 def test_verbose_shows_the_links(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import ringcomm as rc\nrc.init()\nprint(rc.rank())\n")
     done = ringrun("-np", "2", "--verbose", "train.py", cwd=tmp_path)

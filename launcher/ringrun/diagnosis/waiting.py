@@ -345,7 +345,7 @@ def _conclusions(
     if names_calls:  # but not of which group they are
         found = [line for line in found if " in the group of " in line]
     if not waits:
-        return found if disagree else ["No rank waits for another."]
+        return found if disagree or len(reports) == 1 else ["No rank waits for another."]
     culprits = behind(waits)
     if culprits:
         waiting = sorted(rank for rank, others in waits.items() if others)

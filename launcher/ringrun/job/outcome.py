@@ -258,9 +258,14 @@ class Inquiry:
         self._print(self._text(self._complete()))
 
     def conclude(self, names_calls: bool) -> str:
-        """Return the last paragraph of the failed job's box; "" without a record of an operation."""
-        contents = self._complete()
-        return self._text(contents, names_calls) if has_operations(contents) else ""
+        """Return the last paragraph of the failed job's box: about all ranks, or without an operation about
+        ranks that held up the others and are still running; "" without both.
+        """
+        contents, held_up = self._complete(), {item.culprit for item in self._failure.complaints}
+        if not has_operations(contents):
+            running = ("asked", "silent")
+            contents = {it: row for it, row in contents.items() if it in held_up and row["reason"] in running}
+        return self._text(contents, names_calls) if contents else ""
 
     def _complete(self) -> Dict[int, Dict[str, Any]]:
         return self.records.complete(self._failure.exits, self._failure.lost, self.members)
