@@ -16,6 +16,7 @@ import click
 from ringcomm.errors import ConfigError, RingcommError
 
 from .flags import options_of, with_doctor_options, with_host_options, with_project_option
+from .plan.hosts import MAX_SLOTS
 from .reach import named_hosts
 from .show.visible import visible
 
@@ -110,8 +111,10 @@ def _agreed(job: str, program: str) -> bool:
 @commands.command()
 @click.option("--stay", is_flag=True, help="Serve all jobs of launchers that this machine has met.")
 @click.option("--name", metavar="NAME", default="", help="This machine's name in the job [its host name].")
-@click.option("--slots", metavar="N", type=click.IntRange(1), default=1, help="Most ranks here [1].")
-@click.option("--cores", metavar="N", type=click.IntRange(1), help="Most cores that they use [all].")
+@click.option("--slots", metavar="N", type=click.IntRange(1, MAX_SLOTS), default=1,
+              help="Most ranks here [1].")  # fmt: skip
+@click.option("--cores", metavar="N", type=click.IntRange(1, MAX_SLOTS),
+              help="Most cores that they use [all].")  # fmt: skip
 @click.option("-y", "--yes", is_flag=True, help="Run what the launcher asks for without a question.")
 @click.argument("words", metavar="[HOST:PORT] [CODE]", nargs=-1)
 def join(
@@ -242,7 +245,7 @@ def hosts(ctx: click.Context, /) -> None:
 
 
 def _all_lists() -> str:
-    from .join.proof import LAUNCHERS, MACHINES, known_names
+    from .join.proof import MACHINES, known_launchers, known_names
 
     lines = []
     names = named_hosts.list_names(os.environ)
@@ -256,8 +259,8 @@ def _all_lists() -> str:
     found = [f"They are in {named_hosts.folder_of_lists(os.environ)}."]
     if not lines:
         found = ["There is no list of hosts yet. Make one: ringrun hosts add lab localhost jetson1 jetson2"]
-    for kind, text in ((MACHINES, "machines that have joined, for -H join:NAME"), (LAUNCHERS, "launchers")):
-        known = known_names(kind)
+    machines = "machines that have joined, for -H join:NAME"
+    for known, text in ((known_names(MACHINES), machines), (known_launchers(), "launchers")):
         found += [f"Known {text}: {', '.join(known)}"] if known else []
     return "\n".join([*lines, *found])
 

@@ -283,8 +283,9 @@ class Agent:
 
     def check_ended(self, how: Dict[str, Any]) -> None:
         """Handle the end of the trial import."""
-        if self.waiting:
-            self.scheduled_signals.clear()  # it contained the check's time limit only
+        if not self.waiting:
+            return  # this agent is being ended, and the check with it
+        self.scheduled_signals.clear()  # it contained the check's time limit only
         output, self.output.check_output = bytes(self.output.check_output), bytearray()
         self.advance(self.preparation.checked(output, how))
 

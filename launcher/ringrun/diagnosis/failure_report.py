@@ -194,6 +194,10 @@ _PROBLEMS = {
     "interpreter": "there is no Python at {path}{here}. {other_python}",
     "script": "there is no script {path}{here}. Copy it there (rsync -a, or a shared directory), send it "
     "along with --ship, or name the directory that it is in with --cwd {host}=PATH.",
+    "cwd joined": "there is no directory {path} over there. Start ringrun join there in another one, or send "
+    "this one along with --ship.",
+    "script joined": "there is no script {path} over there. Send it along with --ship, or start ringrun join "
+    "in the directory that it is in.",
     "script here": "there is no script {path}. Check its name, and the directory that you are in.",
     "program": "there is no program {path} in PATH{here}, or it may not be run. Install it, or give its "
     "full path. If it is a host: hosts are separated by commas (-H localhost,host1).",
@@ -222,12 +226,14 @@ _PROBLEMS = {
 """Problems of hosts by kind (:mod:`ringrun.agent.checks`), with remedies."""
 
 
-def host_problem(host: str, facts: Dict[str, Any], is_local: bool) -> str:
-    """Return an agent's ``problem`` event as a paragraph with a remedy."""
+def host_problem(host: str, facts: Dict[str, Any], is_local: bool, is_named: bool = True) -> str:
+    """Return an agent's ``problem`` event as a paragraph with a remedy. ``is_named``: options can name the
+    host; otherwise it has joined with a code.
+    """
     kind, found = facts["problem"], facts.get("found", {})
     python, missing = found.get("python") or facts["path"], found.get("missing")
     variants = {
-        "script here": is_local,
+        "script here": is_local, "script joined": not is_named, "cwd joined": not is_named,
         "program path": "/" in facts["path"],
         "start too long": f"[Errno {errno.E2BIG}]" in facts.get("why", ""),
         "missing provisioned": missing in PROVISIONED,
@@ -238,7 +244,8 @@ def host_problem(host: str, facts: Dict[str, Any], is_local: bool) -> str:
     if kind == "check":
         values.update(_trial_run(facts))
     values.update(
-        host=host, here="" if is_local else " over there", python=python, other_python=other_python(host),
+        host=host, here="" if is_local else " over there", python=python,
+        other_python=other_python(host) if is_named else "Start ringrun join there with another Python.",
         # No package index has it.
         install="Install this machine's version there, from its folder or wheel: "
         f"`{python} -m pip install PATH`.",

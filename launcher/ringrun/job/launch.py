@@ -80,13 +80,16 @@ def prepare(
     are_local = doors.find_local(specs)
     remote = (spec.name for spec, is_local in zip(specs, are_local) if not is_local)
     public = "" if "encrypt" in found.sources else doors.public_host(remote)
+    notes = _notes(options, environ, allocation, public)
+    if joined and "encrypt" in found.sources and not settings.encrypt:
+        notes.append("jobs that machines join are encrypted, in spite of --no-encrypt")
     encrypts = settings.encrypt or bool(joined or public)  # machines that join may be anywhere, and relayed
     job = Job(
         id=secrets.token_hex(8), key=secrets.token_bytes(32), plan=Plan([], []), hosts=[],
         settings=settings, command=parsed, version=__version__,
         output_dir=None if options.output_dir is None else Path(options.output_dir),
         payload=payload, horovod=options.horovod,
-        notes=(*_notes(options, environ, allocation, public), *(doors.in_clear() if encrypts else [])),
+        notes=(*notes, *(doors.in_clear() if encrypts else [])),
         certificate=_certificate(public) if encrypts else "", port=port,
         joining=joined[0][1].takes if joined else None,
         provision=options.provision, tree=tree,
@@ -238,8 +241,14 @@ def invited(options: Options) -> Tuple[int, List[str], int]:
     specs = [] if options.hosts is None else parse_hosts(options.hosts)
     found = [spec for spec in specs if spec.joins]
     known = [spec.machine for spec in found if spec.machine]
-    ports = [spec.port for spec in found if spec.port]
-    return sum(spec.slots or 1 for spec in found if not spec.machine), known, ports[0] if ports else 0
+    ports = {spec.port for spec in found if spec.port}
+    twice = [name for name in known if known.count(name) > 1]
+    if twice:
+        raise ConfigError(f"-H has join:{twice[0]} twice. It joins once: --slots there sets the ranks.")
+    if len(ports) > 1:
+        numbers = " and ".join(map(str, sorted(ports)))
+        raise ConfigError(f"-H has the ports {numbers} for machines that join. All join at one port.")
+    return sum(spec.slots or 1 for spec in found if not spec.machine), known, next(iter(ports), 0)
 
 
 def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> List[HostSpec]:

@@ -84,7 +84,8 @@ def not_started(job: Job, problems: Mapping[int, str], ready: Iterable[int]) -> 
     if len(hosts) > 1:
         title += f": {len(texts)} of {len(hosts)} hosts failed"
         names = ",".join(host.planned.spec.target for host in hosts)
-        paragraphs.append(f"ringrun doctor -H {names} examines these hosts and the network between them.")
+        if all(host.reach.is_named for host in hosts):
+            paragraphs.append(f"ringrun doctor -H {names} examines these hosts and the network between them.")
     if silent:
         paragraphs.append(f"Not heard of until then: {', '.join(silent)}.")
     return Outcome(1, visible(failure_report.box(title, paragraphs, "exit code 1")), "start")

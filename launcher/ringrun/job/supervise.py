@@ -396,7 +396,7 @@ _FRAMES: Mapping[int, Callable[[Supervisor, HostJob, Frame], object]] = {
 _EVENTS: Mapping[str, Callable[[Supervisor, HostJob, int, Facts], None]] = {
     "ready": Supervisor._is_ready,
     "problem": lambda it, host, _, facts: it.policy.problem(
-        host, host_problem(host.name, facts, host.is_local)
+        host, host_problem(host.name, facts, host.is_local, host.reach.is_named)
     ),
     "lacks": lambda it, host, _, facts: it.supply.send(host, facts),
     "needs": lambda it, host, _, facts: it.supply.provision(host, facts),

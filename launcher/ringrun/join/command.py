@@ -27,6 +27,7 @@ from ..reach.protocol import BOOT, LocalProcess
 from .connection import Carrier, Kind, find, fingerprint_of, join_with
 from .proof import (
     CODE_S,
+    FORM_OF_NAME,
     KEY,
     LAUNCHERS,
     MACHINE_NAME,
@@ -36,9 +37,11 @@ from .proof import (
     Proof,
     Role,
     WrongCode,
+    drop,
     find_known,
     keep,
     known_names,
+    launcher_key,
     parse_code,
 )
 
@@ -46,6 +49,7 @@ FIND_S, CONNECT_S, PAUSE_S = 10.0, 5.0, 2.0
 ASK_S = 60.0
 END_S = 5.0  # so long an agent has to end after its stdin has
 _OFFER = fields({"refused": text(300), "command": text(65536), "again": flag, **KEY})
+_WELCOME = fields({"keeps": flag})
 _OVER = fields({"over": flag})
 Say = Callable[[str], Any]
 
@@ -53,6 +57,11 @@ Say = Callable[[str], Any]
 def read_words(words: Sequence[str]) -> Tuple[Optional[Tuple[str, int]], str]:
     """The address and the code among the arguments; "" for a code that is to be read elsewhere."""
     if not words or ":" not in words[0]:
+        if words and not re.match(r"[0-9]{1,3}(?![0-9.])", words[0]):
+            raise ConfigError(
+                f"{words[0]!r:.80} is neither an address (HOST:PORT, as ringrun shows it) nor the beginning "
+                "of a code."
+            )
         return None, " ".join(words)
     found = re.fullmatch(r"(?:\[([^][]+)\]|([^][]+)):(\d{1,5})", words[0], re.ASCII)
     if not found or not 0 < int(found[3]) < 65536:
@@ -92,6 +101,8 @@ def connect(
             wrong, why = wrong + 1, "this is not its code, or all its places are taken"
         except (AuthenticationError, ProtocolError) as problem:
             why = f"{problem}"
+        except socket.gaierror as problem:
+            why = f"{problem.strerror or problem}"
         except OSError as problem:
             why = f"{problem.strerror or problem}. The invitation may be over (after 10 minutes), or a "
             why += "firewall there closes its port: join:N@PORT among its hosts uses one that can be opened"
@@ -195,7 +206,8 @@ def take_part(
     launcher, here, there = proof.peer_name, sock.getsockname(), sock.getpeername()
     # Where other launchers' ranks meet (MASTER_ADDR) follows from it.
     os.environ["SSH_CONNECTION"] = f"{there[0]} {there[1]} {here[0]} {here[1]}"
-    known = None if proof.by_key else find_known(LAUNCHERS, launcher)
+    entry = launcher_key(launcher, name)
+    known = None if proof.by_key else find_known(LAUNCHERS, entry)
     with contextlib.closing(Carrier(sock)) as carrier:
         guest = Guest(carrier, launcher, say)
         offer = guest.offered(slots, cores, proof.tag_of(known.code) if known else "")
@@ -209,12 +221,21 @@ def take_part(
             f"{launcher} ({there[0]}, digits {proof.digits}) asks this machine to run\n"
             f"    {offer['command']}\nas {ranks}, with all your rights on this machine"
         )
-        carrier.tell({"agreed": agreed})
+        key = Known(offer["label"], offer["secret"], name, *there[:2])
+        keeps = agreed and not proof.by_key and keep(LAUNCHERS, entry, key, say)
+        carrier.tell({"agreed": agreed, "keeps": keeps})
         if not agreed:
             carrier.flush()
             return 2, 0.0
-        if not proof.by_key:
-            keep(LAUNCHERS, launcher, Known(offer["label"], offer["secret"], name, *there[:2]), say)
+        is_welcome = {"keeps": False}
+        try:
+            is_welcome = carrier.told(_WELCOME, monotonic() + ASK_S)
+        except (ProtocolError, OSError) as problem:
+            text = f"{launcher} has not let this machine in: {problem}. Its invitation may be over."
+            raise ConfigError(text) from None
+        finally:
+            if keeps and known is None and not is_welcome["keeps"]:
+                drop(LAUNCHERS, entry)  # only one end would have it
         say(f"{name} is part of the job of {launcher} (Ctrl-C leaves it)")
         status = guest.run()
         return status, monotonic() + CODE_S if status == 1 and offer["again"] else 0.0
@@ -227,7 +248,8 @@ def join(
     """Join a job, and return to it or stay for others; return the exit code, 130 if the user has ended it."""
     name = name or socket.gethostname().split(".")[0]
     if not MACHINE_NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} cannot be this machine's name in a job: letters, digits, - and _ only.")
+        text = f"{name!r:.80} cannot be this machine's name in a job. --name NAME: {FORM_OF_NAME}."
+        raise ConfigError(text)
     address, typed = read_words(words)
     gives, launchers = (slots, limit_cores(cores), say), known_names(LAUNCHERS)
     if stay and not (launchers or typed):
@@ -236,9 +258,12 @@ def join(
         return 2
     pem, status, until_s = make_certificate(), 0, 0.0
     if typed or not stay:
-        sock, proof = connect(parse_code(typed or read_code()), address, name, pem)
+        if not typed:  # perhaps the whole line is pasted
+            found, typed = read_words(re.sub(r"^\s*ringrun\s+join\s", "", read_code()).split())
+            address = address or found
+        sock, proof = connect(parse_code(typed), address, name, pem)
         status, until_s = take_part(sock, proof, name, *gives, ask)
-        launchers = [proof.peer_name]
+        launchers = [launcher_key(proof.peer_name, name)]
     while status < 2 and (stay or monotonic() < until_s):
         for launcher in known_names(LAUNCHERS) if stay else launchers:
             known = find_known(LAUNCHERS, launcher)

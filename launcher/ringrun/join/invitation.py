@@ -17,6 +17,7 @@ import select
 import socket
 import subprocess
 import threading
+from dataclasses import replace
 from typing import IO, Any, Callable, Collection, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from ringcomm.clock import monotonic
@@ -29,15 +30,15 @@ from ringcomm.transport.nics import LOOPBACK, own_addresses
 from ..job.launch import invited, prepare
 from ..plan.hosts import MAX_SLOTS, HostSpec
 from ..plan.options import Options
-from ..reach.base import Failure, Reach, is_own_name, last_lines, own_user
+from ..reach.base import Failure, Reach, is_own_name, last_lines
 from ..reach.incoming import decoded, fields, flag, said, text, whole
 from ..reach.named_hosts import list_names
 from .connection import Answerer, Carrier, Kind, fingerprint_of, prove_to, secured
 from .proof import (
     CODE_S,
+    FORM_OF_NAME,
     MACHINE_NAME,
     MACHINES,
-    NAME,
     NO_PROOF,
     Known,
     Proof,
@@ -47,6 +48,7 @@ from .proof import (
     keep,
     new_code,
     new_key,
+    own_name,
     why_over,
 )
 
@@ -59,15 +61,9 @@ _FACTS = fields({
     "python": text(4096), "cwd": text(4096), "cores": whole(1, MAX_SLOTS), "slots": whole(1, MAX_SLOTS),
     "known": text(64, "[0-9a-f]*"),
 })  # fmt: skip
-_ANSWER = fields({"agreed": flag})
+_ANSWER = fields({"agreed": flag, "keeps": flag})
 _EXIT = fields({"status": whole(-64, 255), "why": text(1024)})
 _LEAVING = fields({"leaving": said(200)})
-
-
-def own_name() -> str:
-    """This user and machine, as the other end shows them."""
-    name = f"{own_user() or os.getuid()}@{socket.gethostname()}"[:64]
-    return name if NAME.fullmatch(name) else "ringrun"
 
 
 class Invitation:
@@ -125,15 +121,19 @@ class Invitation:
         if self._count:
             reachable = [it.address for it in self._interfaces if it.kind != LOOPBACK and not it.scope]
             address = format_endpoint((reachable or ["127.0.0.1"])[0], self.port)
-            is_found = self._answerer is not None and not self.is_chosen
+            # The question comes by IPv4.
+            has_ipv4 = any(":" not in address for address in reachable)
+            is_found = self._answerer is not None and has_ipv4 and not self.is_chosen
             found = ", in the same network also without the address" if is_found else ""
             each = "the other machine" if self._count == 1 else f"each of the {self._count} other machines"
             lines.append(f"run this on {each} within 10 minutes{found}:")
             lines.append(f"    ringrun join {address} {self.code.shown}\nwaiting")
+            if not reachable:
+                lines.insert(-2, "this machine has no address that others reach: only programs here can join")
         return "\n".join(lines)
 
-    def wait(self, limit_s: float) -> List[Machine]:
-        """Wait for all machines."""
+    def wait(self, limit_s: Optional[float] = None) -> List[Machine]:
+        """Wait for all machines; with a limit, for at most so many seconds after the first."""
         first_s, wanted = 0.0, self._count + len(self._names)
         with self._lock:
             while len(self.machines) < wanted:
@@ -141,7 +141,7 @@ class Invitation:
                 self._forget_lost()
                 first_s = (first_s or monotonic()) if self.machines else 0.0
                 why = why_over(self._wrong, self._until_s - monotonic())
-                if first_s and monotonic() - first_s > limit_s:
+                if limit_s and first_s and monotonic() - first_s > limit_s:
                     why = f"{limit_s:g} s of the first (--start-timeout)"
                 if why:
                     raise ConfigError(
@@ -255,26 +255,34 @@ class Invitation:
             cores = f"{facts['cores']} core{'' if facts['cores'] == 1 else 's'}"
             self._say(f"{name} ({address}, {cores}, digits {proof.digits}) has the code, and is being asked")
         try:
-            if not carrier.told(_ANSWER, until_s)["agreed"]:
+            answer = carrier.told(_ANSWER, until_s)
+            if not answer["agreed"]:
                 raise ProtocolError("its user has not agreed")
             machine = Machine(HostSpec(name, None, facts["slots"], facts["python"], facts["cwd"]), carrier)
             with self._lock:
                 before, self.machines[name] = self.machines.get(name), machine
+                self._say(f"{name} has joined{self._progress()}")
                 self._lock.notify_all()
         finally:
             self._asked.discard(name.lower())
         if before is not None:
             before.call(before.drop)
-        self._say(f"{name} has joined")
-        if known is None and not proof.by_key:
-            keep(MACHINES, name, Known(code.label, code.secret), self._say)
+        keeps = answer["keeps"] and (
+            known is not None or keep(MACHINES, name, Known(code.label, code.secret), self._say)
+        )
+        carrier.tell({"keeps": keeps})
         return machine
+
+    def _progress(self) -> str:
+        """Return how many machines are there, while more are awaited."""
+        wanted = self._count + len(self._names)
+        return f": {len(self.machines)} of {wanted}" if wanted > 1 and not self._begun else ""
 
     def _why_refused(self, name: str, is_same: bool) -> str:
         with self._lock:
             taken = {*self._taken, *self._asked, *(other.lower() for other in self.machines)}
             if not MACHINE_NAME.fullmatch(name):
-                return "its name is not valid: letters, digits, - and _ only (--name)"
+                return f"its name is not valid (--name gives it another one: {FORM_OF_NAME})"
             if name.lower() in taken or is_own_name(name, socket.gethostname()):
                 return f"there is a host {name} in this job already (--name gives it another name)"
             if not is_same:
@@ -295,14 +303,17 @@ def gathered(
         yield [(spec, absent) for spec in drafted]
         return
     # So that mistakes show before a machine joins.
-    draft = prepare(options, command, joined=[(spec, absent) for spec in drafted])
+    joined = [(spec, absent) for spec in drafted]
+    # How many ranks the machines take is not known yet.
+    draft = prepare(options if options.is_elastic else replace(options, np=None), command, joined=joined)
     taken = [host.name for host in draft.hosts if host.reach is not absent]
     taken += [spec.name for spec in getattr(draft, "specs", ())] + list_names(os.environ)
     shown = draft.command.text("python")[:MAX_SHOWN]
     invitation = Invitation(count, shown, taken, say, draft.settings.iface, port, names, options.is_elastic)
     try:
         say(invitation.lines)
-        machines = invitation.wait(draft.settings.start_timeout_s)
+        limited = any(name == "start-timeout" and by != "default" for name, _, by in draft.setting_rows)
+        machines = invitation.wait(draft.settings.start_timeout_s if limited else None)
         invitation.begin()
         way, specs = Joined(invitation), [machine.spec for machine in machines]
         if options.ship is not None or options.cwd:
@@ -437,14 +448,14 @@ class Machine:
             if self._agent is not None:
                 self._agent.end(facts["status"])
         elif kind == Kind.TELL:
-            self.lost = str(decoded(data, _LEAVING)["leaving"])
+            self.lost = decoded(data, _LEAVING)["leaving"]
 
 
 class Joined(Reach):
     """Starts agents on machines that have joined."""
 
     description = "joins with a code"
-    gets_shell = False
+    gets_shell = is_named = False
 
     def __init__(self, invitation: Optional[Invitation] = None) -> None:
         if invitation is not None:

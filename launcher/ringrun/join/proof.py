@@ -27,6 +27,7 @@ import json
 import os
 import re
 import secrets
+import socket
 import struct
 from enum import IntEnum
 from importlib.util import find_spec
@@ -37,6 +38,7 @@ from ringcomm.storage.files import read_private, write_file
 from ringcomm.storage.folders import remove, trusted_folder
 from ringcomm.wire.auth import JOIN_MAGIC
 
+from ..reach.base import own_user
 from ..reach.incoming import decoded, fields, text, whole
 from ..reach.named_hosts import folder_of_configuration, names_in, unusable
 
@@ -53,8 +55,11 @@ _LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # of a long code: none that look 
 _LONG, _WORDS = 26, 3
 _CONSONANTS, _VOWELS = "bdfghjklmnprstvz", "aiou"
 """Of a short code: each word is consonant, vowel, consonant, vowel, consonant, 16 bits that can be spoken."""
-MACHINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # will be that of a host: no address, no path
+# Of a host: no address, no path, and no number, as join:2 stands for two machines.
+MACHINE_NAME = re.compile(r"(?![0-9]+$)[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")  # of either end, like alice@laptop
+FORM_OF_NAME = "at most 63 letters, digits, - and _, a letter or digit first, and not only digits"
+_FILE_NAME = re.compile(rf"{NAME.pattern}(\+[A-Za-z0-9_-]{{1,63}})?")  # see :func:`launcher_key`
 
 
 Role = IntEnum("Role", "JOINING LAUNCHER")
@@ -220,20 +225,27 @@ class Known(NamedTuple):
         return self.host, self.port
 
 
-def keep(kind: str, name: str, known: Known, say: Callable[[str], None]) -> None:
-    """Write a file, or say that it cannot be written, or that another user could change the folder."""
+def launcher_key(launcher: str, here: str) -> str:
+    """Return the name under which this machine, with its own name in jobs, keeps the key of a launcher."""
+    return f"{launcher}+{here}"
+
+
+def keep(kind: str, name: str, known: Known, say: Callable[[str], None]) -> bool:
+    """Write a file; return whether that was possible. Otherwise say why not."""
     place = folder_of_configuration(os.environ) / kind
     try:
         with trusted_folder(place) as folder:
             write_file(folder, name, json.dumps(known._asdict()).encode())
     except OSError as problem:
         say(f"{unusable(place / name, problem)} So the next time a code is needed, too")
+        return False
+    return True
 
 
 def find_known(kind: str, name: str) -> Optional[Known]:
     """Return what is kept under a name, if anything; ConfigError if another user could have read it."""
     path = folder_of_configuration(os.environ) / kind / name
-    if not NAME.fullmatch(name) or not os.path.lexists(path):
+    if not _FILE_NAME.fullmatch(name) or not os.path.lexists(path):
         return None
     try:
         with trusted_folder(path.parent, make=False):
@@ -243,16 +255,36 @@ def find_known(kind: str, name: str) -> Optional[Known]:
 
 
 def known_names(kind: str) -> List[str]:
-    """Return the names of the machines or launchers."""
-    return names_in(folder_of_configuration(os.environ) / kind, MACHINE_NAME if kind == MACHINES else NAME)
+    """Return the names under which keys of machines or of launchers are kept."""
+    place = folder_of_configuration(os.environ) / kind
+    return names_in(place, MACHINE_NAME if kind == MACHINES else _FILE_NAME)
+
+
+def known_launchers() -> List[str]:
+    """Return the launchers of which a key is kept."""
+    return sorted({name.partition("+")[0] for name in known_names(LAUNCHERS)})
+
+
+def drop(kind: str, name: str) -> None:
+    """Remove the key that is kept under a name."""
+    with trusted_folder(folder_of_configuration(os.environ) / kind, make=False) as folder:
+        remove(folder, name)
 
 
 def forget(name: str) -> str:
-    """Remove the key of a machine or launcher, and return a line about it."""
-    kinds = [kind for kind in (MACHINES, LAUNCHERS) if name in known_names(kind)]
-    if not kinds:
+    """Remove the keys of a machine or launcher, and return a line about it."""
+    machines = [kept for kept in known_names(MACHINES) if kept == name]
+    launchers = [kept for kept in known_names(LAUNCHERS) if name in (kept, kept.partition("+")[0])]
+    if not (machines or launchers):
         raise ConfigError(f"No machine or launcher {name!r:.80} is known here: see ringrun hosts.")
-    for kind in kinds:
-        with trusted_folder(folder_of_configuration(os.environ) / kind, make=False) as folder:
-            remove(folder, name)
-    return f"{name} is forgotten: it needs a code to join again."
+    here = [own_name()] if machines else [kept.partition("+")[2] for kept in launchers]
+    for kind, kept in [*((MACHINES, it) for it in machines), *((LAUNCHERS, it) for it in launchers)]:
+        drop(kind, kept)
+    there = " and ".join(f"ringrun hosts forget {each}" for each in here)
+    return f"{name} is forgotten. Before they can meet again with a code, the other end needs {there}, too."
+
+
+def own_name() -> str:
+    """Return this user and machine, as the other end shows them."""
+    name = f"{own_user() or os.getuid()}@{socket.gethostname()}"[:64]
+    return name if NAME.fullmatch(name) else "ringrun"

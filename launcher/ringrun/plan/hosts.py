@@ -116,6 +116,15 @@ def check_host(spec: HostSpec, where: str) -> None:
         raise ConfigError(f"{where}: {spec.target!r:.80} is not a host. {_FORM}.")
 
 
+def refuse_joining(spec: HostSpec, where: str) -> None:
+    """Raise ConfigError for what stands for machines that join, in a list of hosts that ssh reaches."""
+    if spec.joins:
+        raise ConfigError(
+            f"{where}: machines join with a code when a job starts: ringrun -H localhost,join:2 train.py. (A "
+            "host of this name is reached as USER@join.)"
+        )
+
+
 def parse_hostfile(text: str, path: str) -> List[HostSpec]:
     """Parse a hostfile in MPI style, with a host per line, or one of ``mlx.launch``, which is JSON."""
     if re.match(r"\s*(\{|\[\s*[\]{])", text):
@@ -135,6 +144,7 @@ def parse_hostfile(text: str, path: str) -> List[HostSpec]:
 
 def _line(words: List[str], where: str) -> HostSpec:
     spec = parse_host(words[0], where)
+    refuse_joining(spec, where)
     given: Dict[str, Any] = {"slots": spec.slots, "port": spec.port}
     for word in words[1:]:
         key, _, value = word.replace("max-slots", "max_slots").partition("=")

@@ -93,6 +93,7 @@ class Reach:
     description = ""  # the way in a few words, for ``--dry-run``
     connection = "the connection to it"  # of an agent, in messages
     gets_shell = True  # ranks on other hosts get the launching shell's variables this way
+    is_named = True  # options like --cwd, and ringrun doctor, can name the hosts
     dials_port = False  # hosts have dialled this machine at the port that the rendezvous has
     takes: Optional[Callable[[socket.socket], None]] = None
     """Takes connections of machines that join, which the rendezvous has accepted at its port."""

@@ -8,6 +8,7 @@ Each is a hostfile. It may name an interpreter for a host, so only this user may
 from __future__ import annotations
 
 import contextlib
+import errno
 import fnmatch
 import glob
 import os
@@ -20,7 +21,7 @@ from ringcomm.errors import ConfigError
 from ringcomm.storage.files import read_at, read_file, write_file
 from ringcomm.storage.folders import owned_names, remove, trusted_folder
 
-from ..plan.hosts import HostSpec, is_host_name, parse_host, parse_hostfile
+from ..plan.hosts import HostSpec, is_host_name, parse_host, parse_hostfile, refuse_joining
 
 LIMIT_BYTES = 1 << 20
 MAX_INCLUDES = 64  # files of ssh's configuration
@@ -79,11 +80,7 @@ def with_lists(specs: Sequence[HostSpec], environ: Mapping[str, str]) -> List[Ho
     """Return the hosts with each list's name replaced by its hosts."""
     found: List[HostSpec] = []
     for spec in specs:
-        if spec.joins:
-            raise ConfigError(
-                "Machines join with a code when a job starts: ringrun -H localhost,join:2 train.py. "
-                "(A host of this name is reached as USER@join.)"
-            )
+        refuse_joining(spec, "join")
         inside = hosts_of_list(spec.name, environ)
         if inside is not None and spec != HostSpec(spec.name):
             raise ConfigError(
@@ -113,7 +110,9 @@ def add_hosts(name: str, items: Sequence[str], environ: Mapping[str, str]) -> st
     before = list_text(name, environ) or ""
     hosts = {spec.target for spec in parse_hostfile(before, name)} if before.strip() else set()
     for item in items:
-        target = parse_host(item, "ringrun hosts add").target
+        spec = parse_host(item, "ringrun hosts add")
+        refuse_joining(spec, "ringrun hosts add")
+        target = spec.target
         if target == name:
             raise ConfigError(f"A list and a host in it cannot both be {name}: `-H {name}` means the list.")
         if target in hosts:
@@ -172,6 +171,8 @@ def _write(name: str, lines: Sequence[str], environ: Mapping[str, str]) -> None:
 def unusable(path: Path, problem: Exception) -> ConfigError:
     """Return the error for a file or folder that another user could change, or that cannot be read."""
     why = "it is a symbolic link" if path.is_symlink() else getattr(problem, "strerror", None) or problem
+    if getattr(problem, "errno", None) in (errno.EROFS, errno.ENOSPC, errno.EDQUOT):
+        return ConfigError(f"{path} cannot be used: {why}.")
     return ConfigError(
         f"{path} cannot be used: {why}. Lists of hosts and keys of machines are files, which with the "
         "folders above them must belong to you or to root, and others must not be able to write them "

@@ -20,7 +20,7 @@ from ringcomm.clock import monotonic
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
 from ringcomm.storage.keys import make_certificate
 from ringrun.join import connection, invitation
-from ringrun.join.command import Guest, connect, take_part
+from ringrun.join.command import _WELCOME, Guest, connect, take_part
 from ringrun.join.connection import Carrier, Kind, fingerprint_of, join_with
 from ringrun.join.invitation import Invitation, Joined, Machine
 from ringrun.join.proof import (
@@ -76,7 +76,8 @@ class Desk:
             return Carrier(join_with(sock, proof, pem))
 
     def join(
-        self, pem: str, name: str = "desk", agreed: bool = True, code: Optional[Code] = None
+        self, pem: str, name: str = "desk", agreed: bool = True, code: Optional[Code] = None,
+        keeps: bool = False,
     ) -> Tuple[Carrier, Any]:
         """Join as a user does; the connection, and what is offered."""
         carrier = self.dial(code or self.code, pem, name)
@@ -85,8 +86,10 @@ class Desk:
         except ConfigError:
             carrier.close()
             raise
-        carrier.tell({"agreed": agreed})
+        carrier.tell({"agreed": agreed, "keeps": keeps})
         carrier.flush()
+        if agreed:
+            assert carrier.told(_WELCOME, monotonic() + LIMIT_S) == {"keeps": keeps}
         return carrier, offer
 
     def wait_for(self, word: str) -> str:
@@ -488,7 +491,8 @@ def test_18_a_launcher_without_the_key_is_not_served_in_the_name_of_a_known_one(
     (launcher,), host, asked = known_names(LAUNCHERS), desk(), []
     kept = find_known(LAUNCHERS, launcher)
     sock, proof = connect(host.code, host.address, "desk", pem)
-    with pytest.raises(ConfigError, match=f"is another launcher than the one known.*hosts forget {launcher}"):
+    text = f"is another launcher than the one known.*hosts forget {launcher.partition('+')[0]}"
+    with pytest.raises(ConfigError, match=text):
         take_part(sock, proof, "desk", 1, 2, host.lines.append, lambda text: not asked.append(text))
     assert not asked and find_known(LAUNCHERS, launcher) == kept
     with pytest.raises((AuthenticationError, ProtocolError)):
@@ -507,6 +511,60 @@ def test_19_a_forgotten_machine_is_refused_also_while_a_launcher_waits(
     assert not host.invitation.machines
     with pytest.raises(ConfigError, match="No machine or launcher 'desk'"):
         forget("desk")
+
+
+def joins(host: Desk, pem: str, name: str, ask: Callable[[str], bool] = lambda _: True) -> Optional[int]:
+    """Join as a user does whose job ends at once; the exit code, None if the launcher has not let it in."""
+    with ThreadPoolExecutor(1) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("signal.signal", lambda *_: None)
+        sock, proof = connect(host.code, host.address, name, pem)
+        ended = pool.submit(take_part, sock, proof, name, 1, 2, host.lines.append, ask)
+        with contextlib.suppress(ConfigError):
+            for machine in host.invitation.wait(LIMIT_S):
+                machine.close()
+        try:
+            return ended.result(LIMIT_S)[0]
+        except ConfigError as problem:
+            host.lines.append(str(problem))
+            return None
+
+
+def test_a_machine_may_join_with_another_name(desk: Callable[..., Desk], pem: str) -> None:
+    for name in ("desk", "board", "desk"):
+        host = desk()
+        assert joins(host, pem, name) == 0
+        host.close()
+    assert sorted(known_names(MACHINES)) == ["board", "desk"] and len(known_names(LAUNCHERS)) == 2
+
+
+@pytest.mark.parametrize("side", [MACHINES, LAUNCHERS])
+def test_a_key_that_one_end_cannot_keep_is_kept_by_none(
+    desk: Callable[..., Desk], pem: str, configuration: Path, side: str
+) -> None:
+    """As with a home that cannot be written: the next time needs a code, and no more."""
+    configuration.mkdir(mode=0o700)
+    (configuration / side).write_text("in its place")
+    host = desk()
+    assert joins(host, pem, "desk") == 0
+    host.close()
+    assert "So the next time a code is needed" in host.wait_for("cannot be used")
+    (configuration / side).unlink()
+    assert not known_names(MACHINES) and not known_names(LAUNCHERS)
+    again = desk()
+    assert joins(again, pem, "desk") == 0
+
+
+def test_an_invitation_that_ends_while_the_user_is_asked_leaves_no_key(
+    desk: Callable[..., Desk], pem: str
+) -> None:
+    host = desk()
+    host.invitation._until_s = monotonic() + 1.0
+    assert joins(host, pem, "desk", lambda _: bool(host.wait_for("has not joined"))) is None
+    assert "has not let this machine in: it closed the connection" in host.lines[-1]
+    assert not known_names(MACHINES) and not known_names(LAUNCHERS)
+    again = desk()
+    assert joins(again, pem, "desk") == 0
+    assert "ringrun hosts forget desk, too" in forget(known_names(LAUNCHERS)[0])
 
 
 def test_19_a_machine_that_forgets_a_launcher_while_it_looks_for_it_does_not_join(
@@ -544,7 +602,7 @@ def test_20_a_recorded_join_of_a_known_machine_proves_nothing(desk: Callable[...
 
 def test_10_a_machine_that_returns_voids_its_old_connection(desk: Callable[..., Desk], pem: str) -> None:
     host = desk(1, again=True)
-    carrier, offer = host.join(pem)
+    carrier, offer = host.join(pem, keeps=True)
     (machine,) = host.invitation.wait(LIMIT_S)
     host.invitation.begin()
     way = Joined(host.invitation)

@@ -14,7 +14,7 @@ from ringcomm.config import Slot
 from ringcomm.errors import ConfigError
 from ringcomm.transport import nics
 from ringrun.job import launch, ranks
-from ringrun.job.launch import describe, prepare
+from ringrun.job.launch import describe, invited, prepare
 from ringrun.job.ranks import master_variables, rendezvous_addresses, rendezvous_variables
 from ringrun.join.invitation import Joined
 from ringrun.plan.environment import from_values
@@ -280,3 +280,17 @@ def test_a_machine_that_has_joined_gets_the_address_that_it_has_dialled(
     forwarded = ",203.0.113.9:43117" if "9 43117" in login else ""
     assert found == ["192.0.2.1:43117", f"192.0.2.1:43117{forwarded}"]
 
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [("join:desk,join:desk", "join:desk twice.*--slots"), ("join:1@5999,join:1@6000", "ports 5999 and 6000")],
+)
+def test_machines_that_cannot_join(hosts: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        invited(Options(hosts=hosts))
+
+
+def test_no_encrypt_has_no_effect_on_machines_that_join() -> None:
+    options = Options(hosts="localhost,join", setting_values=from_values({"encrypt": False}))
+    job = prepare(options, ["true"], {"PATH": "/"}, joined=[(HostSpec("desk", slots=1), Joined())])
+    assert job.certificate and "encrypted, in spite of --no-encrypt" in job.notes[-1]

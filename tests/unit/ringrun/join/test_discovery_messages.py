@@ -39,6 +39,6 @@ def test_address_and_code_are_told_apart() -> None:
     assert read_words(["7-lusab-babad-gutih"]) == (None, "7-lusab-babad-gutih")
     assert read_words(["10.0.0.1:80", "7", "lusab"]) == (("10.0.0.1", 80), "7 lusab")
     assert read_words(["[fe80::1]:80"]) == (("fe80::1", 80), "")
-    for word in (":80", "10.0.0.1:", "10.0.0.1:0", "10.0.0.1:x", "[]:1", "a:70000"):
+    for word in (":80", "10.0.0.1:", "10.0.0.1:0", "10.0.0.1:x", "[]:1", "a:70000", "10.0.0.1", "alice-pc"):
         with pytest.raises(ConfigError):
             read_words([word])

@@ -97,6 +97,7 @@ def test_hostfile() -> None:
         ("a cwd=", ["'cwd=' is not an option"]), ("a cwd='x", ["line 1", "quot"]),
         ("a::1", ["line 1", "[IPV6]"]), ("a max-slots=2 max_slots=3", ["each once"]),
         ("a\nb slots=3 max-slots=2", ["line 2", "max_slots=2 is less than slots=3"]),
+        ("a\njoin:1", ["line 2", "-H localhost,join:2", "USER@join"]),
     ],
 )
 def test_bad_hostfiles_are_named(text: str, words: List[str]) -> None:
