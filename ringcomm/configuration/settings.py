@@ -195,7 +195,7 @@ class Settings:
     timeline: str = _setting(
         "", "TIMELINE", str,
         "Write a Chrome trace of all ranks to this file on rank 0's host. It shows all collectives except "
-        "synchronous calls of `ringcomm` itself, like `rc.allreduce`. Empty: no trace.",
+        "direct ones like `rc.allreduce`. Empty: no trace.",
         metavar="FILE", brief="Chrome trace.",
     )  # fmt: skip
     diagnose_dir: str = _setting(

@@ -365,7 +365,10 @@ class RecorderSocket:
                     (sock, _), (stacks, _) = given
                     os.set_inheritable(sock, False)
                     os.set_inheritable(stacks, False)
-                    cls._own = cls(socket.socket(fileno=sock), stacks)
+                    try:
+                        cls._own = cls(socket.socket(fileno=sock), stacks)
+                    except RuntimeError as problem:  # no more threads: what needs them tells the user
+                        logger.warning("there is no flight record: %s", problem)
         return cls.made_before()
 
     @classmethod

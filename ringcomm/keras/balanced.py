@@ -62,7 +62,7 @@ class BalancedDataset(keras.utils.PyDataset):
         return self._batches.pace
 
     def __len__(self) -> int:
-        """Return the number of global batches that remain in this epoch."""
+        """Return the number of global batches of this epoch, without those before the loaded position."""
         return len(self._batches) - self._start
 
     def __getitem__(self, index: int) -> Any:

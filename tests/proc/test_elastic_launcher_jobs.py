@@ -97,7 +97,7 @@ def test_hosts_of_the_script_come_and_go(tmp_path: Path) -> None:
         PROGRAM, env={"XDG_RUNTIME_DIR": str(tmp_path), "GO_ON": str(go_on)},
     )  # fmt: skip
     wait_for(out / "rank.0" / "stdout", "of 2 from", job)
-    hosts.write_text("localhost:2\n127.0.0.1:2\n")
+    hosts.write_text("localhost:2\n127.0.0.1:2\n8.8.8.8\n")
     wait_for(out / "rank.0" / "stdout", "of 4 from", job)
     hosts.write_text("127.0.0.1:2\n")
     wait_for(out / "rank.2" / "stdout", "of 2 from", job)
@@ -105,6 +105,7 @@ def test_hosts_of_the_script_come_and_go(tmp_path: Path) -> None:
     assert job.finish(LIMIT_S) == 0, job.err
     assert re.search(r"^ringrun: 127.0.0.1 (\(2 ranks\) )?joined: 4 ranks$", job.err, re.M)
     assert "localhost (2 ranks) left: 2 ranks\n" in job.err
+    assert job.err.count("8.8.8.8 has a public address, but this job does not encrypt") == 1
     assert " lost: " not in job.err
     assert "Traceback" not in job.err
     assert endings(job.out) == 2

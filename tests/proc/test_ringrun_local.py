@@ -251,6 +251,19 @@ rc.init()
     assert re.search(rf"│ Rank 1 \(localhost\) {words}", done.err), done.err
 
 
+def test_a_rank_that_has_not_called_init_does_not_hang_in_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("""
+import os
+import ringcomm as rc
+while os.environ["RINGCOMM_SLOT"] == "0:1":
+    pass
+rc.init()
+""")
+    done = ringrun("-np", "2", "--start-timeout", "2", "train.py", cwd=tmp_path)
+    assert done.process.returncode == 255, done.err
+    assert "rank 1 on localhost held up the others" in done.err and "did not answer" not in done.err
+
+
 def test_verbose_shows_the_links(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import ringcomm as rc\nrc.init()\nprint(rc.rank())\n")
     done = ringrun("-np", "2", "--verbose", "train.py", cwd=tmp_path)

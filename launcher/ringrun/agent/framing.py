@@ -213,9 +213,12 @@ class Recorder:
             processes.kill([self.pid], signal.SIGUSR1)
             return
         starved = queued_s(self.pid) - self._queued_s > STARVED * (now - self._asked_at_s)
+        state = status_of(self.pid).get("State", "")[:1]  # as ps shows it
+        if not self.answers and state in ("R", "S"):
+            state = "absent"
         content = {
             "type": "record", "format": 1, "reason": "silent", "pid": self.pid, "at": time.time(),
-            "state": "starved" if starved else status_of(self.pid).get("State", "")[:1],  # as ps shows it
+            "state": "starved" if starved else state,
             "stacks": bytes(self.stacks).decode("utf-8", "replace"),
         }  # fmt: skip
         self._send(json.dumps(content).encode())

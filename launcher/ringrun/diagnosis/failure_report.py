@@ -194,8 +194,8 @@ _PROBLEMS = {
     "interpreter": "there is no Python at {path}{here}. {other_python}",
     "script": "there is no script {path}{here}. Copy it there (rsync -a, or a shared directory), send it "
     "along with --ship, or name the directory that it is in with --cwd {host}=PATH.",
-    "cwd joined": "there is no directory {path} over there. Start ringrun join there in another one, or send "
-    "this one along with --ship.",
+    "cwd joined": "there is no directory {path} over there. Make it, or leave out --cwd: ranks then start in "
+    "the directory in which ringrun join was started.",
     "script joined": "there is no script {path} over there. Send it along with --ship, or start ringrun join "
     "in the directory that it is in.",
     "script here": "there is no script {path}. Check its name, and the directory that you are in.",

@@ -27,7 +27,8 @@ _STATES = {
     "Z": "its process has ended",
     "R": "a C call keeps the interpreter lock and computes",
     "starved": "its threads wait for a processor, as its host is busy",
-    "S": "a C call keeps the interpreter lock and sleeps, or the program does not use ringcomm",
+    "S": "a C call keeps the interpreter lock and sleeps",
+    "absent": "it has not called init() yet",
 }
 UNCAUGHT = "uncaught "
 """The beginning of a rank's error if its program has failed."""

@@ -23,7 +23,7 @@ from ringcomm.transport.nics import LOCAL, LOOPBACK, PREFERENCE, Attempt
 from ..agent import shipped
 from ..job.agents import failed_start
 from ..job.launch import HostMaker, per_host, read_hosts
-from ..plan.hosts import HostSpec
+from ..plan.hosts import HostSpec, parse_hosts, refuse_joining
 from ..plan.job import HostJob, parse_command
 from ..plan.options import Options
 from ..plan.ranks import PlannedHost
@@ -252,7 +252,12 @@ def clean_hosts(options: Options, dry_run: bool) -> Tuple[str, int]:
 
 def _hosts(options: Options) -> List[HostJob]:
     """Return the hosts other than this machine."""
-    specs = read_hosts(options) or with_lists([HostSpec(name) for name in list_names(os.environ)], os.environ)
+    specs = read_hosts(options)
+    if options.hosts is None and options.hostfile is None:
+        specs = with_lists([HostSpec(name) for name in list_names(os.environ)], os.environ)
+    elif options.hosts is not None:
+        for spec in parse_hosts(options.hosts):
+            refuse_joining(spec, "-H")
     specs = list({spec.target.lower(): spec for spec in specs}.values())
     pythons = per_host("--python", options.python, [spec.name for spec in specs])
     doors = Doors(options, None)

@@ -18,7 +18,7 @@ from ringcomm.configuration.membership import Limits
 from ringcomm.errors import ConfigError
 
 from ..plan.environment import horovod_rank_variables
-from ..plan.hosts import HostSpec, parse_host
+from ..plan.hosts import HostSpec, parse_host, refuse_joining
 from ..plan.job import HostJob, Job
 from ..plan.options import ELASTIC, Options, table
 from ..plan.ranks import Place, PlannedHost
@@ -160,6 +160,7 @@ def parse_discovered(text: str, slots: int = 1) -> List[HostSpec]:
             continue
         where = f"line {number} of the discovery script's output"
         spec = parse_host(line.strip(), where)
+        refuse_joining(spec, where)
         spec = spec._replace(slots=slots if spec.slots is None else spec.slots)
         other = found.setdefault(host_key(spec), spec)
         if other.slots != spec.slots:

@@ -263,7 +263,7 @@ def read_hosts(options: Options, allocation: Optional[Allocation] = None) -> Lis
     elif allocation is not None and needs_hosts(options):
         specs = list(allocation.hosts)
     if options.slots_per_host is not None and options.host_discovery_script is None:
-        specs = specs or [HostSpec("localhost")]
+        specs = specs or ([HostSpec("localhost")] if options.hosts is None else [])
         # Horovod's option is for hosts without a number.
         specs = [
             spec if options.horovod and spec.slots else spec._replace(slots=options.slots_per_host)

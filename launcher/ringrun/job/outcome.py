@@ -260,12 +260,14 @@ class Inquiry:
 
     def conclude(self, names_calls: bool) -> str:
         """Return the last paragraph of the failed job's box: about all ranks, or without an operation about
-        ranks that held up the others and are still running; "" without both.
+        ranks that held up the others in init() and are still running; "" without both.
         """
         contents, held_up = self._complete(), {item.culprit for item in self._failure.complaints}
         if not has_operations(contents):
-            running = ("asked", "silent")
-            contents = {it: row for it, row in contents.items() if it in held_up and row["reason"] in running}
+            contents = {
+                rank: row for rank, row in contents.items()
+                if rank in held_up and row["reason"] in ("asked", "silent") and row.get("state") != "absent"
+            }  # fmt: skip
         return self._text(contents, names_calls) if contents else ""
 
     def _complete(self) -> Dict[int, Dict[str, Any]]:

@@ -183,6 +183,7 @@ class ElasticRanks:
         self.commands: Commands = {"add": self._command, "drop": self._command}
         self._endpoints: List[Tuple[str, int]] = []
         self._local: Dict[str, bool] = {}  # by host, whether it is this machine
+        self._refused: Set[str] = set()  # why hosts of the script are left out, as shown
         self._finished = False
         self._ended_members: Set[int] = set()  # since the last view
         self._last_error: Sequence[str] = ()  # the last lines on stderr of the last rank that has failed
@@ -233,24 +234,35 @@ class ElasticRanks:
         self.rendezvous.stop()
 
     def _listed(self, specs: Sequence[HostSpec]) -> None:
-        """Take the hosts that the script printed (any thread)."""
+        """Take the hosts that the script printed (any thread). ConfigError if the first ones need encryption;
+        later ones are left out then.
+        """
         self._find_local(specs)
-        self._supervisor.loop.call(lambda: self._take(self.membership.list_hosts(specs, self._now_s)))
+        refused = {spec: text for spec in specs for text in [self._why_clear(spec)] if text}
+        if refused and not self.membership.hosts:
+            raise ConfigError(next(iter(refused.values())))
+        told = sorted(set(refused.values()) - self._refused)
+        self._refused.update(told)
+        usable = [spec for spec in specs if spec not in refused]
+        act = [*map(actions.Say, told)]
+        self._supervisor.loop.call(
+            lambda: self._take([*act, *self.membership.list_hosts(usable, self._now_s)])
+        )
 
     def _find_local(self, specs: Sequence[HostSpec]) -> None:
-        """Determine which hosts are this machine (any thread). This may take seconds.
-
-        Raises ConfigError for a public address in a job that does not encrypt.
-        """
-        doors = self._job.maker.doors
+        """Determine which hosts are this machine (any thread). This may take seconds."""
         new = [spec for spec in specs if host_key(spec) not in self._local]
-        self._local.update(zip(map(host_key, new), doors.find_local(new)))
-        public = doors.public_host(spec.name for spec in specs if not self._local[host_key(spec)])
-        if public and self._job.needs_private:
-            raise ConfigError(
-                f"{public} has a public address, but this job does not encrypt its connections. Start the "
-                "job with --encrypt, or with --no-encrypt to use the host without encryption."
-            )
+        self._local.update(zip(map(host_key, new), self._job.maker.doors.find_local(new)))
+
+    def _why_clear(self, spec: HostSpec) -> str:
+        """Return why a new host may not be used, if it has a public address and the job does not encrypt."""
+        is_old = self._local[host_key(spec)] or host_key(spec) in self.membership.hosts
+        if not self._job.needs_private or is_old or not self._job.maker.doors.public_host([spec.name]):
+            return ""
+        return (
+            f"{spec.name} has a public address, but this job does not encrypt its connections. Start the job "
+            "with --encrypt, or with --no-encrypt to use the host without encryption."
+        )
 
     def ready(self, host: HostJob) -> None:
         supervisor, facts = self._supervisor, self._supervisor.hosts[host.index].ready or {}
@@ -410,6 +422,9 @@ class ElasticRanks:
             raise ConfigError(f"ringrun {what} needs a host.")
         specs = with_lists([parse_host(text, f"ringrun {what}")], os.environ)
         self._find_local(specs)
+        for spec in specs:
+            if what == "add" and self._why_clear(spec):
+                raise ConfigError(self._why_clear(spec))
         act = self._add if what == "add" else self._drop
         return "\n".join(self._supervisor.loop.ask(lambda: [act(spec) for spec in specs]))
 

@@ -56,6 +56,7 @@ Say = Callable[[str], Any]
 
 def read_words(words: Sequence[str]) -> Tuple[Optional[Tuple[str, int]], str]:
     """The address and the code among the arguments; "" for a code that is to be read elsewhere."""
+    words = [word for text in words for word in text.split()]
     if not words or ":" not in words[0]:
         if words and not re.match(r"[0-9]{1,3}(?![0-9.])", words[0]):
             raise ConfigError(
@@ -63,7 +64,7 @@ def read_words(words: Sequence[str]) -> Tuple[Optional[Tuple[str, int]], str]:
                 "of a code."
             )
         return None, " ".join(words)
-    found = re.fullmatch(r"(?:\[([^][]+)\]|([^][]+)):(\d{1,5})", words[0], re.ASCII)
+    found = re.fullmatch(r"(?:\[([^][]+)\]|([^][:]+)):(\d{1,5})", words[0], re.ASCII)
     if not found or not 0 < int(found[3]) < 65536:
         raise ConfigError(f"{words[0]!r} is no address: write HOST:PORT, as ringrun shows it.")
     return (found[1] or found[2], int(found[3])), " ".join(words[1:])
@@ -101,8 +102,8 @@ def connect(
             wrong, why = wrong + 1, "this is not its code, or all its places are taken"
         except (AuthenticationError, ProtocolError) as problem:
             why = f"{problem}"
-        except socket.gaierror as problem:
-            why = f"{problem.strerror or problem}"
+        except (socket.gaierror, UnicodeError) as problem:
+            why = f"{getattr(problem, 'strerror', None) or problem}"
         except OSError as problem:
             why = f"{problem.strerror or problem}. The invitation may be over (after 10 minutes), or a "
             why += "firewall there closes its port: join:N@PORT among its hosts uses one that can be opened"
@@ -222,7 +223,9 @@ def take_part(
             f"    {offer['command']}\nas {ranks}, with all your rights on this machine"
         )
         key = Known(offer["label"], offer["secret"], name, *there[:2])
-        keeps = agreed and not proof.by_key and keep(LAUNCHERS, entry, key, say)
+        # While the user was asked, another process may have kept a key, or removed it.
+        is_free = agreed and not proof.by_key and find_known(LAUNCHERS, entry) == known
+        keeps = is_free and keep(LAUNCHERS, entry, key, say)
         carrier.tell({"agreed": agreed, "keeps": keeps})
         if not agreed:
             carrier.flush()
@@ -234,11 +237,12 @@ def take_part(
             text = f"{launcher} has not let this machine in: {problem}. Its invitation may be over."
             raise ConfigError(text) from None
         finally:
-            if keeps and known is None and not is_welcome["keeps"]:
+            if keeps and known is None and not is_welcome["keeps"] and find_known(LAUNCHERS, entry) == key:
                 drop(LAUNCHERS, entry)  # only one end would have it
         say(f"{name} is part of the job of {launcher} (Ctrl-C leaves it)")
         status = guest.run()
-        return status, monotonic() + CODE_S if status == 1 and offer["again"] else 0.0
+        returns = status == 1 and offer["again"] and find_known(LAUNCHERS, entry) is not None
+        return status, monotonic() + CODE_S if returns else 0.0
 
 
 def join(

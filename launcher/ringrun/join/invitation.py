@@ -17,7 +17,6 @@ import select
 import socket
 import subprocess
 import threading
-from dataclasses import replace
 from typing import IO, Any, Callable, Collection, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from ringcomm.clock import monotonic
@@ -27,7 +26,7 @@ from ringcomm.storage.keys import make_certificate
 from ringcomm.transport.connect import listen
 from ringcomm.transport.nics import LOOPBACK, own_addresses
 
-from ..job.launch import invited, prepare
+from ..job.launch import invited, per_host, prepare
 from ..plan.hosts import MAX_SLOTS, HostSpec
 from ..plan.options import Options
 from ..reach.base import Failure, Reach, is_own_name, last_lines
@@ -261,16 +260,21 @@ class Invitation:
             machine = Machine(HostSpec(name, None, facts["slots"], facts["python"], facts["cwd"]), carrier)
             with self._lock:
                 before, self.machines[name] = self.machines.get(name), machine
-                self._say(f"{name} has joined{self._progress()}")
+                joined = f"{name} has joined{self._progress()}"
                 self._lock.notify_all()
         finally:
             self._asked.discard(name.lower())
         if before is not None:
             before.call(before.drop)
-        keeps = answer["keeps"] and (
-            known is not None or keep(MACHINES, name, Known(code.label, code.secret), self._say)
-        )
-        carrier.tell({"keeps": keeps})
+        try:
+            keeps = answer["keeps"] and (
+                known is not None or keep(MACHINES, name, Known(code.label, code.secret), self._say)
+            )
+            carrier.tell({"keeps": keeps})
+            self._say(joined)
+        except Exception:
+            machine.over.set()  # no thread serves it
+            raise
         return machine
 
     def _progress(self) -> str:
@@ -298,14 +302,14 @@ def gathered(
     """The machines that the options invite, when all have come; at the end their connections are closed."""
     count, names, port = invited(options)
     absent = Joined()
-    drafted = [HostSpec(name, slots=1) for name in (*(f"join-{n + 1}" for n in range(count)), *names)]
+    # How many ranks the machines take is not known yet: as many as the job needs.
+    slots = max(options.np or 1, options.min_np or 1)
+    drafted = [HostSpec(name, slots=slots) for name in (*(f"join-{n + 1}" for n in range(count)), *names)]
     if only_plan or not drafted:
         yield [(spec, absent) for spec in drafted]
         return
     # So that mistakes show before a machine joins.
-    joined = [(spec, absent) for spec in drafted]
-    # How many ranks the machines take is not known yet.
-    draft = prepare(options if options.is_elastic else replace(options, np=None), command, joined=joined)
+    draft = prepare(options, command, joined=[(spec, absent) for spec in drafted])
     taken = [host.name for host in draft.hosts if host.reach is not absent]
     taken += [spec.name for spec in getattr(draft, "specs", ())] + list_names(os.environ)
     shown = draft.command.text("python")[:MAX_SHOWN]
@@ -316,8 +320,9 @@ def gathered(
         machines = invitation.wait(draft.settings.start_timeout_s if limited else None)
         invitation.begin()
         way, specs = Joined(invitation), [machine.spec for machine in machines]
-        if options.ship is not None or options.cwd:
-            specs = [spec._replace(cwd=None) for spec in specs]
+        given = per_host("--cwd", options.cwd, None)
+        sent = options.ship is not None or None in given  # then a machine's own directory has no effect
+        specs = [spec._replace(cwd=None) if sent or spec.name in given else spec for spec in specs]
         yield [(spec, way) for spec in specs]
     finally:
         invitation.close()

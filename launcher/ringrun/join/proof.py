@@ -42,7 +42,7 @@ from ..reach.base import own_user
 from ..reach.incoming import decoded, fields, text, whole
 from ..reach.named_hosts import folder_of_configuration, names_in, unusable
 
-VERSION = 1
+VERSION = 2
 HELLO = struct.Struct("!8sHH64s33s32s")
 PROOF_BYTES = 32
 MAX_CODE_LABEL, MAX_LABEL = 999, 65535

@@ -177,7 +177,9 @@ def _of_mlx(text: str, path: str) -> List[HostSpec]:
             raise ConfigError(f"{form}: see host {number}.")
         # The addresses of the interfaces that ranks on this host use.
         iface = ",".join(f"{address}/{128 if ':' in str(address) else 32}" for address in addresses)
-        spec = parse_host(name, f"{path}, host {number}")._replace(slots=1, iface=iface or None)
+        spec = parse_host(name, f"{path}, host {number}")
+        refuse_joining(spec, f"{path}, host {number}")
+        spec = spec._replace(slots=1, iface=iface or None)
         if specs and specs[-1]._replace(slots=1) == spec:
             spec = spec._replace(slots=(specs.pop().slots or 0) + 1)
         specs.append(spec)

@@ -120,7 +120,7 @@ class Options:
         False, "--oversubscribe", JOB, "Allow more ranks than slots.", kind=FLAG)
     slots_per_host: Optional[int] = _option(
         None, "--slots-per-host --slots", JOB,
-        "Number of slots on every host, whatever the list of hosts says.",
+        "Number of slots on every host, in place of the list's numbers.",
         kind=WHOLE, metavar="N", within=(1, None), argument="slots_per_host", horovod="slots")
 
     via: Optional[str] = _option(

@@ -21,7 +21,7 @@ from ringcomm.errors import ConfigError
 from ringcomm.storage.files import read_at, read_file, write_file
 from ringcomm.storage.folders import owned_names, remove, trusted_folder
 
-from ..plan.hosts import HostSpec, is_host_name, parse_host, parse_hostfile, refuse_joining
+from ..plan.hosts import JOIN, HostSpec, is_host_name, parse_host, parse_hostfile, refuse_joining
 
 LIMIT_BYTES = 1 << 20
 MAX_INCLUDES = 64  # files of ssh's configuration
@@ -101,10 +101,10 @@ def lists_in(specs: Sequence[HostSpec], environ: Mapping[str, str]) -> List[str]
 
 def add_hosts(name: str, items: Sequence[str], environ: Mapping[str, str]) -> str:
     """Add hosts (``HOST[:SLOTS]``) to a list, which is made if needed, and return a line about it."""
-    if not _NAME.fullmatch(name) or name == "localhost":
+    if not _NAME.fullmatch(name) or name in ("localhost", JOIN):
         raise ConfigError(
-            f"{name!r:.80} cannot be the name of a list: it has letters, digits, - and _ only, and localhost "
-            "is this machine. For example: ringrun hosts add lab jetson1 jetson2"
+            f"{name!r:.80} cannot be the name of a list: it has letters, digits, - and _ only, localhost is "
+            "this machine, and join machines that join. For example: ringrun hosts add lab jetson1 jetson2"
         )
     items = [item for text in items for item in text.split(",")]
     before = list_text(name, environ) or ""

@@ -23,6 +23,7 @@ from ...engine.peer_channels import HeartbeatThread, SilenceLimits
 from ...errors import RingcommError
 from ...group.failures import GroupWatch
 from ...group.group import Group, Peer
+from ...job.flight_recorder import RecorderSocket
 from ...transport.base import Channels
 from ...transport.memory import memory_channels
 from ._collectives import tensors_in
@@ -49,6 +50,7 @@ class GroupTransport:
         joined, channels = None, memory_channels(1)[0]
         peers: Sequence[Peer] = [Peer(0, "localhost", 0, 0, os.getpid())]
         if len(ranks) > 1:
+            RecorderSocket.of_this_process()  # so that ringrun can ask where a rank is that does not connect
             self._rendezvous = meet(store, rank, ranks, name, settings)
             joined = self._rendezvous.joined
             channels, peers = joined.channels, joined.peers

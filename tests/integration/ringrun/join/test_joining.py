@@ -22,7 +22,7 @@ from ringcomm.storage.keys import make_certificate
 from ringrun.join import connection, invitation
 from ringrun.join.command import _WELCOME, Guest, connect, take_part
 from ringrun.join.connection import Carrier, Kind, fingerprint_of, join_with
-from ringrun.join.invitation import Invitation, Joined, Machine
+from ringrun.join.invitation import Invitation, Joined, Machine, gathered
 from ringrun.join.proof import (
     HELLO,
     LAUNCHERS,
@@ -39,6 +39,7 @@ from ringrun.join.proof import (
     new_code,
     new_key,
 )
+from ringrun.plan.options import Options
 
 pytest.importorskip("spake2")
 LIMIT_S = 20.0
@@ -511,6 +512,11 @@ def test_19_a_forgotten_machine_is_refused_also_while_a_launcher_waits(
     assert not host.invitation.machines
     with pytest.raises(ConfigError, match="No machine or launcher 'desk'"):
         forget("desk")
+
+
+def test_a_plan_expects_of_a_machine_as_many_ranks_as_the_job_needs() -> None:
+    with gathered(Options(hosts="localhost,join:1", np=3), ["true"], print, True) as joined:
+        assert [spec.slots for spec, _ in joined] == [3]
 
 
 def joins(host: Desk, pem: str, name: str, ask: Callable[[str], bool] = lambda _: True) -> Optional[int]:

@@ -104,8 +104,8 @@ BEFORE = f"before the operation in which others wait{LAST}"
          f"Rank 2 (host2) has left: it called shutdown(), {BEFORE}; its main thread is in load "
          "(loader.py:12)."),
         (RankReport(2, "host2", "silent", state="S", end="exit code 0"),
-         "Rank 2 (host2) did not answer: a C call keeps the interpreter lock and sleeps, or the program "
-         "does not use ringcomm. It has ended since then: exit code 0."),
+         "Rank 2 (host2) did not answer: a C call keeps the interpreter lock and sleeps. It has ended since "
+         "then: exit code 0."),
         (RankReport(2, "host2", "silent", state="T"),
          "Rank 2 (host2) did not answer: its process is stopped (SIGSTOP, Ctrl-Z, or a debugger)."),
         (RankReport(2, "host2", "silent", state="R", main="spin (spin.py:9)"),

@@ -144,7 +144,7 @@ def test_the_words_of_a_host_are_quoted() -> None:
 @pytest.mark.parametrize("kind", ["cwd", "script", "interpreter"])
 def test_remedies_for_a_machine_that_has_joined(kind: str) -> None:
     shown = host_problem("desk", {"problem": kind, "path": "/x"}, False, is_named=False)
-    assert "tart ringrun join" in shown and "--cwd" not in shown and "--python" not in shown
+    assert "ringrun join" in shown and "--cwd desk" not in shown and "--python" not in shown
 
 
 # ---- what follows from a frame --------------------------------------------------------------------------
