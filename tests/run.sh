@@ -312,15 +312,20 @@ stage_pythons() { # the core on the oldest Python with the oldest NumPy, and on 
 }
 
 stage_coverage() { # lines and branches that the tests of the core run, processes included, by package
-    local package
-    export COVERAGE_PROCESS_START=$PWD/pyproject.toml COVERAGE_FILE=$results/coverage
+    local package failed=0
+    local -A least=( # arrays: without a GPU; agent: hosts run it from a text; job: more tests of it need a launcher
+        [ringcomm/arrays]=75 [launcher/ringrun/agent]=60 [launcher/ringrun/job]=80)
+    export COVERAGE_PROCESS_START=$PWD/pyproject.toml COVERAGE_FILE=$results/covered
     tests .venv-test coverage -n 2 --dist loadgroup tests/unit tests/sim tests/integration
     unset COVERAGE_PROCESS_START
     quietly "$python" -m coverage combine "$results"
     for package in ringcomm/{wire,codec,schedule,transport,group,collective,arrays,engine,rendezvous,calls,job,storage} \
-        ringcomm/{configuration,elastic,balance} launcher/ringrun/{plan,agent,elastic,reach,ship,diagnosis,show,job}; do
-        echo "$package: $("$python" -m coverage report --include="$package/*" --fail-under=85 | tail -n 1)"
+        ringcomm/{configuration,elastic,balance} launcher/ringrun/{plan,agent,elastic,reach,join,diagnosis,show,job}; do
+        printf '%s: ' "$package"
+        "$python" -m coverage report --include="$package/*" --fail-under="${least[$package]:-85}" > "$results/report" || failed=1
+        tail -n 1 "$results/report"
     done
+    return "$failed"
 }
 
 stage_gpu() { # only with --gpu or --only gpu: arrays on a CUDA device, with the libraries that see one

@@ -33,7 +33,9 @@ TESTS = {
 
 
 def test_bare_hosts_are_sent_ringcomm_and_numpy(lab: Lab, project: Path) -> None:
-    """The headline command. The hosts have Debian's Python and no package."""
+    """The headline command. The hosts have Debian's Python and no package, and nothing of an earlier test."""
+    for host in ("jetson1", "jetson2"):
+        subprocess.run([*lab.ssh_command.split(), host, "rm -rf ~/.cache/ringcomm"], check=True)
     shutil.copy(EXAMPLES / "elastic_numpy.py", project)
     words = ("-np", 3, "-H", THREE, "--python", "jetson1=python3", "--python", "jetson2=python3")
     job = finished(lab, project, *words, "--provision", "elastic_numpy.py")
