@@ -400,16 +400,19 @@ def _plan_lines(job: Job) -> List[str]:
     for host in job.hosts:
         ranks = ranks_text([place.rank for place in plan.on_host(host.index)])
         how = host.reach.description
-        lines.append(f"  {host.name} ({how}): {ranks}, {counted(host.planned.slots, 'slot')}")
-        lines.append(f"    in {host.cwd}: {host.command.text(host.python)}")
+        lines.append(f"  {host.name} ({how}): {ranks} ({counted(host.planned.slots, 'slot')})")
+        if host.reach.is_named:
+            lines.append(f"    in {host.cwd}: {host.command.text(host.python)}")
+        else:
+            lines.append(f"    in the directory of ringrun join: {host.command.text('python')}")
         lines += _variables(host.env)
-        lines.append(f"    started by: {shlex.join(host.argv)}")
+        lines += [f"    started by: {shlex.join(host.argv)}"] if host.reach.is_named else []
     return lines
 
 
 def _elastic_plan(job: ElasticJob) -> List[str]:
     limits, maker = job.limits, job.maker
-    most = "any number of" if limits.max_np is None else f"at most {limits.max_np}"
+    most = "any number of them" if limits.max_np is None else f"at most {limits.max_np}"
     lines = [
         f"An elastic job: it starts with {counted(limits.start_np, 'slot')} or more, runs with at least "
         f"{counted(limits.min_np, 'rank')} and {most}.",

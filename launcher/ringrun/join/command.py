@@ -213,22 +213,27 @@ def take_part(
         guest = Guest(carrier, launcher, say)
         offer = guest.offered(slots, cores, proof.tag_of(known.code) if known else "")
         if known and known.secret != offer["secret"]:
+            why = "another launcher of this name is known there"
+            carrier.tell({"agreed": False, "keeps": False, "why": why})
+            carrier.flush()
             raise ConfigError(
                 f"{launcher} is another launcher than the one known here, or has forgotten this machine. If "
-                f"that is right: ringrun hosts forget {launcher}"
+                f"that is right: ringrun hosts forget {launcher}, after which only this one is known"
             )
         ranks = f"up to {slots} ranks" if slots > 1 else "one rank"
+        command = offer["command"].replace("\n", "\\n")  # no line of it may look like one of ringrun
         agreed = ask(
             f"{launcher} ({there[0]}, digits {proof.digits}) asks this machine to run\n"
-            f"    {offer['command']}\nas {ranks}, with all your rights on this machine"
+            f"    {command}\nas {ranks}, with all your rights on this machine"
         )
         key = Known(offer["label"], offer["secret"], name, *there[:2])
         # While the user was asked, another process may have kept a key, or removed it.
         is_free = agreed and not proof.by_key and find_known(LAUNCHERS, entry) == known
         keeps = is_free and keep(LAUNCHERS, entry, key, say)
-        carrier.tell({"agreed": agreed, "keeps": keeps})
+        carrier.tell({"agreed": agreed, "keeps": keeps, "why": "" if agreed else "its user has not agreed"})
         if not agreed:
             carrier.flush()
+            say("this machine has not joined")
             return 2, 0.0
         is_welcome = {"keeps": False}
         try:

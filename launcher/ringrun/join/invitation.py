@@ -28,6 +28,7 @@ from ringcomm.transport.nics import LOOPBACK, own_addresses
 
 from ..job.launch import invited, per_host, prepare
 from ..plan.hosts import MAX_SLOTS, HostSpec
+from ..plan.job import Job
 from ..plan.options import Options
 from ..reach.base import Failure, Reach, is_own_name, last_lines
 from ..reach.incoming import decoded, fields, flag, said, text, whole
@@ -60,7 +61,7 @@ _FACTS = fields({
     "python": text(4096), "cwd": text(4096), "cores": whole(1, MAX_SLOTS), "slots": whole(1, MAX_SLOTS),
     "known": text(64, "[0-9a-f]*"),
 })  # fmt: skip
-_ANSWER = fields({"agreed": flag, "keeps": flag})
+_ANSWER = fields({"agreed": flag, "keeps": flag, "why": said(200)})
 _EXIT = fields({"status": whole(-64, 255), "why": text(1024)})
 _LEAVING = fields({"leaving": said(200)})
 
@@ -256,7 +257,7 @@ class Invitation:
         try:
             answer = carrier.told(_ANSWER, until_s)
             if not answer["agreed"]:
-                raise ProtocolError("its user has not agreed")
+                raise ProtocolError(answer["why"])
             machine = Machine(HostSpec(name, None, facts["slots"], facts["python"], facts["cwd"]), carrier)
             with self._lock:
                 before, self.machines[name] = self.machines.get(name), machine
@@ -295,6 +296,20 @@ class Invitation:
         return ""
 
 
+def _check_slots(options: Options, draft: Job, machines: Sequence[Machine]) -> None:
+    """Raise ConfigError if the machines that have joined offer fewer slots than the job needs."""
+    needed = options.min_np or options.np or 0
+    offered = {machine.name: machine.spec.slots or 1 for machine in machines}
+    total = sum(offered.values())
+    total += sum(host.planned.slots for host in draft.hosts if host.reach.is_named)
+    if not (options.is_elastic or options.oversubscribe) and needed > total:
+        listed = ", ".join(f"{name} offers {slots}" for name, slots in offered.items())
+        raise ConfigError(
+            f"-np {needed} needs {needed} slots, and there are {total}: {listed}. Join with --slots N there, "
+            "or use fewer ranks."
+        )
+
+
 @contextlib.contextmanager
 def gathered(
     options: Options, command: Sequence[str], say: Callable[[str], None], only_plan: bool
@@ -318,6 +333,7 @@ def gathered(
         say(invitation.lines)
         limited = any(name == "start-timeout" and by != "default" for name, _, by in draft.setting_rows)
         machines = invitation.wait(draft.settings.start_timeout_s if limited else None)
+        _check_slots(options, draft, machines)
         invitation.begin()
         way, specs = Joined(invitation), [machine.spec for machine in machines]
         given = per_host("--cwd", options.cwd, None)

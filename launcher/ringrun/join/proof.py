@@ -108,7 +108,8 @@ def why_over(wrong: int, left_s: float) -> str:
 
 def parse_code(text: str) -> Code:
     """A code as it was typed, with any hyphens, blanks and capitals."""
-    found = re.fullmatch(r"(\d{1,3})[\s-]+([a-z0-9\s-]+)", text.strip().lower(), re.ASCII)
+    text = re.sub("[\u2010-\u2015]", "-", text).strip(" \t\r\n`'\".").lower()  # as documents change it
+    found = re.fullmatch(r"(\d{1,3})[\s-]+([a-z0-9\s-]+)", text, re.ASCII)
     secret = re.sub(r"[\s-]", "", found[2]) if found else ""
     word = f"[{_CONSONANTS}][{_VOWELS}][{_CONSONANTS}][{_VOWELS}][{_CONSONANTS}]"
     if not found or not re.fullmatch(rf"({word}){{{_WORDS}}}|[{_LETTERS}]{{{_LONG}}}", secret):
@@ -279,7 +280,10 @@ def forget(name: str) -> str:
         raise ConfigError(f"No machine or launcher {name!r:.80} is known here: see ringrun hosts.")
     here = [own_name()] if machines else [kept.partition("+")[2] for kept in launchers]
     for kind, kept in [*((MACHINES, it) for it in machines), *((LAUNCHERS, it) for it in launchers)]:
-        drop(kind, kept)
+        try:
+            drop(kind, kept)
+        except OSError as problem:
+            raise ConfigError(f"The key of {kept} is not removed: {problem.strerror}.") from None
     there = " and ".join(f"ringrun hosts forget {each}" for each in here)
     return f"{name} is forgotten. Before they can meet again with a code, the other end needs {there}, too."
 

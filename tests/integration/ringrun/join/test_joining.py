@@ -12,6 +12,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import pytest
@@ -19,10 +20,11 @@ import pytest
 from ringcomm.clock import monotonic
 from ringcomm.errors import AuthenticationError, ConfigError, ProtocolError
 from ringcomm.storage.keys import make_certificate
+from ringrun.job.launch import prepare
 from ringrun.join import connection, invitation
 from ringrun.join.command import _WELCOME, Guest, connect, take_part
 from ringrun.join.connection import Carrier, Kind, fingerprint_of, join_with
-from ringrun.join.invitation import Invitation, Joined, Machine, gathered
+from ringrun.join.invitation import Invitation, Joined, Machine, _check_slots, gathered
 from ringrun.join.proof import (
     HELLO,
     LAUNCHERS,
@@ -39,6 +41,7 @@ from ringrun.join.proof import (
     new_code,
     new_key,
 )
+from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
 
 pytest.importorskip("spake2")
@@ -87,7 +90,7 @@ class Desk:
         except ConfigError:
             carrier.close()
             raise
-        carrier.tell({"agreed": agreed, "keeps": keeps})
+        carrier.tell({"agreed": agreed, "keeps": keeps, "why": "" if agreed else "its user has not agreed"})
         carrier.flush()
         if agreed:
             assert carrier.told(_WELCOME, monotonic() + LIMIT_S) == {"keeps": keeps}
@@ -517,6 +520,16 @@ def test_19_a_forgotten_machine_is_refused_also_while_a_launcher_waits(
 def test_a_plan_expects_of_a_machine_as_many_ranks_as_the_job_needs() -> None:
     with gathered(Options(hosts="localhost,join:1", np=3), ["true"], print, True) as joined:
         assert [spec.slots for spec, _ in joined] == [3]
+
+
+def test_a_job_that_needs_more_slots_than_machines_offer_says_where() -> None:
+    options = Options(hosts="localhost,join:1", np=3)
+    draft = prepare(options, ["true"], joined=[(HostSpec("join-1", slots=3), Joined())])
+    machine = SimpleNamespace(name="desk", spec=HostSpec("desk", slots=1))
+    with pytest.raises(ConfigError, match="there are 2: desk offers 1. Join with --slots N"):
+        _check_slots(options, draft, [machine])
+    machine.spec = HostSpec("desk", slots=2)
+    _check_slots(options, draft, [machine])
 
 
 def joins(host: Desk, pem: str, name: str, ask: Callable[[str], bool] = lambda _: True) -> Optional[int]:

@@ -135,7 +135,7 @@ def test_other_versions_kinds_and_names_are_refused() -> None:
 
 def test_codes_are_typed_in_any_form() -> None:
     assert parse_code(" 7 LUSAB babad-gutih\n") == parse_code("7-lusab-babad-gutih") == SHORT
-    assert parse_code(LONG.shown) == LONG
+    assert parse_code(LONG.shown) == LONG and parse_code("`7\u2013lusab\u2013babad-gutih`.") == SHORT
     for code in (new_code(True), new_code(False)):
         assert parse_code(code.shown) == code
     for text in ("", "7", "7-lusab-babad", "7-lusab-babad-gutex", "7-lusab-babad-\x1b[2J", "7-" + "a" * 27):
