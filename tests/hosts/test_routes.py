@@ -23,7 +23,7 @@ from tests.hosts.netlab import LOCALHOST, Host, Lab
 from tests.support.busy import busy
 
 PROGRAMS = Path(__file__).parent / "programs"
-STARTS, REDUCE = PROGRAMS / "starts.py", PROGRAMS / "reduce.py"
+STARTS = PROGRAMS / "starts.py"
 PORT = 29417
 PAUSE_S = 0.45
 """Between two starts: a bucket of 1 MiB is full again after 0.42 s at 20 Mbit/s."""

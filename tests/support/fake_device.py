@@ -130,7 +130,6 @@ class FakeDevice:
         self._streams: List[FakeStream] = []
         self._seed = seed
         self._delay_s = delay_s
-        self._local = threading.local()
         self.main = self.stream()
 
     def __enter__(self) -> FakeDevice:
@@ -151,22 +150,12 @@ class FakeDevice:
         self._streams.append(stream)
         return stream
 
-    @property
-    def current(self) -> FakeStream:
-        """The stream in which the calling thread's work is queued; see :meth:`use`."""
-        stream: FakeStream = getattr(self._local, "stream", self.main)
-        return stream
-
-    def use(self, stream: FakeStream) -> None:
-        """Queue the calling thread's work in a stream from now on."""
-        self._local.stream = stream
-
     def array(self, values: Any) -> FakeArray:
-        """A new array with these elements, which it has when the current stream has come here."""
+        """A new array with these elements, which it has when the stream has come here."""
         copied = np.array(values)
         made = self.empty(copied.shape, copied.dtype)
         memory = made.memory
-        self.current.put(lambda: np.copyto(memory, copied))
+        self.main.put(lambda: np.copyto(memory, copied))
         return made
 
     def empty(self, shape: Sequence[int], dtype: Any) -> FakeArray:
@@ -207,22 +196,22 @@ class FakeArray:
         return FakeArray(self.device, self.memory.reshape(shape))
 
     def apply(self, kernel: Callable[[np.ndarray[Any, Any]], Any], takes_s: float = 0.0) -> FakeArray:
-        """Queue a function of the memory in the current stream: a kernel."""
+        """Queue a function of the memory in the stream of the program: a kernel."""
         memory = self.memory
 
         def run() -> None:
             time.sleep(takes_s)
             kernel(memory)
 
-        self.device.current.put(run)
+        self.device.main.put(run)
         return self
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """A copy of the elements, when the current stream has come here; the thread waits for that."""
+        """A copy of the elements, when the stream has come here; the thread waits for that."""
         out = np.empty_like(self.memory)
         memory = self.memory
         self.device.host_waits += 1
-        event = self.device.current.put(lambda: np.copyto(out, memory))
+        event = self.device.main.put(lambda: np.copyto(out, memory))
         event.wait()
         event.poll()
         return out
@@ -240,7 +229,7 @@ class FakeEngine(CopyEngine):
         return np.full(nbytes, _POISON, np.uint8)
 
     def mark(self) -> Done:
-        return self._device.current.put()
+        return self._device.main.put()
 
     def to_host(
         self, array: Any, start: int, stop: int, block: np.ndarray[Any, Any], after: Optional[Done]
@@ -280,7 +269,7 @@ class FakeEngine(CopyEngine):
 
     def follow(self, done: Done) -> None:
         assert isinstance(done, FakeEvent)
-        self._device.current.wait_event(done)
+        self._device.main.wait_event(done)
 
 
 def _bytes(array: FakeArray) -> np.ndarray[Any, Any]:
@@ -320,7 +309,7 @@ class FakeKind(DeviceKind):
 
     def assign(self, target: Any, source: Any) -> None:
         into, elements = target.memory, source.memory
-        target.device.current.put(lambda: np.copyto(into, elements))
+        target.device.main.put(lambda: np.copyto(into, elements))
 
 
 register_kind(FakeArray, FakeKind())

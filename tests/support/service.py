@@ -145,7 +145,6 @@ class Service:
         size: int,
         start_timeout_s: float = 20.0,
         job: str = "job",
-        planned: bool = True,
         encrypt: bool = False,
         transport: str = "auto",
         hosts: Sequence[int] = (),
@@ -164,11 +163,10 @@ class Service:
             spin_us=0.0,
             transport=transport,
         )
-        self.planned = planned
         self.server = RendezvousServer(
             key=self.key,
             job=job,
-            seats=[Seat(slot, _host_name(slot, hosts)) for slot in self.places] if planned else (),
+            seats=[Seat(slot, f"host{slot.host_index}" if hosts else "here") for slot in self.places],
             size=size,
             addresses=["127.0.0.1"],
             start_timeout_s=start_timeout_s,
@@ -177,21 +175,20 @@ class Service:
         )
         self.endpoints = tuple(self.server.start())
 
-    def membership(self, rank: Optional[int], **change: Any) -> Membership:
-        """That of one rank (or, of a job without places, of any)."""
+    def membership(self, rank: int, **change: Any) -> Membership:
+        """That of one rank."""
         values = {
             "size": self.size,
             "rendezvous": self.endpoints,
             "key": self.key,
             "certificate": self.certificate,
             "job": self.job,
-            "slot": self.places[rank] if self.planned and rank is not None else None,
-            "rank": None if self.planned else rank,
+            "slot": self.places[rank],
             **change,
         }
         return Membership(**values)
 
-    def start(self, rank: Optional[int], **change: Any) -> Context:
+    def start(self, rank: int, **change: Any) -> Context:
         """Join as this rank; returns when all have."""
         return Context.start(self.membership(rank, **change), self.settings)
 
@@ -206,7 +203,3 @@ class Service:
     def texts(self, kind: str) -> List[str]:
         """Return what the launcher was told of this kind."""
         return [notice.text for notice in self.notices if notice.kind == kind]
-
-
-def _host_name(slot: Slot, hosts: Sequence[int]) -> str:
-    return f"host{slot.host_index}" if hosts else "here"

@@ -23,7 +23,6 @@ import pytest
 from ringcomm.config import Membership, Settings
 from ringcomm.errors import ConfigError, NotInitializedError, PeerLostError, StartTimeoutError, StartupError
 from ringcomm.group import group as group_module
-from ringcomm.group.group import Peer
 from ringcomm.job.context import Context
 from ringcomm.ops import Sum
 from ringcomm.rendezvous.client import join
@@ -33,10 +32,6 @@ from tests.support.service import eventually, free_port, together
 
 LIMIT_S = 60.0
 SETTINGS = Settings(spin_us=0.0, timeout_s=20.0, start_timeout_s=20.0)
-
-
-def peers(size):
-    return [Peer(rank, f"host{rank}", rank, 0, 1) for rank in range(size)]
 
 
 def test_where_ranks_are():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import struct
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ringcomm.config import Membership, Slot
@@ -66,12 +65,6 @@ class FakeRendezvous:
         assert self.sock is not None
         self.sock.sendall(b"".join(encode(message, self.session) for message in messages))
 
-    def reset(self) -> None:
-        """End the connection as the system does when the process has been killed with bytes unread."""
-        assert self.sock is not None
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.sock.close()
-
     def close(self) -> None:
         """Close all."""
         self.listener.close()
@@ -110,15 +103,6 @@ class Peer:
             found = list(self._reader.feed(data)) if data else None
             if found != []:
                 return found
-
-    def until(self, kind: str) -> Message:
-        """The first message of this kind; those before it are dropped."""
-        while True:
-            messages = self.next()
-            assert messages is not None, f"no {kind!r} has come"
-            for message in messages:
-                if message["type"] == kind:
-                    return message
 
     def read(self) -> List[Message]:
         """All messages up to the end of the connection."""

@@ -264,7 +264,6 @@ ROWS: Dict[str, Make] = {
 """By name."""
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-ROOT = Path(__file__).resolve().parents[3]
 OTHER_USER = 12345
 REFUSALS = (ConfigError, StartTimeoutError, OSError)
 KEEP = "keep"

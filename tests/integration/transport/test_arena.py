@@ -17,10 +17,6 @@ from ringcomm.transport.local import make_links
 pytestmark = pytest.mark.skipif(arena.own() is None, reason="this system has no such memory")
 
 
-def refuse(*arguments, **options):
-    raise PermissionError(1, "Operation not permitted")
-
-
 @pytest.fixture
 def pair(monkeypatch):
     """The links at both ends of a Unix socket, with an arena that no earlier test has mapped."""

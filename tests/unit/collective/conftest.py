@@ -38,10 +38,6 @@ class Wire:
         sends, expects = exchange_lengths(schedule)[peer]
         return header._replace(sends=expects, expects=sends).pack()
 
-    def hang_up(self, peer=1):
-        """Peer goes away."""
-        self.others[peer - 1].close()
-
 
 @pytest.fixture
 def wire():

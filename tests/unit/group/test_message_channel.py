@@ -15,7 +15,7 @@ from tests.integration.group.works import Task
 from tests.support.messages import TAG, Note, Pair, receive
 
 SHORT_BYTES = 32 * 1024
-SHORT, LONG, READY, BYTES, CREDIT = 1, 2, 3, 4, 5
+SHORT, CREDIT = 1, 5
 
 
 @pytest.fixture(autouse=True)

@@ -86,7 +86,7 @@ class TestHosts:
 # ---- closed forms, beside replays of the schedules and beside what was published -----------------
 
 
-QUICK, SLOW = 8.4e-9, 84e-9  # seconds per byte at 1 Gbit/s and 100 Mbit/s
+QUICK = 8.4e-9  # seconds per byte at 1 Gbit/s
 
 
 def gigabit(hosts):

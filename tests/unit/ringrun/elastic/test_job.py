@@ -22,7 +22,7 @@ from ringrun.job.launch import prepare
 from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
 
-HERE, FAR = HostSpec("localhost", slots=2), HostSpec("far")
+HERE = HostSpec("localhost", slots=2)
 
 
 @pytest.mark.parametrize(
