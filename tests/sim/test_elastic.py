@@ -9,15 +9,8 @@ import pytest
 
 from ringcomm.rendezvous import state
 from ringcomm.rendezvous.membership import Process, View
+from tests.sim.conftest import BLOCK
 from tests.sim.elastic import EVENTS, ElasticSim
-
-BLOCK = 25
-
-
-def pytest_generate_tests(metafunc):
-    """Blocks of seeds, so that several processes can share them."""
-    if "first" in metafunc.fixturenames:
-        metafunc.parametrize("first", range(0, metafunc.config.getoption("--schedules"), BLOCK))
 
 
 def test_right_numbers_or_the_same_error_on_all_members(first):

@@ -8,15 +8,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.sim.conftest import BLOCK
 from tests.sim.jobs import FAULTS, HARMLESS, Plan, Simulated
-
-BLOCK = 25
-
-
-def pytest_generate_tests(metafunc):
-    """Blocks of seeds, so that several processes can share them."""
-    if "first" in metafunc.fixturenames:
-        metafunc.parametrize("first", range(0, metafunc.config.getoption("--schedules"), BLOCK))
 
 
 def test_right_numbers_or_the_same_error(first):

@@ -57,14 +57,14 @@ def start(context, target, name):
     )
 
 
-def run_check(check, size, seed=0, transport="memory", delay_s=0.0005):
+def run_check(check, size=2, seed=0, delay_s=0.0005, **options):
     """Run one check on ranks that each have a device with seeded delays."""
 
     def work(context):
-        with FakeLab(1000 * seed + context.rank, delay_s=delay_s) as lab:
+        with FakeLab(1000 * seed + context.rank, delay_s=delay_s, **options) as lab:
             check(context, lab)
 
-    run_ranks(size, work, transport=transport, settings=SETTINGS)
+    run_ranks(size, work, settings=SETTINGS)
 
 
 # ---- numbers -------------------------------------------------------------------------------------
@@ -97,33 +97,23 @@ def test_tensors_of_the_cpu_are_reduced_in_place():
 
 def test_a_broadcast_by_name_comes_after_what_the_device_has_still_to_do():
     """A rank that only receives writes into the memory that it shares with the device, after its program."""
-
-    def work(context):
-        with FakeLab(context.rank, delay_s=0.05, mapped=True) as lab:
-            device_contract.check_asynchronous_rows(context, lab)
-
-    run_ranks(2, work, settings=SETTINGS)
+    run_check(device_contract.check_asynchronous_rows, delay_s=0.05, mapped=True)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_memory_that_host_and_device_share(check):
-    def work(context):
-        with FakeLab(context.rank, delay_s=0.0005, mapped=True) as lab:
-            check(context, lab)
-
-    run_ranks(2, work, settings=SETTINGS)
+    run_check(check, mapped=True)
 
 
 def test_the_host_waits_for_the_program_before_it_uses_mapped_memory(monkeypatch):
     monkeypatch.setattr(MappedMirror, "fetch", lambda mirror, *how: None)
 
-    def work(context):
-        with FakeLab(context.rank, delay_s=0.004, mapped=True) as lab:
-            for _ in range(20):
-                device_contract.check_order_of_the_stream(context, lab)
+    def check(context, lab):
+        for _ in range(20):
+            device_contract.check_order_of_the_stream(context, lab)
 
     with pytest.raises(RankFailed) as caught:
-        run_ranks(2, work, settings=SETTINGS)
+        run_check(check, delay_s=0.004, mapped=True)
     assert isinstance(caught.value.__cause__, AssertionError)
 
 

@@ -146,23 +146,17 @@ def test_a_late_step_of_joining_that_fails_leaves_nothing_open(no_leaks, tmp_pat
     log = str(tmp_path / "missing" / "log")
     settings = replace(SETTINGS, timeline=log, measure=False)
     port = free_port()
-    problems = {}
 
     def start(rank):
         membership = Membership(2, (("127.0.0.1", port),), b"k" * 32, "test", rank=rank, host="localhost")
-        try:
-            with Context.start(membership, settings) as context:
-                context.barrier()
-        except (ConfigError, PeerLostError) as problem:
-            problems[rank] = f"{type(problem).__name__}: {problem}"
+        failed = pytest.raises((ConfigError, PeerLostError))
+        with failed as caught, Context.start(membership, settings) as context:
+            context.barrier()
+        return f"{caught.type.__name__}: {caught.value}"
 
-    threads = [threading.Thread(target=start, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    assert "ConfigError: The timeline" in problems[0]
-    assert problems[1].startswith("PeerLostError: rank 0") and "The timeline" in problems[1]
+    first, other = together([0, 1], start)
+    assert "ConfigError: The timeline" in first
+    assert other.startswith("PeerLostError: rank 0") and "The timeline" in other
 
 
 # ---- a fork of a rank's process: it shares the connections, so nothing that it does may reach them ----

@@ -17,11 +17,9 @@ from ringcomm.engine.process_sets import ProcessSets
 from ringcomm.engine.request import Handle, OperationHistory, Request
 from ringcomm.errors import PeerLostError
 from ringcomm.group.failures import Reporter
-from ringcomm.ops import Collective, ReduceOp
 from ringcomm.transport.base import StoppableWatch
 from ringcomm.transport.memory import memory_fabrics
-from ringcomm.wire.frames import NO_ROOT
-from ringcomm.wire.signature import Signature
+from tests.unit.engine.coordinated import sig
 
 NOTHING: Dict[str, Any] = {
     "type": "responses", "fresh": [], "settled": [], "run": [], "failed": [], "joined": -1, "repeats": []
@@ -89,10 +87,8 @@ class Job:
 
     def request(self, name: str, value: float = 0.0, **changes: Any) -> Request:
         array = np.full(2, value)
-        plain = Signature(
-            name, 0, int(Collective.ALLREDUCE), int(ReduceOp.SUM), NO_ROOT, ("float64",), ((2,),)
-        )
-        return Request(plain._replace(**changes), [array], Handle(name))
+        signature = sig(name, **{"dtypes": ("float64",), "shapes": ((2,),), **changes})
+        return Request(signature, [array], Handle(name))
 
     def submit_known(self, ranks: int, name: str, **changes: Any) -> List[Request]:
         """Each of the first ranks submits an operation that ran before, whose caller waits: rank + 1."""

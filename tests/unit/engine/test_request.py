@@ -23,13 +23,11 @@ from ringcomm.ops import Collective, ReduceOp
 from ringcomm.wire.frames import NO_OP, NO_ROOT
 from ringcomm.wire.signature import Signature
 from tests.support.reference import all_dtypes, assert_reduced, contributions, ops_for
+from tests.unit.engine.coordinated import sig
 
 
 def request(name: str = "", site: str = "train.py:1") -> Request:
-    signature = Signature(
-        name, 0, int(Collective.ALLREDUCE), int(ReduceOp.SUM), NO_ROOT, ("float32",), ((4,),)
-    )
-    return Request(signature, [np.zeros(4, np.float32)], Handle(name), site=site)
+    return Request(sig(name), [np.zeros(4, np.float32)], Handle(name), site=site)
 
 
 def test_announced_in_full_and_then_by_number():
@@ -147,4 +145,3 @@ def test_what_may_not_be_piggybacked():
     grouped = small(np.zeros(2))
     grouped.arrays.append(np.zeros(2))
     assert not may_piggyback(grouped)
-

@@ -105,7 +105,7 @@ class Job(Fed):
         return self.take(self.state.handle(connection, message, self.now_s))
 
     def join(self, connection, **message):
-        return self.take(self.state.handle(connection, join_message(**message), self.now_s))
+        return self.say(connection, join_message(**message))
 
     def join_seat(self, connection, rank, **message):
         """The process that was started for this rank joins."""
@@ -115,16 +115,13 @@ class Job(Fed):
         )
 
     def lost(self, connection, peer, kind="lost", doing="allreduce(8 x float32)", why="connection reset"):
-        message = {"type": "lost", "peer": peer, "doing": doing, "why": why, "kind": kind}
-        return self.take(self.state.handle(connection, message, self.now_s))
+        return self.say(connection, {"type": "lost", "peer": peer, "doing": doing, "why": why, "kind": kind})
 
     def mismatch(self, connection, peer, text):
-        message = {"type": "mismatch", "peer": peer, "text": text}
-        return self.take(self.state.handle(connection, message, self.now_s))
+        return self.say(connection, {"type": "mismatch", "peer": peer, "text": text})
 
     def leave(self, connection, reason="it called shutdown()", ok=True):
-        message = {"type": "leaving", "reason": reason, "ok": ok}
-        return self.take(self.state.handle(connection, message, self.now_s))
+        return self.say(connection, {"type": "leaving", "reason": reason, "ok": ok})
 
     def exit(self, rank, how="exit code 3", ok=False):
         return self.take(self.state.process_exited(rank, how, ok, self.now_s))
@@ -139,8 +136,7 @@ class Job(Fed):
         return self.say(connection, {"type": "linked", "links": list(links)})
 
     def unlinked(self, connection, reason="rank 1 did not answer", peer=1):
-        message = {"type": "unlinked", "reason": reason, "peer": peer}
-        return self.take(self.state.handle(connection, message, self.now_s))
+        return self.say(connection, {"type": "unlinked", "reason": reason, "peer": peer})
 
     # ---- whole stretches ---------------------------------------------------------------------
 
@@ -261,8 +257,7 @@ class ElasticJob(Fed):
         return self
 
     def leave(self, connection, ok=True):
-        message = {"type": "leaving", "reason": "its program ended", "ok": ok}
-        self.take(self.state.handle(connection, message, self.now_s))
+        self.relay(connection, {"type": "leaving", "reason": "its program ended", "ok": ok})
 
     def exit(self, number, how="killed by SIGKILL", ok=False):
         self.take(self.state.process_exited(number, how, ok, self.now_s))
@@ -277,8 +272,7 @@ class ElasticJob(Fed):
         for connection in self.answering:
             if any(item["type"] == "ping" for item in self.told[connection]):
                 self.told[connection] = [x for x in self.told[connection] if x["type"] != "ping"]
-                pong = {"type": "pong", "heard": [], "silent": []}
-                self.take(self.state.handle(connection, pong, self.now_s))
+                self.relay(connection, {"type": "pong", "heard": [], "silent": []})
 
     def kinds(self, connection):
         return [item["type"] for item in self.told[connection] if item["type"] not in ("ping", "waiting")]

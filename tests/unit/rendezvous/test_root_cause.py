@@ -31,20 +31,23 @@ def members():
     return found
 
 
-def loss(reporter, peer, kind="lost", why="connection reset by peer", doing=DOING, due_s=1.0):
-    return Suspicion(reporter, peer, doing, why, kind, due_s)
+def loss(reporter, peer, kind="lost", why="connection reset by peer", doing=DOING):
+    return Suspicion(reporter, peer, doing, why, kind, 1.0)
 
 
-def vanished(members, rank, due_s=1.0):
+def vanished(members, rank):
     members[rank].gone = VANISHED
-    return loss(RENDEZVOUS, rank, "vanished", "", "", due_s)
+    return loss(RENDEZVOUS, rank, "vanished", "", "")
 
 
-def judge(members, suspicions, now_s=10.0):
+def judge(members, suspicions, heartbeats=()):
+    """The cause after a census, if there was one: (heard, silent) by the rank that answered."""
     analysis = RootCauseAnalysis()
     for item in suspicions:
         analysis.suspect(item)
-    return analysis.due(members, now_s)
+    for rank, (heard, silent) in dict(heartbeats).items():
+        analysis.answered(rank, ranges_of(heard), ranges_of(silent))
+    return analysis.due(members, 10.0)
 
 
 @pytest.mark.parametrize("length", [2, 3, 4, 5])
@@ -106,16 +109,6 @@ def test_ranks_with_one_call_share_a_line_and_a_difference_is_told_once(members)
 # ---- links -------------------------------------------------------------------------------------
 
 
-def root_cause_of(members, suspicions, heartbeats):
-    """The cause after a census: (heard, silent) of every rank that answered."""
-    analysis = RootCauseAnalysis()
-    for item in suspicions:
-        analysis.suspect(item)
-    for rank, (heard, silent) in heartbeats.items():
-        analysis.answered(rank, ranges_of(heard), ranges_of(silent))
-    return analysis.due(members, 10.0)
-
-
 SILENT = "no heartbeat for 30 s"
 
 
@@ -124,7 +117,7 @@ class TestLinks:
         heartbeats = {0: ([1, 2, 3, 4], []), 1: ([0, 3, 4], [2]), 2: ([0, 3, 4], [1]), 3: ([0, 1, 2, 4], [])}
         for reports in itertools.permutations([loss(1, 2, "silent", SILENT), loss(2, 1, "silent", SILENT)]):
             for count in (1, 2):
-                cause = root_cause_of(members, reports[:count], heartbeats)
+                cause = judge(members, reports[:count], heartbeats)
                 assert (cause.kind, cause.culprit) == ("cut", None)
                 assert [member.rank for member in cause.separated] == [1, 2]
                 both = "rank 1 (host1) and rank 2 (host2)"
@@ -133,22 +126,21 @@ class TestLinks:
     @pytest.mark.parametrize("kind", ["lost", "closed", "still"])
     def test_a_link_that_breaks_between_two_that_live(self, members, kind):
         heartbeats = {rank: ([], []) for rank in range(5)}
-        cause = root_cause_of(members, [loss(1, 2, kind)], heartbeats)
+        cause = judge(members, [loss(1, 2, kind)], heartbeats)
         assert (cause.kind, [member.rank for member in cause.separated]) == ("cut", [1, 2])
 
     def test_a_rank_that_does_not_answer_is_at_fault(self, members):
         heartbeats = {rank: ([item for item in (0, 1, 3, 4) if item != rank], [2]) for rank in (0, 1, 3, 4)}
-        cause = root_cause_of(members, [loss(3, 2, "silent", SILENT)], heartbeats)
+        cause = judge(members, [loss(3, 2, "silent", SILENT)], heartbeats)
         assert (cause.kind, cause.culprit) == ("stalled", members[2])
 
     def test_a_rank_that_only_the_rendezvous_reaches_is_cut_off(self, members):
         heartbeats = {rank: ([], [2]) for rank in (0, 1, 3, 4)}
         heartbeats[2] = ([], [0, 1, 3, 4])
-        cause = root_cause_of(members, [loss(3, 2, "silent", SILENT)], heartbeats)
+        cause = judge(members, [loss(3, 2, "silent", SILENT)], heartbeats)
         assert (cause.kind, cause.culprit) == ("stalled", members[2])
         assert "rank 2 (host2) is cut off from rank 0 (host0)" in cause.text
 
     def test_a_rank_that_has_left_may_close_its_links(self, members):
         members[1].left = "it called shutdown()"
-        assert root_cause_of(members, [loss(0, 1, "closed")], {}) is None
-
+        assert judge(members, [loss(0, 1, "closed")]) is None

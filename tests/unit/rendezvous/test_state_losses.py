@@ -64,11 +64,12 @@ class TestInterrupted:
 
     DOING = "allreduce(8 x float32), call number 4, 96 bytes into it"
 
-    def interrupted(self):
+    def interrupted(self, *lost):
         job = Job(3)
         job.run_on_one_host()
-        message = {"type": "interrupted", "doing": self.DOING, "why": "KeyboardInterrupt"}
-        job.take(job.state.handle(1, message, job.now_s))
+        for peer in lost:
+            job.lost(1, peer)
+        job.say(1, {"type": "interrupted", "doing": self.DOING, "why": "KeyboardInterrupt"})
         assert not job.aborts()
         return job
 
@@ -86,11 +87,7 @@ class TestInterrupted:
         )
 
     def test_one_that_was_interrupted_because_it_had_lost_another_is_not_the_cause(self):
-        job = Job(3)
-        job.run_on_one_host()
-        job.lost(1, peer=2)
-        message = {"type": "interrupted", "doing": self.DOING, "why": "KeyboardInterrupt"}
-        job.take(job.state.handle(1, message, job.now_s))
+        job = self.interrupted(2)
         job.hang_up(2)
         job.pass_time(EVIDENCE_S)
         assert job.root_cause()["rank"] == 2
@@ -221,4 +218,3 @@ def test_an_exit_that_was_reported_before_the_rank_joined_is_its_cause():
         job.join_seat(rank, rank)
     job.hang_up(1)
     assert "rank 1 was lost: killed by SIGSEGV" in job.root_cause()["text"].replace(" (host0)", "")
-

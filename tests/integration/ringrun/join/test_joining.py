@@ -43,6 +43,7 @@ from ringrun.join.proof import (
 )
 from ringrun.plan.hosts import HostSpec
 from ringrun.plan.options import Options
+from tests.support.service import eventually
 
 pytest.importorskip("spake2")
 LIMIT_S = 20.0
@@ -97,10 +98,7 @@ class Desk:
         return carrier, offer
 
     def wait_for(self, word: str) -> str:
-        until_s = monotonic() + LIMIT_S
-        while not any(word in line for line in self.lines):
-            assert monotonic() < until_s, self.lines
-            threading.Event().wait(0.01)
+        assert eventually(lambda: any(word in line for line in self.lines), LIMIT_S), self.lines
         return next(line for line in self.lines if word in line)
 
     def close(self) -> None:
@@ -119,10 +117,7 @@ def desk() -> Iterator[Callable[..., Desk]]:
             return made
 
         yield make
-    until_s = monotonic() + LIMIT_S
-    while any(thread.name == "ringrun-join" for thread in threading.enumerate()):
-        assert monotonic() < until_s
-        threading.Event().wait(0.02)
+    assert eventually(lambda: all(thread.name != "ringrun-join" for thread in threading.enumerate()), LIMIT_S)
 
 
 def wrong(code: Code) -> Code:
@@ -138,10 +133,7 @@ def is_open(address: Tuple[str, int]) -> bool:
 
 
 def wait_until_closed(address: Tuple[str, int]) -> None:
-    until_s = monotonic() + LIMIT_S
-    while is_open(address):
-        assert monotonic() < until_s
-        threading.Event().wait(0.05)
+    assert eventually(lambda: not is_open(address), LIMIT_S)
 
 
 # -- as it is meant --------------------------------------------------------------------------
@@ -363,12 +355,8 @@ def test_9_frames_of_a_hostile_machine_end_its_connection(desk: Callable[..., De
 
 
 def _machine(host: Desk, name: str) -> Machine:
-    until_s = monotonic() + LIMIT_S
-    while True:
-        if name in host.invitation.machines:
-            return host.invitation.machines[name]
-        assert monotonic() < until_s, host.lines
-        threading.Event().wait(0.01)
+    assert eventually(lambda: name in host.invitation.machines, LIMIT_S), host.lines
+    return host.invitation.machines[name]
 
 
 def test_10_a_code_is_used_up_also_when_its_machine_is_gone(desk: Callable[..., Desk], pem: str) -> None:

@@ -222,12 +222,7 @@ def test_files_are_fetched_in_pieces(
     taken = FetchedFiles(tmp_path / "fetched")
     for piece in folder.fetched(patterns):
         taken.take("jetson1", piece, patterns)
-    found = {
-        path.relative_to(tmp_path / "fetched").as_posix(): path.read_bytes()
-        for path in (tmp_path / "fetched").rglob("*")
-        if path.is_file()
-    }
-    assert found == {
+    assert contents(str(tmp_path / "fetched")) == {
         "jetson1/out/model.bin": b"x" * 25,
         "jetson1/out/deep/empty": b"",
         "jetson1/out/ten": b"y" * 10,
@@ -324,4 +319,3 @@ def test_a_private_folder_under_the_name_of_records_stays(
     kept = [why for place, why in found["kept"] if place == str(tmp_path / "tmp")]
     assert ["other users may write it (mode 0777)" in why for why in kept] == [True] * (mode == 0o777)
     assert (tmp_path / "tmp" / "ringrun-flight-0a").exists() is (mode == 0o777)
-
