@@ -105,19 +105,15 @@ class TestAnswers:
         def work(context):
             operations(context)
             context.engine.allreduce([np.ones(2)], Sum, "loss").wait()
+            found = []
             if context.rank == 0:
                 agent.channel.add(context.group.flight)
                 agent.ask(NUMBERS, RECORD)
-                return agent.next(), agent.next()
-            return context.barrier()
-
-        def main(context):
-            found = work(context)
-            if context.rank == 0:
-                context.barrier()
+                found = [agent.next(), agent.next()]
+            context.barrier()
             return found
 
-        (numbers, found), _ = run_ranks(2, main, settings=SETTINGS)
+        (numbers, found), _ = run_ranks(2, work, settings=SETTINGS)
         assert (numbers["type"], numbers["rank"], numbers["size"]) == ("numbers", 0, 2)
         assert numbers["kinds"]["allreduce"][0] >= 1
         assert (found["type"], found["reason"], found["error"]) == ("record", "asked", "")

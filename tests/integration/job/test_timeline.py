@@ -108,8 +108,7 @@ def test_of_three_ranks(tmp_path):
 
 def test_of_one_rank(tmp_path):
     path = tmp_path / "trace.json"
-
-    def work(context):
+    with Context.start(Membership(size=1), Settings(timeline=str(path))) as context:
         context.engine.barrier("by a setting").wait(20)
         context.stop_timeline()
         context.engine.barrier("not seen").wait(20)
@@ -117,9 +116,6 @@ def test_of_one_rank(tmp_path):
         for _ in range(2):
             context.engine.allreduce([np.ones(9)], Sum).wait(20)
         context.engine.allreduce([np.ones(9)], Sum, "a").wait(20)
-
-    with Context.start(Membership(size=1), Settings(timeline=str(path))) as context:
-        work(context)
     trace, processes = read(path)
     assert list(processes.values()) == ["ringcomm", "barrier.by a setting"]
     assert [event["name"] for event in trace if event["ph"] == "B"] == ["BARRIER"]

@@ -16,7 +16,6 @@ import pytest
 from ringcomm.transport.nics import Attempt
 from ringrun import cli
 from ringrun.agent import shipped
-from ringrun.doctor import hosts as doctors_hosts
 from ringrun.doctor import hosts as module
 from ringrun.doctor import probe
 from ringrun.doctor.hosts import FORMS, HostProbe
@@ -184,7 +183,6 @@ DIGEST = "ab" * 16
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
     """``run(*words)``: exit code and output of ``ringrun clean``; b and c are reached by a command."""
-    monkeypatch.setattr(doctors_hosts, "START_LIMIT_S", 60.0)
     monkeypatch.setattr(shipped, "SHARED_PLACES", ())
     monkeypatch.setattr(shipped.tempfile, "gettempdir", lambda: str(tmp_path / "a" / "tmp"))
     for name, folder in (("XDG_CACHE_HOME", "a/cache"), ("XDG_CONFIG_HOME", "a/config"), ("HOME", "a")):
@@ -238,10 +236,8 @@ def test_the_hosts_that_are_named_and_one_that_cannot_be_reached(run: Any, tmp_p
     assert "gone: " in text and "no way" in text and "b: removed" in text
 
 
-def test_what_a_host_says_is_made_visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ringrun.doctor.hosts import _lines
-
+def test_what_a_host_says_is_made_visible() -> None:
     rows = {"removed": [["package", "/\x1b[2J", 5]], "kept": [["/x", "why\n"]]}
-    assert _lines("h", rows, False) == [
+    assert module._lines("h", rows, False) == [
         "h: removed 0.0 KB", "  package  /\\x1b[2J  0.0 KB", "  kept  /x: why\\n",
     ]  # fmt: skip
