@@ -602,4 +602,3 @@ def test_parser(feed: Callable[[Random], None], refuses: bool, limit_bytes: int)
             refused += refusals()
     print(f"{feed.__name__}: {count} cases, {refused} refused")
     assert not refuses or 0 < refused < count
-

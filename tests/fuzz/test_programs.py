@@ -36,4 +36,3 @@ def test_all_ranks_agree(size: int, programs: int) -> None:
     print(job.out, job.err)
     assert code == 0
     assert all(f"{programs} programs of family {family}" in job.out for family in families)
-

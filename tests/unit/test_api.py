@@ -95,4 +95,3 @@ def test_an_average_of_integers_is_noted_once_per_line(caplog):
         context.engine.allreduce([np.array([1])], rc.Average, "n").wait()
     assert len(caplog.messages) == 2
     assert all("test_api.py:" in text and "use op=Sum" in text for text in caplog.messages)
-

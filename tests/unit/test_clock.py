@@ -79,4 +79,3 @@ class TestStepClock:
                 at(seconds + later)
                 steps.add(owner)
         assert (steps.count, steps.mean_s, steps.last_s) == (3, 1.0, 3.0)
-

@@ -20,8 +20,6 @@ KEY = bytes(range(32))
 JOB = {"RINGCOMM_SIZE": "3", "RINGCOMM_RENDEZVOUS": "10.0.0.1:5000", "RINGCOMM_KEY": KEY.hex()}
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 
-# ---- settings --------------------------------------------------------------------------------
-
 # ---- membership ------------------------------------------------------------------------------
 
 
@@ -235,4 +233,3 @@ def test_settings_without_effect(monkeypatch, given, used, topics):
     for name in used:
         settings.use(name)
     assert [topic for topic, _ in settings.without_effect(Settings(**given))] == topics
-

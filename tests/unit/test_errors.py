@@ -71,4 +71,3 @@ def test_facts_survive_pickling(error, facts):
     for one in (error, copy):
         assert {name: getattr(one, name) for name in facts} == facts
     assert (type(copy), str(copy)) == (type(error), str(error))
-

@@ -87,4 +87,3 @@ class TestCertificate:
         monkeypatch.setattr(keys, "_OPENSSL_S", 0.05 if "sleep" in text else 30.0)
         with pytest.raises(ConfigError, match=f"could not be made: .*{words}"):
             keys._by_command()
-

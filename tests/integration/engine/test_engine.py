@@ -147,7 +147,6 @@ def test_one_rank_needs_no_thread():
 class TestLate:
     """A rank that does not enter an operation is late: asked where it is, given up at last, or excused."""
 
-
     def test_a_pause_is_waited_for(self, caplog):
         def work(context):
             if context.rank == 1:
@@ -207,7 +206,6 @@ class TestNumbers:
             for step, (mean, last) in enumerate(results):
                 np.testing.assert_allclose(mean, sum(values(r, step, 5) for r in range(size)) / size)
                 np.testing.assert_array_equal(last, values(size - 1, step + 50, 3))
-
 
     @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
     def test_adasum(self, size):

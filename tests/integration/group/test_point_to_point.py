@@ -275,6 +275,3 @@ class TestEndOfTheQueue:
         gate.opened.set()
         closing.join(LIMIT_S)
         assert gate.work.ended() is None and not closing.is_alive(), "what runs ends as it does"
-
-
-# ---- the right to move messages, of callers that wait and of the thread -------------------------

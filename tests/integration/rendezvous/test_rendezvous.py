@@ -61,9 +61,6 @@ def test_a_failed_start_leaks_nothing(service):
     assert eventually(lambda: not remains(before)), remains(before)
 
 
-# ---- without a launcher ----------------------------------------------------------------------
-
-
 # ---- a rendezvous that a rank serves: where, for which ranks, and how it ends --------------------
 
 

@@ -243,7 +243,6 @@ def test_the_setting_counts_where_a_program_passes_nothing(monkeypatch):
         rc.shutdown()
 
 
-
 @pytest.mark.parametrize("name", CODECS)
 def test_every_codec_can_be_chosen(name):
     assert getattr(Compression, name).kind == name == compressor_of(name).kind

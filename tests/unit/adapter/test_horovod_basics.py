@@ -48,4 +48,3 @@ class TestElasticJobs:
         every_rank.process_set_id = None
         again()
         assert (every_rank.process_set_id, pair.process_set_id) == (0, None)
-

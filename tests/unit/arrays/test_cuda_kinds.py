@@ -121,4 +121,3 @@ def test_only_memory_that_the_processor_caches_is_used_as_mapped(cupy, integrate
     flat.data.mem._owner = None  # managed memory, which the host must not touch meanwhile
     assert CUPY.mapped(flat) is None
     _shares_cached_memory.cache_clear()
-

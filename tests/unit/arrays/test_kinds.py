@@ -111,4 +111,3 @@ def test_a_failed_copy_is_an_error_at_the_end_or_at_the_next_call(kind, pool):
     with pytest.raises(DeviceError):
         pool.mirror(kind, np.zeros(10))
     pool.mirror(kind, np.zeros(10))
-

@@ -182,4 +182,3 @@ class TestInPlace:
 def test_a_mask_is_not_lost_silently(take):
     with pytest.raises(Misuse, match="lose its mask.*filled"):
         take(np.ma.masked_array([1.0, 2.0], [False, True]))
-

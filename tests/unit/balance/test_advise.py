@@ -96,4 +96,3 @@ def test_ranks_are_measured_with_two_shares_and_then_balanced():
     times = [speed.compute_s(share) for speed, share in zip(SPEEDS, shares[-1])]
     assert max(times) - min(times) < 0.005
     assert len(advice.rows) == 7 * len(CODEC_SHARE)
-

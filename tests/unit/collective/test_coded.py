@@ -202,4 +202,3 @@ def test_only_one_rank_of_each_host_talks_to_the_same_rank_elsewhere():
     assert set(volume) == {0, 3}
     assert codes * 2 <= volume[3][0] < codes * 2 + 400, "one column's codes there and back"
     assert not isinstance(plans.execution(header, LEAST - 1, kernel), HostCodedExecution)
-

@@ -270,4 +270,3 @@ class TestRun:
         with pytest.raises(PeerLostError, match="rank 2 is gone"):
             self.go(wire, execution, [(0.5, None)], watch=Announcement())
         assert self.fabric.now_s == 0.5
-

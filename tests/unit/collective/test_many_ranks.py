@@ -29,4 +29,3 @@ def test_building_and_compiling_a_schedule_grows_with_the_ranks_only(collective)
 
         needed[size] = calls_in(compiled)
     assert needed[256] <= 4.6 * needed[64]
-

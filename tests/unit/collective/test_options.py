@@ -62,4 +62,3 @@ def test_the_older_form_of_op():
         reduced(1, True, Sum)
     shown = inspect.signature(reduced).parameters
     assert shown["op"].default is None and shown["op"].annotation == "Optional[ReduceOp]"
-

@@ -190,4 +190,3 @@ def test_final_bits_depend_on_nothing_but_the_numbers(dtype, seed):
                         kernel.fold(out[cut], [operand[cut] for operand in operands], final=True)
                 results.add(out.tobytes())
         assert len(results) == 1, f"seed {seed}: {op.name} of {dtype.name}"
-

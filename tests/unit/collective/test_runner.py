@@ -326,4 +326,3 @@ class TestTotals:
             assert kinds["allreduce"][1] == sum(map(sum, peers.values())) > 0
             for other, (sent, received) in peers.items():
                 assert [received, sent] == results[other][0][rank]
-

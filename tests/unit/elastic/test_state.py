@@ -280,4 +280,3 @@ def test_a_state_of_parts_and_values(alone: Any):
 def test_a_model_that_is_not_built_cannot_be_saved():
     with pytest.raises(ConfigError, match="must be built first"):
         check_built(SimpleNamespace(built=False), None)
-

@@ -100,4 +100,3 @@ class TestLate:
             for tenth in range(25, 60):
                 job.now_s = tenth / 10
                 job.turn(2)
-

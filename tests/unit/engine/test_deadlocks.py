@@ -193,4 +193,3 @@ def test_what_some_ranks_of_a_removed_set_have_submitted_fails():
     job.ready(2, sig("of another", process_set=2))
     job.ready(0, sig("message", process_set=-2))
     assert job.run() == [["of another"], ["message"]]
-

@@ -28,4 +28,3 @@ def test_clocks_are_compared_by_the_quickest_answer_from_the_middle_of_its_way(c
         assert observer.offset_us == (4002.0 if now > 2500.0 else 4000.0)
     observer.call_made("send")
     assert observer.drain()[0][3] == 2510.0 + 4002.0
-

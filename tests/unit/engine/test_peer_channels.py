@@ -137,4 +137,3 @@ def test_what_travels_is_what_was_said(data):
     assert Progress.from_json(progress.to_json()) == progress
     with pytest.raises(ProtocolError):
         Progress.from_json(data)
-

@@ -176,4 +176,3 @@ def test_what_is_not_a_small_plain_all_reduce_of_all_ranks_does_not_repeat(chang
     assert not may(sig(), sig(shapes=((5,),))), "two without a name are told apart by order only"
     assert not may(sig("a"), size=1) and not may()
     assert not may(sig("a", dtypes=(), shapes=()), sig("b")), "a group without arrays"
-

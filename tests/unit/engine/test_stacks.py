@@ -43,4 +43,3 @@ def test_all_threads_with_the_main_one_first():
 def test_what_faulthandler_writes_of_names_that_are_not_ascii():
     text = 'Thread 0x1f (most recent call first):\n  File "/home/\\xf6rg/\\u4e2d.py", line 3 in f\nThread 0x2'
     assert parse(text) == ({0x1F: [("/home/örg/中.py", 3, "f")], 2: []}, True)
-

@@ -170,4 +170,3 @@ class TestTheGroupOfAllRanks:
         watch = self.watched(control, error)
         self.left(control)
         assert (failure_of(watch.check).rank, watch.failure.rank) == (2, 2)
-

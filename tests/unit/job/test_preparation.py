@@ -180,4 +180,3 @@ def test_ranks_exchange_what_they_run_if_it_differs(monkeypatch, programs, expec
     with ThreadPoolExecutor(2) as pool:
         first, other = pool.map(work, memory_fabrics(2))
     assert first == other and (expected in first if expected else first == "")
-

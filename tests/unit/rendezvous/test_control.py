@@ -236,4 +236,3 @@ def test_the_end_of_its_epoch_wakes_all_that_wait_and_the_end_of_another_does_no
     for _ in range(2):
         with pytest.raises(PeerLostError, match="rank 2 .* was lost"):
             played.channel.check()
-

@@ -238,4 +238,3 @@ def test_views_that_fail_one_after_the_other_without_a_new_step_end_the_job():
         job.link(*(job.state._processes.get(member).connection for member in job.members()))
     (failed,) = job.all("failed")
     assert "10 views have failed, one after the other, before any commit or step" in failed.text
-

@@ -117,4 +117,3 @@ def candidate(number, rank=-1, position=0, place=(0, 0)):
 )
 def test_the_order_of_ranks(candidates, most, order):
     assert rank_order([candidate(*facts) for facts in candidates], most) == order
-

@@ -185,4 +185,3 @@ def test_a_link_to_a_rank_that_does_not_exist_is_a_breach(peers):
     report_all(job)
     with pytest.raises(ProtocolError, match="ranks that do not exist"):
         job.linked(0, {"iface": "eth0", "local": "10.0.0.0", "peers": peers})
-

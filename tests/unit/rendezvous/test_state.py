@@ -260,4 +260,3 @@ def test_there_are_limits(monkeypatch):
         here.posted(0, entry("c", ""))
     with pytest.raises(ProtocolError, match="too many entries"):
         here.awaited(0, wish("c"))
-

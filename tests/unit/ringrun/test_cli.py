@@ -200,4 +200,3 @@ def test_completion_offers_commands_and_files() -> None:
     assert found[-1].type == "file"
     context.args = ["train.py"]
     assert [item.value for item in argument.shell_complete(context, "d")] == ["d"]
-

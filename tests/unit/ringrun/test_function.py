@@ -118,4 +118,3 @@ def test_the_exception_of_the_rank_that_failed_first_is_the_cause(job: Job) -> N
     with pytest.raises(RemoteError, match="rank 2 on localhost: KeyError: 'no such thing'") as caught:
         unpack_results(job, failed(packed))
     assert isinstance(caught.value.__cause__, KeyError) and caught.value.rank == 2
-

@@ -192,4 +192,3 @@ def test_no_other_shares_are_better(seed):
     for _ in range(500):
         parts = [dice.random() ** 4 for _ in ranks]
         assert time_of(ranks, speeds, [part / sum(parts) for part in parts]) >= best * (1 - 1e-9)
-

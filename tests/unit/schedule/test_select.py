@@ -160,4 +160,3 @@ def test_schedules_are_built_once():
     selector = Selector(1, 3)
     assert selector.all_reduce(10, 4, False) is selector.all_reduce(10, 4, False)
     assert selector.all_to_all((0, 1, 2, 3), (0, 1, 2, 3)) is selector.all_to_all((0, 1, 2, 3), (0, 1, 2, 3))
-

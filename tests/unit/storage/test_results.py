@@ -65,4 +65,3 @@ def test_arrays_of_both_versions(package: str) -> None:
     assert f"c{package}.multiarray".encode() in data
     for value in (unpickled(data), unpickled(memoryview(data))):
         assert value.dtype == ARRAY.dtype and np.array_equal(value, ARRAY)
-

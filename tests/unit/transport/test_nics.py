@@ -305,4 +305,3 @@ def test_either_direction_will_do():
     assert wire_of(back) == wire_of(WIRE)
     assert candidates([WIRE._replace(why="no route to host"), back]) == [back]
     assert candidates([back, WIRE]) == [WIRE]
-

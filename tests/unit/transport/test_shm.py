@@ -266,4 +266,3 @@ def test_what_a_peer_cannot_have_done_breaks_the_link(lending, word, value, reas
         with pytest.raises(LinkClosed, match=reason):
             for _ in range(SMALL_RING_BYTES // 1000 + 1):
                 one.send(data)
-

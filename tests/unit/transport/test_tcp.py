@@ -102,4 +102,3 @@ class TestFabric:
         assert other.link(0).recv([memoryview(got)[1:]]) == 1 and got == b"ab"
         for fabric in (one, other):
             fabric.close()
-

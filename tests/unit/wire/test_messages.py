@@ -166,4 +166,3 @@ def test_the_page_on_the_protocol_has_every_message_with_its_fields():
     page = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
     names = {name for kind, fields in _FIELDS.items() for name in (kind, *fields)}
     assert sorted(name for name in names if f"`{name}`" not in page) == []
-

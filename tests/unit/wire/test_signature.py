@@ -146,4 +146,3 @@ def test_the_digest_distinguishes_lists_of_sizes():
 def test_digest_is_the_same_everywhere():
     assert digest("grad/ü", (2, 3), (1.0, 0.25)) == digest("grad/ü", [2, 3], (1.0, 0.25))
     assert digest("a", (2, 3), (1.0, 1.0)) == 0xE4769721E8B7BE43
-

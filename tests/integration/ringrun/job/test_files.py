@@ -123,8 +123,6 @@ def test_wheels_are_downloaded_once_for_equal_hosts(hosts: Hosts, monkeypatch: p
 # ---- the thread that runs the host discovery script ----------------------------------------------
 
 
-
-
 class Scripts:
     """The reports of a discovery thread."""
 

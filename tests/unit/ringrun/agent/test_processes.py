@@ -118,4 +118,3 @@ def test_shares_that_the_system_permits(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(os, "sched_getaffinity", refused)
     assert processes.usable_shares("none", 1) == ([set()], "")
     assert processes.usable_shares("core", 1)[1] == "the system does not report the processors of a process"
-

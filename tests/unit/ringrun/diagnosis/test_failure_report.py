@@ -253,4 +253,3 @@ def test_the_error_names_the_file_that_shadows(tmp_path: Path, name: str, text: 
     path.touch()
     shown = path.parent if path.name == "__init__.py" else path
     assert shadow_hint(text, tmp_path).startswith(f"{shown} has the name of the module {shown.stem}, ")
-

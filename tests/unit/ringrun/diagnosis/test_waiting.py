@@ -247,4 +247,3 @@ def test_what_faulthandler_wrote() -> None:
     )
     for stacks, main in ((text, "spin (spin.py:9)"), ("", "")):
         assert read_report(record(threads=[], stacks=stacks, reason="silent", state="R")).main == main
-

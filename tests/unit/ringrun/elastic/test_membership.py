@@ -228,6 +228,3 @@ def test_exclusions_grow_and_a_slot_whose_processes_never_join_is_given_up(
         assert found == lengths
         cooldown.forgive()
     assert not cooldown.excludes(0.0)
-
-# ---- the lines that report changes ---------------------------------------------------------------
-

@@ -211,4 +211,3 @@ def test_a_download_that_fails_says_why(environ: Dict[str, str], monkeypatch: py
     monkeypatch.setattr("ringrun.job.files.subprocess.run", lambda *_, **__: failed)
     with pytest.raises(ConfigError, match="no wheels of numpy for Python 2.9 on vax with glibc 2.31"):
         fetch_wheels(Target("2.9", "vax", "2.31"), environ, ["numpy"])
-

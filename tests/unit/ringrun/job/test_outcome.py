@@ -166,4 +166,3 @@ def test_programs_that_import_ringcomm_and_never_join_have_trained_alone(
         found.exited({"joined": joined})
     found.conclude(Outcome(0, "", "done"))
     assert any("each trained alone" in line for line in lines) is told
-

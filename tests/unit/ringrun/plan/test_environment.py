@@ -169,4 +169,3 @@ def test_variables_that_a_program_sets_itself() -> None:
     assert (found.name, found.text) == ("start_timeout_s", "9")
     # A program that ringrun has not started with --horovod.
     assert [item.name for item in horovod_settings_of_program(before)] == ["fusion_bytes", "start_timeout_s"]
-

@@ -225,4 +225,3 @@ def test_tasks(text: str, counts: List[int]) -> None:
 def test_what_is_no_number_of_tasks_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="tasks per node"):
         tasks_per_node(text)
-

@@ -237,4 +237,3 @@ def test_other_lines(line: str, command: Tuple[str, ...], monkeypatch: pytest.Mo
 def test_an_option_without_a_counterpart_is_refused(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, output, code = run(line.split(), monkeypatch)
     assert (seen, code) == ([], 2) and "No such option" in output
-

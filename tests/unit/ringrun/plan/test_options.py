@@ -33,4 +33,3 @@ def test_arguments_become_options() -> None:
         run(print, console=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="iface=3 is not a string"):
         run(print, iface=3)
-

@@ -71,4 +71,3 @@ def test_more_ranks_than_max_slots() -> None:
         make_plan(4, hosts, oversubscribe=True)
     with pytest.raises(ConfigError, match="max_slots=1 is less than slots=2"):
         parse_hostfile("a slots=2 max_slots=1", "hosts")
-

@@ -147,4 +147,3 @@ def test_a_list_that_is_a_link_is_refused_with_what_to_do(run: Any, lists: Path,
     with pytest.raises(ConfigError, match="cannot be used: it is a symbolic link"):
         read_hosts(Options(hosts="lab"))
     assert read_hosts(Options(hostfile=str(tmp_path / "kept")))
-

@@ -101,4 +101,3 @@ def test_a_link_that_does_not_hold_the_job_up(changed):
 def test_a_slow_link_between_two_hosts_is_a_matter_of_both():
     links = {(0, 1): (60.0, 8.0), (1, 0): (60.0, 8.0)}
     assert slowest(waits([9.0, 9.0], links)) is None
-

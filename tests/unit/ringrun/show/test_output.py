@@ -286,4 +286,3 @@ def test_what_does_not_fit_is_cut() -> None:
     assert cut("日本語", 5) == ("日本", 0), "half a character is none"
     shown, left = cut("a" + "\u0301" * 1000 + "b", 9)
     assert len(shown) < 10 and shown[-1] == "b" and left == 7
-

@@ -109,6 +109,3 @@ def test_after_a_change_of_the_ranks_each_rank_has_one_row():
     ranks = page.partition("<h2>Ranks</h2>")[2].partition("</table>")[0]
     assert "train.py on 2 ranks" in page and ranks.count("<tr>") == 3
     assert "since the last change of the ranks" in page and "jetson2" in ranks and "jetson1" not in ranks
-
-# ---- figures ------------------------------------------------------------------------------------------
-
