@@ -216,9 +216,11 @@ class Recorder:
         state = status_of(self.pid).get("State", "")[:1]  # as ps shows it
         if not self.answers and state in ("R", "S"):
             state = "absent"
+        elif starved:
+            state = "starved"
         content = {
             "type": "record", "format": 1, "reason": "silent", "pid": self.pid, "at": time.time(),
-            "state": "starved" if starved else state,
+            "state": state,
             "stacks": bytes(self.stacks).decode("utf-8", "replace"),
         }  # fmt: skip
         self._send(json.dumps(content).encode())
