@@ -49,7 +49,12 @@ class Reactor:
             self.forget(sock)
             return
         # Looked up first, and by number: the selector's exceptions format the socket, which takes long.
-        if sock.fileno() in self._selector.get_map():
+        known = self._selector.get_map().get(sock.fileno())
+        if known is not None and known.fileobj is not sock:
+            # It was closed while it was watched. The system watches no socket that has its number since then.
+            self._selector.unregister(known.fileobj)
+            known = None
+        if known is not None:
             self._selector.modify(sock, events, callback)
         else:
             self._selector.register(sock, events, callback)
